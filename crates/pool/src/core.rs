@@ -1,0 +1,693 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pools, limits, the queue of waiting clients and the idle servers: who may have which server connection.
+//!
+//! One [`Core`] serves all threads, behind one mutex. It knows identifiers and parks idle servers (`S`, whatever the caller's server
+//! object is); it never touches a socket and never blocks. Time is passed in as [`Instant`].
+//!
+//! Invariants:
+//! - a slot is in exactly one [`State`]; only `Idle` slots have a parked server and a bit in the idle set;
+//! - while a client waits in a pool, the pool has no idle server that it could have: releases go to the head of the queue;
+//! - connections of a pool, of a database and of a user never exceed their limits, whatever thread asks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use foldhash::fast::RandomState;
+
+use crate::idle::IdleSet;
+
+/// Index of a pool, valid for the life of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId(pub u32);
+
+/// A server connection of a pool. The generation tells successive connections in one slot apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ServerId {
+    /// The pool.
+    pub pool: PoolId,
+    /// Slot within the pool; the idle set's ordinal.
+    pub ordinal: u32,
+    /// Counts the connections that used the slot.
+    pub generation: u32,
+}
+
+/// A client as the core knows it: where to find it. The generation keeps a late grant from reaching a successor in the same slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClientRef {
+    /// Worker thread that owns the client.
+    pub worker: u16,
+    /// Slot at that worker.
+    pub slot: u32,
+    /// Generation of the slot.
+    pub generation: u32,
+}
+
+/// Place in a queue; smaller came earlier.
+pub type Ticket = u64;
+
+/// Limits and times of one pool, as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// Connections (`pool_size`).
+    pub size: u32,
+    /// Connections kept open (`min_pool_size`).
+    pub size_min: u32,
+    /// Extra connections once somebody waited for `reserve_timeout` (`reserve_pool_size`).
+    pub reserve: u32,
+    /// `reserve_pool_timeout`.
+    pub reserve_timeout: Duration,
+    /// `max_db_connections`; 0 = no limit.
+    pub database_max: u32,
+    /// `max_user_connections`; 0 = no limit.
+    pub user_max: u32,
+    /// `server_lifetime`; zero = a connection serves once.
+    pub lifetime: Duration,
+    /// `server_idle_timeout`; zero = no limit.
+    pub idle_timeout: Duration,
+    /// `server_check_delay`: idle for longer = checked before use, and shown as `used`. `None` = never checked.
+    pub check_delay: Option<Duration>,
+    /// `server_round_robin`.
+    pub round_robin: bool,
+    /// `server_login_retry`: pause after a failed connection.
+    pub login_retry: Duration,
+}
+
+/// What a slot is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// No connection.
+    Free,
+    /// Connecting or logging in.
+    Login,
+    /// Linked to a client.
+    Active,
+    /// In the idle set.
+    Idle,
+    /// Checked, reset or rolled back before it may be idle again.
+    Tested,
+    /// Held back because a cancel request for it is under way.
+    BeingCanceled,
+}
+
+#[derive(Debug)]
+struct Slot<S> {
+    state: State,
+    generation: u32,
+    /// The idle server itself.
+    parked: Option<S>,
+    connected_at: Instant,
+    idle_since: Instant,
+    /// Close instead of using again (RECONNECT, changed configuration, ...).
+    close_needed: bool,
+    /// Cancel requests under way for it.
+    cancels: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Waiter {
+    client: ClientRef,
+    since: Instant,
+}
+
+/// Counters of a pool, as `SHOW POOLS` has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolCounts {
+    /// Clients in the queue.
+    pub clients_waiting: u32,
+    /// Linked servers.
+    pub active: u32,
+    /// Idle servers, used within the check delay.
+    pub idle: u32,
+    /// Idle servers, due for a check.
+    pub used: u32,
+    /// Servers being reset or checked.
+    pub tested: u32,
+    /// Servers logging in.
+    pub login: u32,
+    /// Servers held back for a cancel request.
+    pub being_canceled: u32,
+    /// Longest present wait.
+    pub max_wait: Duration,
+}
+
+#[derive(Debug)]
+struct Pool<S> {
+    database: u32,
+    user: u32,
+    limits: PoolLimits,
+    slots: Vec<Slot<S>>,
+    idle: IdleSet,
+    waiting: BTreeMap<Ticket, Waiter>,
+    /// Slots that are not Free.
+    connections: u32,
+    logins: u32,
+    next_round: u32,
+    paused: bool,
+    /// Last failed connection, for `server_login_retry`.
+    failed_at: Option<Instant>,
+    last_used: Instant,
+}
+
+/// Answer to [`Core::acquire`].
+#[derive(Debug)]
+pub enum Acquired<S> {
+    /// Here is one. `check` says that it was idle past `server_check_delay`.
+    Granted {
+        /// Its identity.
+        id: ServerId,
+        /// The server.
+        server: S,
+        /// Whether it must be checked first.
+        check: bool,
+    },
+    /// The client is in the queue. Call [`Core::launch`] to see whether a connection should be opened.
+    Queued(Ticket),
+}
+
+/// Answer to [`Core::release`].
+#[derive(Debug)]
+pub enum Released<S> {
+    /// The longest-waiting client gets it.
+    Grant {
+        /// The client.
+        client: ClientRef,
+        /// Since when it waited.
+        since: Instant,
+        /// The server, still at the releasing worker's hands.
+        server: S,
+    },
+    /// It is parked.
+    Parked,
+    /// It must be closed; its slot is free already.
+    Close(S, CloseReason),
+    /// A cancel request is under way: keep it until [`Core::cancel_done`].
+    Held(S),
+}
+
+/// Why the core has a server closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseReason {
+    /// `server_lifetime`.
+    Lifetime,
+    /// `server_idle_timeout`.
+    IdleTimeout,
+    /// RECONNECT, RELOAD with other settings, DNS change.
+    CloseNeeded,
+    /// More connections than `pool_size` after a reload.
+    PoolShrunk,
+    /// Another pool of the same database or user needs the place.
+    Evicted,
+    /// KILL, PAUSE or shutdown.
+    Stopped,
+}
+
+impl CloseReason {
+    /// PgBouncer's words.
+    pub fn text(self) -> &'static str {
+        match self {
+            CloseReason::Lifetime => "server lifetime over",
+            CloseReason::IdleTimeout => "server idle timeout",
+            CloseReason::CloseNeeded => "obsolete connection",
+            CloseReason::PoolShrunk => "too many servers in the pool",
+            CloseReason::Evicted => "evicted",
+            CloseReason::Stopped => "server shutting down",
+        }
+    }
+}
+
+/// What [`Core::launch`] says.
+#[derive(Debug)]
+pub enum Launch<S> {
+    /// Open a connection for this slot; tell [`Core::release`] when it is ready, [`Core::closed`] if it fails.
+    Open {
+        /// The slot.
+        id: ServerId,
+        /// It comes out of the reserve.
+        from_reserve: bool,
+    },
+    /// First close this idle server of another pool, then ask again.
+    Evict(ServerId, S),
+    /// Nothing to do now.
+    Not,
+}
+
+/// The one set of pools.
+#[derive(Debug)]
+pub struct Core<S> {
+    pools: Vec<Pool<S>>,
+    by_name: HashMap<(u32, u32), PoolId, RandomState>,
+    next_ticket: Ticket,
+    database_connections: HashMap<u32, u32, RandomState>,
+    user_connections: HashMap<u32, u32, RandomState>,
+}
+
+/// Logins of one pool that may be under way at a time while connections succeed.
+const LOGINS_MAX: u32 = 4;
+
+impl<S> Default for Core<S> {
+    fn default() -> Self {
+        Self {
+            pools: Vec::new(),
+            by_name: HashMap::default(),
+            next_ticket: 1 << 32, // room below for those put back to the head
+            database_connections: HashMap::default(),
+            user_connections: HashMap::default(),
+        }
+    }
+}
+
+impl<S> Core<S> {
+    /// The pool of a database and user (numbers given by the caller), made if there is none.
+    pub fn pool(&mut self, database: u32, user: u32, limits: impl FnOnce() -> PoolLimits, now: Instant) -> PoolId {
+        if let Some(&id) = self.by_name.get(&(database, user)) {
+            return id;
+        }
+        let id = PoolId(self.pools.len() as u32);
+        self.pools.push(Pool {
+            database,
+            user,
+            limits: limits(),
+            slots: Vec::new(),
+            idle: IdleSet::default(),
+            waiting: BTreeMap::new(),
+            connections: 0,
+            logins: 0,
+            next_round: 0,
+            paused: false,
+            failed_at: None,
+            last_used: now,
+        });
+        self.by_name.insert((database, user), id);
+        id
+    }
+
+    /// All pools with their database and user numbers.
+    pub fn pools(&self) -> impl Iterator<Item = (PoolId, u32, u32)> + '_ {
+        self.pools.iter().enumerate().map(|(i, pool)| (PoolId(i as u32), pool.database, pool.user))
+    }
+
+    /// New limits after a reload.
+    pub fn set_limits(&mut self, pool: PoolId, limits: PoolLimits) {
+        self.at(pool).limits = limits;
+    }
+
+    /// The limits of a pool.
+    pub fn limits(&self, pool: PoolId) -> &PoolLimits {
+        &self.pools[pool.0 as usize].limits
+    }
+
+    fn at(&mut self, pool: PoolId) -> &mut Pool<S> {
+        &mut self.pools[pool.0 as usize]
+    }
+
+    /// Asks for a server for `client`.
+    pub fn acquire(&mut self, pool: PoolId, client: ClientRef, now: Instant) -> Acquired<S> {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let pool_id = pool;
+        let pool = self.at(pool);
+        pool.last_used = now;
+        if !pool.paused && pool.waiting.is_empty() {
+            if let Some((ordinal, server)) = pool.take_idle() {
+                let slot = &mut pool.slots[ordinal as usize];
+                slot.state = State::Active;
+                let check = pool.limits.check_delay.is_some_and(|delay| now.duration_since(slot.idle_since) > delay);
+                let id = ServerId { pool: pool_id, ordinal, generation: slot.generation };
+                return Acquired::Granted { id, server, check };
+            }
+        }
+        pool.waiting.insert(ticket, Waiter { client, since: now });
+        Acquired::Queued(ticket)
+    }
+
+    /// Puts a client back to the head of the queue, because the server it was given turned out dead.
+    pub fn requeue(&mut self, pool: PoolId, client: ClientRef, since: Instant) -> Ticket {
+        let pool = self.at(pool);
+        let ticket = pool.waiting.first_key_value().map_or(0, |(first, _)| first.saturating_sub(1));
+        pool.waiting.insert(ticket, Waiter { client, since });
+        ticket
+    }
+
+    /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.
+    pub fn cancel_wait(&mut self, pool: PoolId, ticket: Ticket, client: ClientRef) -> bool {
+        let waiting = &mut self.at(pool).waiting;
+        match waiting.get(&ticket) {
+            Some(waiter) if waiter.client == client => waiting.remove(&ticket).is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether the pool should open a connection now: somebody waits or the minimum is not reached, and every limit allows it.
+    pub fn launch(&mut self, pool: PoolId, now: Instant) -> Launch<S> {
+        let p = &self.pools[pool.0 as usize];
+        let limits = &p.limits;
+        let demand = p.waiting.len() as u32 > p.logins || (p.connections < limits.size_min && p.logins == 0);
+        if !demand || p.paused {
+            return Launch::Not;
+        }
+        if let Some(failed_at) = p.failed_at {
+            // After a failure one attempt at a time, and not before server_login_retry.
+            if p.logins > 0 || now.duration_since(failed_at) < limits.login_retry {
+                return Launch::Not;
+            }
+        }
+        if p.logins >= LOGINS_MAX {
+            return Launch::Not;
+        }
+        let mut from_reserve = false;
+        if p.connections >= limits.size {
+            let waited = p.waiting.values().next().map_or(Duration::ZERO, |w| now.duration_since(w.since));
+            if limits.reserve == 0 || waited < limits.reserve_timeout || p.connections >= limits.size + limits.reserve {
+                return Launch::Not;
+            }
+            from_reserve = true;
+        }
+        let (database, user) = (p.database, p.user);
+        let (database_max, user_max) = (limits.database_max, limits.user_max);
+        let database_full = database_max > 0 && count(&self.database_connections, database) >= database_max;
+        let user_full = user_max > 0 && count(&self.user_connections, user) >= user_max;
+        if database_full || user_full {
+            let victim = self.pools.iter().enumerate().position(|(index, other)| {
+                index != pool.0 as usize
+                    && other.waiting.is_empty()
+                    && !other.idle.is_empty()
+                    && (!database_full || other.database == database)
+                    && (!user_full || other.user == user)
+            });
+            let Some(index) = victim else { return Launch::Not };
+            let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { return Launch::Not };
+            let id = ServerId {
+                pool: PoolId(index as u32),
+                ordinal,
+                generation: self.pools[index].slots[ordinal as usize].generation,
+            };
+            self.free(id);
+            return Launch::Evict(id, server);
+        }
+        *self.database_connections.entry(database).or_default() += 1;
+        *self.user_connections.entry(user).or_default() += 1;
+        let p = self.at(pool);
+        let ordinal = p.slots.iter().position(|slot| slot.state == State::Free).unwrap_or(p.slots.len());
+        if ordinal == p.slots.len() {
+            p.slots.push(Slot {
+                state: State::Free,
+                generation: 0,
+                parked: None,
+                connected_at: now,
+                idle_since: now,
+                close_needed: false,
+                cancels: 0,
+            });
+        }
+        let slot = &mut p.slots[ordinal];
+        slot.state = State::Login;
+        slot.generation += 1;
+        slot.connected_at = now;
+        slot.close_needed = false;
+        slot.cancels = 0;
+        let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
+        p.connections += 1;
+        p.logins += 1;
+        Launch::Open { id, from_reserve }
+    }
+
+    fn slot(&mut self, id: ServerId) -> Option<&mut Slot<S>> {
+        let slot = self.pools.get_mut(id.pool.0 as usize)?.slots.get_mut(id.ordinal as usize)?;
+        (slot.generation == id.generation && slot.state != State::Free).then_some(slot)
+    }
+
+    /// A server that was linked, tested or logging in is clean and free.
+    pub fn release(&mut self, id: ServerId, server: S, now: Instant) -> Released<S> {
+        let Some(slot) = self.slot(id) else { return Released::Close(server, CloseReason::CloseNeeded) };
+        let was_login = slot.state == State::Login;
+        if slot.cancels > 0 {
+            slot.state = State::BeingCanceled;
+            return Released::Held(server);
+        }
+        let (connected_at, close_needed) = (slot.connected_at, slot.close_needed);
+        let pool = self.at(id.pool);
+        if was_login {
+            pool.logins -= 1;
+            pool.failed_at = None;
+        }
+        let age = now.duration_since(connected_at);
+        let reason = if close_needed {
+            Some(CloseReason::CloseNeeded)
+        } else if !was_login && age >= pool.limits.lifetime {
+            Some(CloseReason::Lifetime)
+        } else if pool.connections > pool.limits.size + pool.limits.reserve
+            || (pool.connections > pool.limits.size && pool.waiting.is_empty())
+        {
+            Some(CloseReason::PoolShrunk)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            self.free(id);
+            return Released::Close(server, reason);
+        }
+        if !pool.paused {
+            if let Some((_, waiter)) = pool.waiting.pop_first() {
+                pool.slots[id.ordinal as usize].state = State::Active;
+                return Released::Grant { client: waiter.client, since: waiter.since, server };
+            }
+        }
+        let slot = &mut pool.slots[id.ordinal as usize];
+        slot.state = State::Idle;
+        slot.idle_since = now;
+        slot.parked = Some(server);
+        pool.idle.push(id.ordinal);
+        Released::Parked
+    }
+
+    /// The server is being checked, reset or rolled back.
+    pub fn testing(&mut self, id: ServerId) {
+        if let Some(slot) = self.slot(id) {
+            slot.state = State::Tested;
+        }
+    }
+
+    /// The server that was tested on behalf of a client is the client's.
+    pub fn tested_for_client(&mut self, id: ServerId) {
+        if let Some(slot) = self.slot(id) {
+            slot.state = State::Active;
+        }
+    }
+
+    /// Whether the slot belongs to a connection that must not be used again.
+    pub fn is_close_needed(&mut self, id: ServerId) -> bool {
+        self.slot(id).is_none_or(|slot| slot.close_needed)
+    }
+
+    /// Takes a parked server out because its socket has something to say.
+    pub fn unpark(&mut self, id: ServerId) -> Option<S> {
+        let pool = self.pools.get_mut(id.pool.0 as usize)?;
+        let slot = pool.slots.get_mut(id.ordinal as usize)?;
+        if slot.generation != id.generation || slot.state != State::Idle || !pool.idle.remove(id.ordinal) {
+            return None;
+        }
+        slot.state = State::Tested;
+        slot.parked.take()
+    }
+
+    /// The connection is gone, or never came to be.
+    pub fn closed(&mut self, id: ServerId, failed_login: bool, now: Instant) {
+        let Some(slot) = self.slot(id) else { return };
+        let was_login = slot.state == State::Login;
+        let pool = self.at(id.pool);
+        if was_login {
+            pool.logins -= 1;
+            if failed_login {
+                pool.failed_at = Some(now);
+            }
+        }
+        self.free(id);
+    }
+
+    fn free(&mut self, id: ServerId) {
+        let pool = &mut self.pools[id.pool.0 as usize];
+        let slot = &mut pool.slots[id.ordinal as usize];
+        slot.state = State::Free;
+        slot.parked = None;
+        pool.connections -= 1;
+        for (counts, key) in
+            [(&mut self.database_connections, pool.database), (&mut self.user_connections, pool.user)]
+        {
+            if let Some(count) = counts.get_mut(&key) {
+                *count -= 1;
+            }
+        }
+    }
+
+    /// A cancel request for this server sets out: it must not go to another client before [`Core::cancel_done`].
+    pub fn cancel_begun(&mut self, id: ServerId) -> bool {
+        self.slot(id).map(|slot| slot.cancels += 1).is_some()
+    }
+
+    /// The cancel request has been taken in by PostgreSQL, or failed. True if the server was held back and can be released now.
+    pub fn cancel_done(&mut self, id: ServerId) -> bool {
+        let Some(slot) = self.slot(id) else { return false };
+        slot.cancels = slot.cancels.saturating_sub(1);
+        if slot.cancels == 0 && slot.state == State::BeingCanceled {
+            slot.state = State::Tested;
+            return true;
+        }
+        false
+    }
+
+    /// Stops or starts granting. Clients queue meanwhile.
+    pub fn set_paused(&mut self, pool: PoolId, paused: bool) {
+        self.at(pool).paused = paused;
+    }
+
+    /// Whether the pool is paused.
+    pub fn is_paused(&self, pool: PoolId) -> bool {
+        self.pools[pool.0 as usize].paused
+    }
+
+    /// Whether the last attempt to connect failed, and nothing has succeeded since.
+    pub fn last_connect_failed(&self, pool: PoolId) -> bool {
+        self.pools[pool.0 as usize].failed_at.is_some()
+    }
+
+    /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
+    /// close when they are released.
+    pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
+        for slot in &mut self.at(pool).slots {
+            slot.close_needed = slot.state != State::Free;
+        }
+        self.take_all_idle(pool)
+    }
+
+    /// Hands out all idle servers for closing.
+    pub fn take_all_idle(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
+        let mut taken = Vec::new();
+        while let Some((ordinal, server)) = self.at(pool).take_oldest_idle() {
+            let id = ServerId { pool, ordinal, generation: self.at(pool).slots[ordinal as usize].generation };
+            self.free(id);
+            taken.push((id, server));
+        }
+        taken
+    }
+
+    /// Takes all waiting clients out of the queue.
+    pub fn take_waiting(&mut self, pool: PoolId) -> Vec<ClientRef> {
+        std::mem::take(&mut self.at(pool).waiting).into_values().map(|waiter| waiter.client).collect()
+    }
+
+    /// Idle servers that are due to be closed: over their lifetime, or idle for too long above the minimum.
+    pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
+        let mut expired = Vec::new();
+        let p = self.at(pool);
+        let idle: Vec<u32> = p.idle.iter().collect();
+        for ordinal in idle {
+            let p = self.at(pool);
+            let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
+            let idle_for = now.duration_since(slot.idle_since);
+            let reason = if slot.close_needed {
+                CloseReason::CloseNeeded
+            } else if now.duration_since(slot.connected_at) >= limits.lifetime {
+                CloseReason::Lifetime
+            } else if p.connections > limits.size {
+                CloseReason::PoolShrunk
+            } else if !limits.idle_timeout.is_zero()
+                && idle_for >= limits.idle_timeout
+                && p.connections > limits.size_min
+            {
+                CloseReason::IdleTimeout
+            } else {
+                continue;
+            };
+            let id = ServerId { pool, ordinal, generation: slot.generation };
+            if !p.idle.remove(ordinal) {
+                continue;
+            }
+            if let Some(server) = p.slots[ordinal as usize].parked.take() {
+                self.free(id);
+                expired.push((id, server, reason));
+            }
+        }
+        expired
+    }
+
+    /// Connections of the pool in any state.
+    pub fn connections(&self, pool: PoolId) -> u32 {
+        self.pools[pool.0 as usize].connections
+    }
+
+    /// Connections of a database over all its pools.
+    pub fn database_connections(&self, database: u32) -> u32 {
+        count(&self.database_connections, database)
+    }
+
+    /// Connections of a user over all its pools.
+    pub fn user_connections(&self, user: u32) -> u32 {
+        count(&self.user_connections, user)
+    }
+
+    /// Whether clients wait in the pool.
+    pub fn has_waiting(&self, pool: PoolId) -> bool {
+        !self.pools[pool.0 as usize].waiting.is_empty()
+    }
+
+    /// Counters for `SHOW POOLS`.
+    pub fn counts(&self, pool: PoolId, now: Instant) -> PoolCounts {
+        let pool = &self.pools[pool.0 as usize];
+        let mut counts = PoolCounts {
+            clients_waiting: pool.waiting.len() as u32,
+            max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.duration_since(w.since)),
+            ..PoolCounts::default()
+        };
+        for slot in &pool.slots {
+            match slot.state {
+                State::Free => {}
+                State::Login => counts.login += 1,
+                State::Active => counts.active += 1,
+                State::Tested => counts.tested += 1,
+                State::BeingCanceled => counts.being_canceled += 1,
+                State::Idle => {
+                    let due = pool.limits.check_delay.is_some_and(|d| now.duration_since(slot.idle_since) > d);
+                    *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    /// The parked servers of a pool, for `SHOW SERVERS`.
+    pub fn parked(&self, pool: PoolId) -> impl Iterator<Item = (ServerId, &S, Instant)> {
+        self.pools[pool.0 as usize].slots.iter().enumerate().filter_map(move |(ordinal, slot)| {
+            let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
+            slot.parked.as_ref().map(|server| (id, server, slot.idle_since))
+        })
+    }
+
+    /// Since when a pool has had neither client nor server use.
+    pub fn last_used(&self, pool: PoolId) -> Instant {
+        self.pools[pool.0 as usize].last_used
+    }
+}
+
+fn count(counts: &HashMap<u32, u32, RandomState>, key: u32) -> u32 {
+    counts.get(&key).copied().unwrap_or(0)
+}
+
+impl<S> Pool<S> {
+    fn take_idle(&mut self) -> Option<(u32, S)> {
+        let from = if self.limits.round_robin { self.next_round } else { 0 };
+        let ordinal = self.idle.pop_from(from)?;
+        self.next_round = ordinal + 1;
+        self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server))
+    }
+
+    fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
+        let ordinal = self.idle.iter().min_by_key(|&ordinal| self.slots[ordinal as usize].idle_since)?;
+        if !self.idle.remove(ordinal) {
+            return None;
+        }
+        self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::*;
+
+fn limits() -> PoolLimits {
+    PoolLimits {
+        size: 2,
+        size_min: 0,
+        reserve: 1,
+        reserve_timeout: Duration::from_secs(5),
+        database_max: 0,
+        user_max: 0,
+        lifetime: Duration::from_secs(3600),
+        idle_timeout: Duration::from_secs(600),
+        check_delay: Some(Duration::from_secs(30)),
+        round_robin: false,
+        login_retry: Duration::from_secs(15),
+    }
+}
+
+fn client(slot: u32) -> ClientRef {
+    ClientRef { worker: 0, slot, generation: 1 }
+}
+
+/// Opens a connection for whoever waits and returns what became of it.
+fn open(core: &mut Core<u32>, pool: PoolId, name: u32, now: Instant) -> (ServerId, Released<u32>) {
+    match core.launch(pool, now) {
+        Launch::Open { id, .. } => (id, core.release(id, name, now)),
+        other => panic!("expected a launch, got {other:?}"),
+    }
+}
+
+fn queue(core: &mut Core<u32>, pool: PoolId, who: u32, now: Instant) -> Ticket {
+    match core.acquire(pool, client(who), now) {
+        Acquired::Queued(ticket) => ticket,
+        granted => panic!("expected to wait, got {granted:?}"),
+    }
+}
+
+#[test]
+fn first_come_first_served() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    (1..=4).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let (a, first) = open(&mut core, pool, 100, now);
+    assert!(matches!(first, Released::Grant { client: c, .. } if c == client(1)));
+    let (_, second) = open(&mut core, pool, 101, now);
+    assert!(matches!(second, Released::Grant { client: c, .. } if c == client(2)));
+    assert!(matches!(core.launch(pool, now), Launch::Not), "pool_size is reached");
+    assert!(matches!(core.release(a, 100, now), Released::Grant { client: c, .. } if c == client(3)));
+    assert!(matches!(core.release(a, 100, now), Released::Grant { client: c, .. } if c == client(4)));
+    assert!(matches!(core.release(a, 100, now), Released::Parked));
+    match core.acquire(pool, client(9), now + Duration::from_secs(31)) {
+        Acquired::Granted { id, server: 100, check: true } => assert_eq!(id, a),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_client_that_left_is_not_granted() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    let ticket = queue(&mut core, pool, 1, now);
+    queue(&mut core, pool, 2, now);
+    assert!(core.cancel_wait(pool, ticket, client(1)));
+    assert!(!core.cancel_wait(pool, ticket, client(1)));
+    let (_, released) = open(&mut core, pool, 7, now);
+    assert!(matches!(released, Released::Grant { client: c, .. } if c == client(2)));
+}
+
+#[test]
+fn reserve_opens_after_the_timeout_only() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    (1..=3).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    open(&mut core, pool, 1, now);
+    open(&mut core, pool, 2, now);
+    assert!(matches!(core.launch(pool, now + Duration::from_secs(4)), Launch::Not));
+    assert!(matches!(core.launch(pool, now + Duration::from_secs(5)), Launch::Open { from_reserve: true, .. }));
+    assert!(matches!(core.launch(pool, now + Duration::from_secs(9)), Launch::Not), "one login serves the one that waits");
+}
+
+#[test]
+fn a_full_database_evicts_from_another_pool() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let two = || PoolLimits { database_max: 1, ..limits() };
+    let first = core.pool(1, 1, two, now);
+    let second = core.pool(1, 2, two, now);
+    queue(&mut core, first, 1, now);
+    let (id, _) = open(&mut core, first, 10, now);
+    queue(&mut core, second, 2, now);
+    assert!(matches!(core.launch(second, now), Launch::Not), "the one connection is in use");
+    assert!(matches!(core.release(id, 10, now), Released::Parked));
+    assert!(matches!(core.launch(second, now), Launch::Evict(victim, 10) if victim == id));
+    assert!(matches!(core.launch(second, now), Launch::Open { .. }));
+    assert_eq!(core.database_connections(1), 1);
+}
+
+#[test]
+fn a_cancelled_server_is_held_until_the_request_is_done() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 10, now);
+    assert!(core.cancel_begun(id));
+    queue(&mut core, pool, 2, now);
+    assert!(matches!(core.release(id, 10, now), Released::Held(10)));
+    assert_eq!(core.counts(pool, now).being_canceled, 1);
+    assert!(core.cancel_done(id));
+    assert!(matches!(core.release(id, 10, now), Released::Grant { .. }));
+}
+
+#[test]
+fn failed_logins_are_retried_one_at_a_time_after_a_pause() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    queue(&mut core, pool, 2, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.closed(id, true, now);
+    assert!(matches!(core.launch(pool, now + Duration::from_secs(14)), Launch::Not));
+    assert!(matches!(core.launch(pool, now + Duration::from_secs(15)), Launch::Open { .. }));
+    assert!(matches!(core.launch(pool, now + Duration::from_secs(15)), Launch::Not));
+}
+
+#[test]
+fn lifetime_idle_timeout_and_obsolete() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 10, now);
+    assert!(matches!(core.release(id, 10, now), Released::Parked));
+    assert!(core.expire(pool, now + Duration::from_secs(599)).is_empty());
+    let expired = core.expire(pool, now + Duration::from_secs(600));
+    assert!(matches!(expired[..], [(_, 10, CloseReason::IdleTimeout)]));
+    assert_eq!(core.connections(pool), 0);
+
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 11, now);
+    assert!(core.obsolete(pool).is_empty(), "it is in use");
+    assert!(matches!(core.release(id, 11, now), Released::Close(11, CloseReason::CloseNeeded)));
+    assert!(matches!(core.release(id, 11, now), Released::Close(..)), "a stale identity is never taken back");
+    assert_eq!(core.connections(pool), 0);
+}
+
+#[test]
+fn pause_queues_and_resume_grants() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 10, now);
+    core.set_paused(pool, true);
+    queue(&mut core, pool, 2, now);
+    assert!(matches!(core.release(id, 10, now), Released::Parked));
+    assert!(matches!(core.launch(pool, now), Launch::Not));
+    core.set_paused(pool, false);
+    let parked = core.unpark(id).expect("parked");
+    assert!(matches!(core.release(id, parked, now), Released::Grant { client: c, .. } if c == client(2)));
+}

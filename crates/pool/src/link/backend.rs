@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The server's direction: what goes to the client.
+
+use super::{Answer, BackendObserver, ClientSide, Link, LinkError, OpKind, Side, Splice, Status};
+
+/// Bytes of type and length word.
+const HEADER: usize = 5;
+/// ParameterStatus and the answers to the pooler's own questions are held as a whole; a server that sends longer ones is not followed.
+const HELD_MAX: usize = 1 << 20;
+/// Longest CommandComplete that is looked at: the tags of interest are short.
+const TAG_MAX: usize = 64;
+
+impl Link {
+    /// Feeds what the server sent. `out` collects what goes to the client. Returns the bytes used; what is not used is an incomplete
+    /// message that must be offered again together with more.
+    ///
+    /// # Errors
+    /// The server sent what cannot be followed; the connection must end.
+    pub fn backend(
+        &mut self,
+        input: &[u8],
+        mut client: Option<&mut ClientSide>,
+        observer: &mut impl BackendObserver,
+        out: &mut Splice<'_>,
+    ) -> Result<usize, LinkError> {
+        if self.copy_both {
+            out.keep(input, 0..input.len());
+            return Ok(input.len());
+        }
+        let mut at = 0;
+        loop {
+            if self.backend_left > 0 {
+                let take = (input.len() - at).min(self.backend_left as usize);
+                if !self.backend_left_hidden {
+                    out.keep(input, at..at + take);
+                }
+                self.backend_left -= take as u32;
+                at += take;
+                if self.backend_left > 0 {
+                    break;
+                }
+                self.make_up(input, out);
+            }
+            let Some(header) = input[at..].first_chunk::<HEADER>() else { break };
+            let tag = header[0];
+            let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]);
+            if length < 4 || length > i32::MAX as u32 {
+                return Err(LinkError::Length(tag as char, length));
+            }
+            let total = length as usize + 1;
+            let there = total.min(input.len() - at);
+            let complete = there == total;
+            let body = &input[at + HEADER..at + there];
+
+            let hidden = self.pending.front().is_some_and(|op| op.answer == Answer::Hidden);
+            let mut show = !hidden;
+            match tag {
+                // Rows and copy data: the bulk.
+                b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' => {
+                    if self.pending.is_empty() {
+                        return Err(LinkError::OutOfOrder(tag as char));
+                    }
+                }
+                b'Z' => {
+                    if !complete {
+                        if length != 5 {
+                            return Err(LinkError::Malformed("ReadyForQuery"));
+                        }
+                        break;
+                    }
+                    show = self.ready(body, observer)?;
+                }
+                b'1' => self.answered(OpKind::Parse, tag)?,
+                b'2' => self.answered(OpKind::Bind, tag)?,
+                b'3' => self.answered(OpKind::Close, tag)?,
+                b'C' => {
+                    if total <= TAG_MAX && !complete {
+                        break;
+                    }
+                    self.command_complete(complete.then_some(body), client.as_deref_mut())?;
+                }
+                b'I' | b's' => self.executed(tag)?,
+                b'G' => self.copy_in_begins()?,
+                b'W' => self.copy_both = true,
+                b'E' => {
+                    if hidden {
+                        if !complete && total <= HELD_MAX {
+                            break;
+                        }
+                        observer.hidden_error(body);
+                        // An injected Parse stands for the client's own: it must hear why its Bind fails.
+                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query) && client.is_some();
+                    }
+                    self.failed(client.as_deref_mut())?;
+                }
+                b'S' => {
+                    if !complete {
+                        if total > HELD_MAX {
+                            return Err(LinkError::TooLarge('S', length));
+                        }
+                        break;
+                    }
+                    let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
+                    observer.parameter_status(name, value, hidden);
+                }
+                b'N' | b'A' => {}
+                other => return Err(LinkError::Unexpected(other as char, Side::Server)),
+            }
+            // DescribeComplete: RowDescription or NoData answers a Describe; within a query it answers nothing by itself.
+            if matches!(tag, b'T' | b'n') && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe) {
+                self.pending.pop_front();
+            }
+            if show {
+                out.keep(input, at..at + there);
+            }
+            self.backend_left = (total - there) as u32;
+            self.backend_left_hidden = !show;
+            at += there;
+            if self.backend_left == 0 {
+                self.make_up(input, out);
+            }
+        }
+        Ok(at)
+    }
+
+    /// Made-up answers whose turn has come, and marks that need none.
+    fn make_up(&mut self, input: &[u8], out: &mut Splice<'_>) {
+        while let Some(op) = self.pending.front() {
+            match (op.kind, op.answer) {
+                (OpKind::CopyEnd, _) => {}
+                (kind, Answer::Fake) => {
+                    let tag = if kind == OpKind::Parse { b'1' } else { b'3' };
+                    out.compose(input).extend_from_slice(&[tag, 0, 0, 0, 4]);
+                }
+                _ => break,
+            }
+            self.pending.pop_front();
+        }
+    }
+
+    fn ready(&mut self, body: &[u8], observer: &mut impl BackendObserver) -> Result<bool, LinkError> {
+        let status = match body {
+            b"I" => Status::Idle,
+            b"T" => Status::Transaction,
+            b"E" => Status::Failed,
+            _ => return Err(LinkError::Malformed("ReadyForQuery")),
+        };
+        while self.pending.front().is_some_and(|op| op.kind == OpKind::CopyEnd) {
+            self.pending.pop_front();
+        }
+        match self.pending.pop_front() {
+            Some(op) if matches!(op.kind, OpKind::Sync | OpKind::Query | OpKind::FunctionCall) => {
+                self.status = status;
+                self.copy_in = false;
+                if op.answer == Answer::Forward {
+                    observer.ready(status);
+                }
+                Ok(op.answer == Answer::Forward)
+            }
+            _ => Err(LinkError::OutOfOrder('Z')),
+        }
+    }
+
+    /// ParseComplete, BindComplete, CloseComplete.
+    fn answered(&mut self, kind: OpKind, tag: u8) -> Result<(), LinkError> {
+        match self.pending.pop_front() {
+            Some(op) if op.kind == kind => Ok(()),
+            _ => Err(LinkError::OutOfOrder(tag as char)),
+        }
+    }
+
+    /// CommandComplete, EmptyQueryResponse, PortalSuspended: the end of an Execute, or of one statement of a Query.
+    fn executed(&mut self, tag: u8) -> Result<(), LinkError> {
+        match self.pending.front().map(|op| op.kind) {
+            Some(OpKind::Execute) => {
+                self.pending.pop_front();
+                Ok(())
+            }
+            Some(OpKind::Query) if tag != b's' => Ok(()),
+            _ => Err(LinkError::OutOfOrder(tag as char)),
+        }
+    }
+
+    fn command_complete(&mut self, body: Option<&[u8]>, client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+        self.executed(b'C')?;
+        self.copy_syncs = 0;
+        if matches!(body, Some(b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")) {
+            self.statements.clear();
+            self.unnamed_is_ours = false;
+            // What was sent behind it still comes to be.
+            let mut client = client;
+            if let Some(client) = client.as_deref_mut() {
+                client.statements = None;
+            }
+            for effect in self.pending.iter().filter_map(|op| op.effect.as_deref()) {
+                effect.redo(client.as_deref_mut(), &mut self.statements);
+            }
+        }
+        Ok(())
+    }
+
+    /// CopyInResponse: Syncs that the client sent ahead of the end of its data will be ignored by the server.
+    fn copy_in_begins(&mut self) -> Result<(), LinkError> {
+        if !matches!(self.pending.front().map(|op| op.kind), Some(OpKind::Execute | OpKind::Query)) {
+            return Err(LinkError::OutOfOrder('G'));
+        }
+        let end = self.pending.iter().position(|op| op.kind == OpKind::CopyEnd);
+        let before_end = end.unwrap_or(self.pending.len());
+        let mut index = 0;
+        self.pending.retain(|op| {
+            index += 1;
+            !(op.kind == OpKind::Sync && index <= before_end)
+        });
+        if end.is_none() {
+            self.copy_in = true;
+            // The Sync that closed the batch does not count: a Sync must follow the data.
+            self.in_extended = self.pending.front().is_some_and(|op| op.kind == OpKind::Execute);
+        }
+        Ok(())
+    }
+
+    /// ErrorResponse: in the extended protocol, all up to the next Sync is void.
+    fn failed(&mut self, mut client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+        if self.copy_syncs > 0 {
+            return Err(LinkError::SyncInCopy);
+        }
+        self.copy_in = false;
+        match self.pending.front().map(|op| op.kind) {
+            // Reported outside any command: the server is about to end the connection.
+            None => return Ok(()),
+            Some(OpKind::Query | OpKind::FunctionCall) => return Ok(()),
+            Some(OpKind::Sync) => return Ok(()),
+            Some(_) => {}
+        }
+        let mut void = Vec::new();
+        while self.pending.front().is_some_and(|op| op.kind != OpKind::Sync) {
+            void.extend(self.pending.pop_front().and_then(|op| op.effect));
+        }
+        for effect in void.into_iter().rev() {
+            effect.undo(client.as_deref_mut(), &mut self.statements);
+        }
+        self.skip_until_sync = self.pending.is_empty();
+        Ok(())
+    }
+}
+
+fn parameter(body: &[u8]) -> Option<(&str, &str)> {
+    let (name, rest) = body.split_at_checked(memchr::memchr(0, body)?)?;
+    let value = rest[1..].strip_suffix(b"\0")?;
+    // Values are in client_encoding; those that are not UTF-8 cannot be compared or restored by text and are left alone.
+    Some((std::str::from_utf8(name).ok()?, std::str::from_utf8(value).unwrap_or("")))
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The client's direction: what goes to the server.
+
+use std::sync::Arc;
+
+use memchr::memchr;
+
+use super::{Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OpKind, Side, Splice, Status};
+use crate::prepared::{self, Statement};
+
+/// Bytes of type and length word.
+const HEADER: usize = 5;
+/// Names in a Bind, Describe or Close must end within this many bytes, so that no more is held back.
+const NAMES_MAX: usize = 64 * 1024;
+
+/// A message at the head of the input.
+struct Message<'a> {
+    tag: u8,
+    /// Bytes of the whole message, header included.
+    total: usize,
+    /// As much of the body as is there.
+    body: &'a [u8],
+    /// Whether that is all of it.
+    complete: bool,
+}
+
+impl Link {
+    /// Feeds what the client sent. `out` collects what goes to the server. Returns the bytes used, and the client's wish to leave; what is
+    /// not used is an incomplete message that must be offered again together with more.
+    ///
+    /// # Errors
+    /// The client broke the protocol or a limit; nothing of the offending message was passed on.
+    pub fn frontend(
+        &mut self,
+        input: &[u8],
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> Result<(usize, FrontendEvent), LinkError> {
+        if self.copy_both {
+            out.keep(input, 0..input.len());
+            return Ok((input.len(), FrontendEvent::Fed));
+        }
+        let mut at = 0;
+        loop {
+            if self.frontend_left > 0 {
+                let take = (input.len() - at).min(self.frontend_left as usize);
+                out.keep(input, at..at + take);
+                self.frontend_left -= take as u32;
+                at += take;
+            }
+            let Some(message) = self.peek(&input[at..])? else { break };
+            let passed = match message.tag {
+                b'X' => return Ok((at, FrontendEvent::Terminate)),
+                b'P' | b'B' | b'D' | b'C' if !self.skip_until_sync => {
+                    match self.extended(&message, input, at, context, out)? {
+                        Some(used) => used,
+                        None => break,
+                    }
+                }
+                _ => {
+                    self.note(&message)?;
+                    self.pass(&message, input, at, out)
+                }
+            };
+            at += passed;
+        }
+        Ok((at, FrontendEvent::Fed))
+    }
+
+    fn peek<'a>(&self, input: &'a [u8]) -> Result<Option<Message<'a>>, LinkError> {
+        let Some(header) = input.first_chunk::<HEADER>() else { return Ok(None) };
+        let tag = header[0];
+        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]);
+        if length < 4 {
+            return Err(LinkError::Length(tag as char, length));
+        }
+        if length > self.options.message_max {
+            return Err(LinkError::TooLarge(tag as char, length));
+        }
+        let total = length as usize + 1;
+        let end = total.min(input.len());
+        Ok(Some(Message { tag, total, body: &input[HEADER..end], complete: end == total }))
+    }
+
+    /// Passes the message on as it is, as far as it is there; the rest follows unseen.
+    fn pass(&mut self, message: &Message<'_>, input: &[u8], at: usize, out: &mut Splice<'_>) -> usize {
+        let there = HEADER + message.body.len();
+        out.keep(input, at..at + there);
+        self.frontend_left = (message.total - there) as u32;
+        there
+    }
+
+    /// Notes a message that is passed on unchanged.
+    fn note(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
+        if self.skip_until_sync && message.tag != b'S' {
+            // The server discards it; only its type is checked.
+            return match message.tag {
+                b'Q' | b'P' | b'B' | b'D' | b'C' | b'E' | b'H' | b'F' | b'd' | b'c' | b'f' => Ok(()),
+                other => Err(LinkError::Unexpected(other as char, Side::Client)),
+            };
+        }
+        match message.tag {
+            b'Q' if self.options.refuse_simple_query => return Err(LinkError::SimpleQueryDisabled),
+            b'Q' => self.push(OpKind::Query, Answer::Forward, None),
+            b'F' => self.push(OpKind::FunctionCall, Answer::Forward, None),
+            b'E' => self.push_extended(OpKind::Execute, Answer::Forward, None),
+            b'S' if self.copy_in => self.copy_syncs += 1,
+            b'S' => {
+                self.in_extended = false;
+                self.skip_until_sync = false;
+                self.push(OpKind::Sync, Answer::Forward, None);
+            }
+            b'd' | b'H' => {}
+            b'c' | b'f' => {
+                // Counted even when COPY has not begun for all we know: the client may have sent it ahead.
+                if self.copy_in || !self.pending.is_empty() {
+                    self.push(OpKind::CopyEnd, Answer::Forward, None);
+                }
+                self.copy_in = false;
+            }
+            other => return Err(LinkError::Unexpected(other as char, Side::Client)),
+        }
+        Ok(())
+    }
+
+    fn push_extended(&mut self, kind: OpKind, answer: Answer, effect: Option<Box<Effect>>) {
+        self.in_extended = true;
+        self.push(kind, answer, effect);
+    }
+
+    /// Parse, Bind, Describe, Close: the messages that name statements. `None` = more bytes are needed.
+    fn extended(
+        &mut self,
+        message: &Message<'_>,
+        input: &[u8],
+        at: usize,
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> Result<Option<usize>, LinkError> {
+        if !self.options.rename_statements {
+            let kind = match message.tag {
+                b'P' => OpKind::Parse,
+                b'B' => OpKind::Bind,
+                b'D' => OpKind::Describe,
+                _ => OpKind::Close,
+            };
+            self.push_extended(kind, Answer::Forward, None);
+            return Ok(Some(self.pass(message, input, at, out)));
+        }
+        match message.tag {
+            b'P' => self.parse(message, input, at, context, out),
+            b'B' => self.bind(message, input, at, context, out),
+            _ => self.describe_or_close(message, input, at, context, out),
+        }
+    }
+
+    fn parse(
+        &mut self,
+        message: &Message<'_>,
+        input: &[u8],
+        at: usize,
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> Result<Option<usize>, LinkError> {
+        if message.body.first() == Some(&0) {
+            // Unnamed: remembered until it is bound, as far as it is small enough to be here as a whole.
+            self.unnamed_is_ours = true;
+            context.client.unnamed = message.complete.then(|| message.body[1..].into());
+            self.push_extended(OpKind::Parse, Answer::Forward, None);
+            return Ok(Some(self.pass(message, input, at, out)));
+        }
+        if message.total > self.options.statement_bytes_max as usize {
+            return Err(LinkError::StatementTooLarge(message.total as u32));
+        }
+        if !message.complete {
+            return Ok(None);
+        }
+        let name_end = memchr(0, message.body).ok_or(LinkError::Malformed("Parse"))?;
+        let (name, body) = (&message.body[..name_end], &message.body[name_end + 1..]);
+        memchr(0, body).ok_or(LinkError::Malformed("Parse"))?;
+        self.counts.client_parse += 1;
+
+        if let Some(existing) = context.client.statements().get(name).cloned() {
+            // The name is taken. The server says so itself when it is asked to parse under a name that it has.
+            self.ensure(&existing, input, out);
+            prepared::message(out.compose(input), b'P', &[&existing.name, b"\0", body]);
+            self.push_extended(OpKind::Parse, Answer::Forward, None);
+            return Ok(Some(message.total));
+        }
+        let statement = context.statements.intern(name.len(), body);
+        let before = context.client.statements().set(name, Some(statement.clone()));
+        let mut effect = Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
+        let failed = self.status == Status::Failed && self.pending.is_empty();
+        if self.statements.touch(statement.id) && !failed {
+            if self.pending.is_empty() {
+                context.to_client.extend_from_slice(b"1\0\0\0\x04");
+                self.in_extended = true;
+            } else {
+                self.push_extended(OpKind::Parse, Answer::Fake, Some(Box::new(effect)));
+            }
+        } else {
+            self.make_room(input, out);
+            statement.parse_message(out.compose(input));
+            self.statements.insert(statement.clone());
+            self.counts.server_parse += 1;
+            effect.server = Some((statement, true));
+            self.push_extended(OpKind::Parse, Answer::Forward, Some(Box::new(effect)));
+        }
+        Ok(Some(message.total))
+    }
+
+    /// Makes sure that the server has `statement`: injects a Parse ahead if not.
+    fn ensure(&mut self, statement: &Arc<Statement>, input: &[u8], out: &mut Splice<'_>) {
+        if self.statements.touch(statement.id) {
+            return;
+        }
+        self.make_room(input, out);
+        statement.parse_message(out.compose(input));
+        self.statements.insert(statement.clone());
+        self.counts.server_parse += 1;
+        let effect = Effect { client: None, server: Some((statement.clone(), true)) };
+        self.push_extended(OpKind::Parse, Answer::Hidden, Some(Box::new(effect)));
+    }
+
+    /// Closes the least recently used statement of the server if it holds as many as it may. A Bind of it that is already on its way is
+    /// not disturbed: the server works in order, and a portal keeps its plan.
+    fn make_room(&mut self, input: &[u8], out: &mut Splice<'_>) {
+        if let Some(evicted) = self.statements.evict(self.options.statements_max as usize) {
+            evicted.close_message(out.compose(input));
+            let effect = Effect { client: None, server: Some((evicted, false)) };
+            self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
+        }
+    }
+
+    fn bind(
+        &mut self,
+        message: &Message<'_>,
+        input: &[u8],
+        at: usize,
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> Result<Option<usize>, LinkError> {
+        let names = memchr(0, message.body).and_then(|portal_end| {
+            memchr(0, &message.body[portal_end + 1..]).map(|length| (portal_end + 1, portal_end + 1 + length))
+        });
+        let Some((start, end)) = names else {
+            return if message.complete || message.body.len() > NAMES_MAX {
+                Err(LinkError::Malformed("Bind"))
+            } else {
+                Ok(None)
+            };
+        };
+        if start == end {
+            self.bind_unnamed(input, context, out);
+            self.push_extended(OpKind::Bind, Answer::Forward, None);
+            return Ok(Some(self.pass(message, input, at, out)));
+        }
+        self.counts.bind += 1;
+        let used = self.rename(message, start..end, input, at, context, out);
+        self.push_extended(OpKind::Bind, Answer::Forward, None);
+        Ok(Some(used))
+    }
+
+    /// A Bind of the unnamed statement must not meet one that another client left on this server.
+    fn bind_unnamed(&mut self, input: &[u8], context: &mut FrontendContext<'_>, out: &mut Splice<'_>) {
+        if !self.unnamed_is_ours {
+            // Without a text to give again, an unnamed statement that does not parse takes the stranger's place: the server then
+            // answers this Bind with "unnamed prepared statement does not exist", as it would directly.
+            match &context.client.unnamed {
+                Some(body) => {
+                    prepared::message(out.compose(input), b'P', &[b"\0", body]);
+                    self.push_extended(OpKind::Parse, Answer::Hidden, None);
+                }
+                None => {
+                    prepared::message(out.compose(input), b'C', &[b"S\0"]);
+                    self.push_extended(OpKind::Close, Answer::Hidden, None);
+                }
+            }
+            self.unnamed_is_ours = true;
+        }
+        context.client.unnamed = None;
+    }
+
+    fn describe_or_close(
+        &mut self,
+        message: &Message<'_>,
+        input: &[u8],
+        at: usize,
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> Result<Option<usize>, LinkError> {
+        let is_close = message.tag == b'C';
+        let kind = if is_close { OpKind::Close } else { OpKind::Describe };
+        let malformed = LinkError::Malformed(if is_close { "Close" } else { "Describe" });
+        if message.body.len() > NAMES_MAX || (message.complete && message.body.len() < 2) {
+            return Err(malformed);
+        }
+        if !message.complete {
+            return Ok(None);
+        }
+        let end = memchr(0, message.body).filter(|&end| end >= 1).ok_or(malformed)?;
+        let name = &message.body[1..end];
+        if message.body[0] != b'S' || (name.is_empty() && is_close) {
+            self.push_extended(kind, Answer::Forward, None);
+            return Ok(Some(self.pass(message, input, at, out)));
+        }
+        if name.is_empty() {
+            let unnamed = context.client.unnamed.take();
+            context.client.unnamed = unnamed.clone();
+            self.bind_unnamed(input, context, out);
+            context.client.unnamed = unnamed;
+            self.push_extended(kind, Answer::Forward, None);
+            return Ok(Some(self.pass(message, input, at, out)));
+        }
+        if is_close {
+            if let Some(before) = context.client.statements().set(name, None) {
+                let effect = Effect { client: Some((name.into(), None, Some(before))), server: None };
+                if self.pending.is_empty() {
+                    context.to_client.extend_from_slice(b"3\0\0\0\x04");
+                    self.in_extended = true;
+                } else {
+                    self.push_extended(kind, Answer::Fake, Some(Box::new(effect)));
+                }
+                return Ok(Some(message.total));
+            }
+        }
+        let used = self.rename(message, 1..end, input, at, context, out);
+        self.push_extended(kind, Answer::Forward, None);
+        Ok(Some(used))
+    }
+
+    /// Passes a message on with the statement name at `name` of its body replaced by the server's.
+    fn rename(
+        &mut self,
+        message: &Message<'_>,
+        name: std::ops::Range<usize>,
+        input: &[u8],
+        at: usize,
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> usize {
+        let client_name = &message.body[name.clone()];
+        let known = context.client.statements.as_ref().and_then(|table| table.get(client_name)).cloned();
+        let substitute;
+        let server_name: &[u8] = match &known {
+            Some(statement) => {
+                self.ensure(statement, input, out);
+                &statement.name
+            }
+            // Unknown to us: perhaps made by SQL PREPARE. The server decides, except for names that only the pooler gives.
+            None if prepared::is_reserved(client_name) => {
+                substitute = prepared::nonexistent(client_name);
+                &substitute
+            }
+            None => return self.pass(message, input, at, out),
+        };
+        let length = (message.total - 1 - client_name.len() + server_name.len()) as u32;
+        let composed = out.compose(input);
+        composed.push(message.tag);
+        composed.extend_from_slice(&length.to_be_bytes());
+        composed.extend_from_slice(&message.body[..name.start]);
+        composed.extend_from_slice(server_name);
+        composed.extend_from_slice(&message.body[name.end..]);
+        let there = HEADER + message.body.len();
+        self.frontend_left = (message.total - there) as u32;
+        there
+    }
+}

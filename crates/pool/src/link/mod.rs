@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The link tracker: follows the bytes of both directions between a client and a server.
+//!
+//! A [`Link`] belongs to a server connection and lives as long; clients come and go. It holds the responses that are outstanding, in
+//! order ([`Op`]), the transaction status, and where each direction stands inside a message. It decides what passes on unchanged, what is
+//! renamed, injected or answered without the server, and when the server may go to another client ([`Link::is_quiescent`]).
+//!
+//! Rules of PostgreSQL that it relies on (manual, chapter 55 "Frontend/Backend Protocol"):
+//! - after an error in the extended protocol the server discards everything up to the next Sync (55.2.3);
+//! - during COPY FROM STDIN the server ignores Sync and Flush (55.2.6), so a Sync sent ahead of CopyDone has no answer;
+//! - outside COPY, CopyData, CopyDone and CopyFail are ignored.
+
+mod backend;
+mod frontend;
+mod splice;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub use splice::Splice;
+use underpass_wire::SqlState;
+
+use crate::prepared::{ClientStatements, ServerStatements, Statement, Statements};
+
+/// What the tracker needs to know of the pool's configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkOptions {
+    /// Prepared statements are followed and renamed (`max_prepared_statements` above 0, and not session pooling).
+    pub rename_statements: bool,
+    /// Statements kept on a server (`max_prepared_statements`).
+    pub statements_max: u32,
+    /// Largest message that is passed on, in bytes (`max_packet_size`).
+    pub message_max: u32,
+    /// Largest Parse, in bytes, that is held in memory as a whole because it has a name.
+    pub statement_bytes_max: u32,
+    /// The simple query protocol is refused (`disable_pqexec`).
+    pub refuse_simple_query: bool,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        Self {
+            rename_statements: true,
+            statements_max: 200,
+            message_max: i32::MAX as u32,
+            statement_bytes_max: 16 << 20,
+            refuse_simple_query: false,
+        }
+    }
+}
+
+/// Transaction status of the last ReadyForQuery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// `I`: not in a transaction.
+    Idle,
+    /// `T`: in a transaction block.
+    Transaction,
+    /// `E`: in a failed transaction block.
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OpKind {
+    Parse,
+    Bind,
+    Close,
+    Describe,
+    Execute,
+    Sync,
+    Query,
+    FunctionCall,
+    /// CopyDone or CopyFail: no answer of its own, marks where COPY IN ends in the client's stream.
+    CopyEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// Goes to the client.
+    Forward,
+    /// Was asked for by the pooler: swallowed.
+    Hidden,
+    /// The server was not asked: the pooler makes it up when its turn comes.
+    Fake,
+}
+
+/// One outstanding response.
+#[derive(Debug)]
+struct Op {
+    kind: OpKind,
+    answer: Answer,
+    effect: Option<Box<Effect>>,
+}
+
+/// What a Parse or Close did to the tables when it was sent, so that it can be undone if the server never carried it out.
+#[derive(Debug)]
+struct Effect {
+    /// Client's table: the name, what it stands for now, what it stood for.
+    client: Option<(Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>)>,
+    /// Server's table: added (true) or removed.
+    server: Option<(Arc<Statement>, bool)>,
+}
+
+impl Effect {
+    fn undo(self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
+        if let (Some((name, _, before)), Some(client)) = (self.client, client) {
+            client.statements().set(&name, before);
+        }
+        match self.server {
+            Some((statement, true)) => server.remove(statement.id),
+            Some((statement, false)) => server.insert(statement),
+            None => {}
+        }
+    }
+
+    fn redo(&self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
+        if let (Some((name, now, _)), Some(client)) = (&self.client, client) {
+            client.statements().set(name, now.clone());
+        }
+        if let Some((statement, true)) = &self.server {
+            server.insert(statement.clone());
+        }
+    }
+}
+
+/// The part of a client's state that follows it from server to server.
+#[derive(Debug, Default)]
+pub struct ClientSide {
+    statements: Option<Box<ClientStatements>>,
+    /// Body of the last unnamed Parse (behind its empty name) that was not followed by a Bind: drivers that prepare, sync and bind later
+    /// get it again on whichever server they are given then.
+    unnamed: Option<Box<[u8]>>,
+}
+
+impl ClientSide {
+    fn statements(&mut self) -> &mut ClientStatements {
+        self.statements.get_or_insert_default()
+    }
+
+    /// How many prepared statements the client has.
+    pub fn statement_count(&self) -> usize {
+        self.statements.as_ref().map_or(0, |statements| statements.len())
+    }
+}
+
+/// Why a link cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// A length word that cannot be.
+    #[error("bad message length {1} for type {0:?}")]
+    Length(char, u32),
+    /// Above `max_packet_size`.
+    #[error("message of type {0:?} with {1} bytes is over max_packet_size")]
+    TooLarge(char, u32),
+    /// A named statement over the limit.
+    #[error("prepared statement of {0} bytes is over max_prepared_statement_bytes")]
+    StatementTooLarge(u32),
+    /// A type byte that this side never sends here.
+    #[error("unexpected message type {0:?} from {1}")]
+    Unexpected(char, Side),
+    /// A body that does not hold what its type says.
+    #[error("malformed {0} message")]
+    Malformed(&'static str),
+    /// An answer that nobody asked for.
+    #[error("server sent {0:?}, which answers nothing that was asked")]
+    OutOfOrder(char),
+    /// A Sync inside COPY IN whose fate cannot be known.
+    #[error("Sync inside COPY FROM STDIN ahead of an error: answers can no longer be counted")]
+    SyncInCopy,
+    /// `disable_pqexec`.
+    #[error("simple query protocol is disabled (disable_pqexec)")]
+    SimpleQueryDisabled,
+}
+
+/// One end of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The application.
+    Client,
+    /// PostgreSQL.
+    Server,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Side::Client => "client",
+            Side::Server => "server",
+        })
+    }
+}
+
+impl LinkError {
+    /// What the client is told.
+    pub fn sqlstate(self) -> SqlState {
+        match self {
+            LinkError::SimpleQueryDisabled => SqlState::FEATURE_NOT_SUPPORTED,
+            LinkError::StatementTooLarge(_) | LinkError::TooLarge(..) => SqlState::PROGRAM_LIMIT_EXCEEDED,
+            LinkError::Length(..)
+            | LinkError::Unexpected(..)
+            | LinkError::Malformed(_)
+            | LinkError::OutOfOrder(_)
+            | LinkError::SyncInCopy => SqlState::PROTOCOL_VIOLATION,
+        }
+    }
+}
+
+/// Where the client's stream left off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrontendEvent {
+    /// All that could be passed on was.
+    Fed,
+    /// The client sent Terminate.
+    Terminate,
+}
+
+/// What the server's stream told, beyond bytes to pass on.
+pub trait BackendObserver {
+    /// ParameterStatus. Returns whether the client may see it (false while the pooler itself restores parameters).
+    fn parameter_status(&mut self, name: &str, value: &str, hidden: bool);
+    /// ReadyForQuery that answers something of the client's.
+    fn ready(&mut self, status: Status);
+    /// ErrorResponse to something the pooler itself asked: SQLSTATE and message.
+    fn hidden_error(&mut self, body: &[u8]);
+}
+
+/// The tracker of one server connection.
+#[derive(Debug)]
+pub struct Link {
+    options: LinkOptions,
+    pending: VecDeque<Op>,
+    status: Status,
+    /// Body bytes of the client's current message that pass unseen.
+    frontend_left: u32,
+    /// Same for the server's.
+    backend_left: u32,
+    /// Whether those bytes of the server are swallowed.
+    backend_left_hidden: bool,
+    /// Extended-protocol messages were passed on since the last Sync: an implicit transaction is open.
+    in_extended: bool,
+    /// An error was seen whose Sync the client has not sent yet: the server discards all up to it.
+    skip_until_sync: bool,
+    /// The server reads COPY data, and the client has not sent its end.
+    copy_in: bool,
+    /// Syncs passed on during `copy_in`: the server ignores them.
+    copy_syncs: u32,
+    /// Replication: both directions pass unseen until the connection ends.
+    copy_both: bool,
+    /// The unnamed statement of the server was parsed by the present client on this link.
+    unnamed_is_ours: bool,
+    /// Statements the server holds.
+    pub statements: ServerStatements,
+    /// Bytes of parse messages sent on behalf of clients, and how many (`SHOW STATS`).
+    pub counts: LinkCounts,
+}
+
+/// Counters of a link since they were last taken.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct LinkCounts {
+    /// Named Parse messages of clients.
+    pub client_parse: u64,
+    /// Named Parse messages passed to or injected into the server.
+    pub server_parse: u64,
+    /// Bind messages of named statements.
+    pub bind: u64,
+}
+
+impl Link {
+    /// The tracker of a server that has just finished its login.
+    pub fn new(options: LinkOptions) -> Self {
+        Self {
+            options,
+            pending: VecDeque::new(),
+            status: Status::Idle,
+            frontend_left: 0,
+            backend_left: 0,
+            backend_left_hidden: false,
+            in_extended: false,
+            skip_until_sync: false,
+            copy_in: false,
+            copy_syncs: 0,
+            copy_both: false,
+            unnamed_is_ours: false,
+            statements: ServerStatements::default(),
+            counts: LinkCounts::default(),
+        }
+    }
+
+    /// New options, after a reload. Only between links.
+    pub fn set_options(&mut self, options: LinkOptions) {
+        self.options = options;
+    }
+
+    /// Called when a client is linked.
+    pub fn begin(&mut self) {
+        self.unnamed_is_ours = false;
+    }
+
+    /// Nothing is outstanding, no transaction is open, both directions stand between messages: the server may go to another client.
+    pub fn is_quiescent(&self) -> bool {
+        self.status == Status::Idle && self.is_settled()
+    }
+
+    /// Nothing is outstanding and both directions stand between messages; a transaction may be open.
+    pub fn is_settled(&self) -> bool {
+        self.pending.is_empty()
+            && !self.in_extended
+            && self.frontend_left == 0
+            && self.backend_left == 0
+            && !self.copy_in
+            && !self.copy_both
+    }
+
+    /// The transaction status of the last ReadyForQuery.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Whether an answer is outstanding, that is, the server has work.
+    pub fn is_busy(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Whether bytes pass unseen because the connection is a replication stream.
+    pub fn is_copy_both(&self) -> bool {
+        self.copy_both
+    }
+
+    /// Asks the server `sql` by the simple protocol; the answer is swallowed, errors in it go to [`BackendObserver::hidden_error`].
+    pub fn inject_query(&mut self, sql: &str, out: &mut Vec<u8>) {
+        crate::prepared::message(out, b'Q', &[sql.as_bytes(), b"\0"]);
+        self.push(OpKind::Query, Answer::Hidden, None);
+    }
+
+    /// The client has gone: completes what it left half done, so that the server comes to a ReadyForQuery. Returns false where that
+    /// cannot be done, because a message was cut in the middle or the connection is a replication stream.
+    pub fn abandon(&mut self, out: &mut Vec<u8>) -> bool {
+        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 {
+            return false;
+        }
+        // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.
+        for op in &mut self.pending {
+            if op.answer == Answer::Forward {
+                op.answer = Answer::Hidden;
+            }
+        }
+        if self.copy_in {
+            crate::prepared::message(out, b'f', &[b"client disconnected\0"]);
+            self.push(OpKind::CopyEnd, Answer::Hidden, None);
+            self.copy_in = false;
+        }
+        if self.in_extended || self.skip_until_sync {
+            crate::prepared::message(out, b'S', &[]);
+            self.push(OpKind::Sync, Answer::Hidden, None);
+            self.in_extended = false;
+            self.skip_until_sync = false;
+        }
+        true
+    }
+
+    fn push(&mut self, kind: OpKind, answer: Answer, effect: Option<Box<Effect>>) {
+        self.pending.push_back(Op { kind, answer, effect });
+    }
+}
+
+/// What [`Link::frontend`] works with besides the bytes.
+#[derive(Debug)]
+pub struct FrontendContext<'a> {
+    /// The client's own state.
+    pub client: &'a mut ClientSide,
+    /// The table of all statements.
+    pub statements: &'a Statements,
+    /// Answers for the client that need no server.
+    pub to_client: &'a mut Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::*;
+
+#[derive(Default)]
+struct Seen {
+    ready: Vec<Status>,
+    parameters: Vec<(String, String, bool)>,
+    hidden_errors: usize,
+}
+
+impl BackendObserver for Seen {
+    fn parameter_status(&mut self, name: &str, value: &str, hidden: bool) {
+        self.parameters.push((name.into(), value.into(), hidden));
+    }
+    fn ready(&mut self, status: Status) {
+        self.ready.push(status);
+    }
+    fn hidden_error(&mut self, _body: &[u8]) {
+        self.hidden_errors += 1;
+    }
+}
+
+/// A link with one client, fed with whole messages.
+struct Bench {
+    link: Link,
+    client: ClientSide,
+    statements: Statements,
+    seen: Seen,
+}
+
+fn m(tag: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    crate::prepared::message(&mut out, tag, &[body]);
+    out
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            link: Link::new(LinkOptions::default()),
+            client: ClientSide::default(),
+            statements: Statements::default(),
+            seen: Seen::default(),
+        }
+    }
+
+    /// What reaches the server, and what the pooler answers at once.
+    fn client_sends(&mut self, messages: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
+        let (input, mut buffer, mut to_client) = (messages.concat(), Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut buffer);
+        let mut context =
+            FrontendContext { client: &mut self.client, statements: &self.statements, to_client: &mut to_client };
+        let (used, _) = self.link.frontend(&input, &mut context, &mut out).expect("accepted");
+        assert_eq!(used, input.len());
+        (out.bytes(&input).to_vec(), to_client)
+    }
+
+    fn server_sends(&mut self, messages: &[Vec<u8>]) -> Vec<u8> {
+        let (input, mut buffer) = (messages.concat(), Vec::new());
+        let mut out = Splice::new(&mut buffer);
+        let used = self.link.backend(&input, Some(&mut self.client), &mut self.seen, &mut out).expect("accepted");
+        assert_eq!(used, input.len());
+        out.bytes(&input).to_vec()
+    }
+}
+
+fn ready(status: u8) -> Vec<u8> {
+    m(b'Z', &[status])
+}
+
+#[test]
+fn a_simple_query_is_over_at_its_ready_for_query() {
+    let mut b = Bench::new();
+    let query = m(b'Q', b"select 1\0");
+    assert_eq!(b.client_sends(&[query.clone()]).0, query);
+    assert!(!b.link.is_quiescent());
+    let answer = [m(b'T', b"\0\0"), m(b'D', b"\0\0"), m(b'C', b"SELECT 1\0")];
+    assert_eq!(b.server_sends(&answer), answer.concat());
+    assert!(!b.link.is_quiescent());
+    b.server_sends(&[ready(b'T')]);
+    assert!(!b.link.is_quiescent() && b.link.is_settled());
+    b.client_sends(&[m(b'Q', b"commit\0")]);
+    b.server_sends(&[m(b'C', b"COMMIT\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+    assert_eq!(b.seen.ready, [Status::Transaction, Status::Idle]);
+}
+
+#[test]
+fn pipelined_syncs_each_need_their_answer() {
+    let mut b = Bench::new();
+    let one = [m(b'P', b"\0select 1\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    b.client_sends(&[one.concat(), one.concat()]);
+    let answer = [m(b'1', b""), m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')];
+    b.server_sends(&answer);
+    assert!(!b.link.is_quiescent());
+    b.server_sends(&answer);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn flush_without_sync_keeps_the_link() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"\0select 1\0\0\0"), m(b'H', b"")]);
+    b.server_sends(&[m(b'1', b"")]);
+    assert!(!b.link.is_quiescent(), "an implicit transaction may be open until Sync");
+    b.client_sends(&[m(b'S', b"")]);
+    b.server_sends(&[ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn a_named_statement_is_parsed_once_for_all_clients() {
+    let mut b = Bench::new();
+    let (to_server, _) = b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'P', b"~00\0select 1\0\0\0"), m(b'S', b"")].concat());
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+
+    // Another client, another name of that length, same content: answered without the server.
+    b.client = ClientSide::default();
+    b.link.begin();
+    let (to_server, answer) = b.client_sends(&[m(b'P', b"xyz\0select 1\0\0\0"), m(b'D', b"Sxyz\0"), m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'D', b"S~00\0"), m(b'S', b"")].concat());
+    assert_eq!(answer, m(b'1', b""));
+    b.server_sends(&[m(b't', b"\0\0"), m(b'n', b""), ready(b'I')]);
+
+    // On a server that lacks it, the pooler parses first and swallows the answer.
+    b.link = Link::new(LinkOptions::default());
+    let (to_server, _) = b.client_sends(&[m(b'B', b"\0xyz\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")]);
+    let expected = [m(b'P', b"~00\0select 1\0\0\0"), m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    assert_eq!(to_server, expected.concat());
+    let to_client = b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')]);
+    assert_eq!(to_client, [m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')].concat());
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn an_error_undoes_what_the_server_skipped() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"bad\0selec\0\0\0"), m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+    assert_eq!(b.client.statement_count(), 0);
+    let (to_server, answer) = b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'P', b"~02\0select 1\0\0\0"), m(b'S', b"")].concat(), "it was skipped, so it is sent again");
+    assert!(answer.is_empty());
+}
+
+#[test]
+fn an_error_ahead_of_the_sync_skips_until_the_sync() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"\0selec\0\0\0"), m(b'H', b"")]);
+    b.server_sends(&[m(b'E', b"SERROR\0\0")]);
+    b.client_sends(&[m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'Q', b"ignored\0")]);
+    assert!(!b.link.is_quiescent());
+    b.client_sends(&[m(b'S', b"")]);
+    b.server_sends(&[ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn a_sync_ahead_of_copy_data_has_no_answer() {
+    let mut b = Bench::new();
+    let batch = [m(b'P', b"\0copy t from stdin\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    b.client_sends(&batch);
+    b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'G', b"\0\0\0")]);
+    b.client_sends(&[m(b'd', b"1\n"), m(b'c', b""), m(b'S', b"")]);
+    b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn copy_by_simple_query_and_its_failure() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'Q', b"copy t from stdin\0")]);
+    b.server_sends(&[m(b'G', b"\0\0\0")]);
+    b.client_sends(&[m(b'd', b"x\n")]);
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    // The client did not know and goes on; the server ignores it.
+    b.client_sends(&[m(b'd', b"y\n"), m(b'c', b"")]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn a_stranger_never_meets_anothers_unnamed_statement() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"\0select 'secret'\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    b.link.begin();
+    let mut owner = std::mem::take(&mut b.client);
+    let bind = m(b'B', b"\0\0\0\0\0\0\0\0");
+    let (to_server, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'C', b"S\0"), bind.clone(), m(b'S', b"")].concat());
+    assert_eq!(b.server_sends(&[m(b'3', b""), m(b'E', b"SERROR\0\0"), ready(b'I')])[0], b'E');
+    // The owner gets its own back, wherever it comes.
+    b.link.begin();
+    std::mem::swap(&mut b.client, &mut owner);
+    let (to_server, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'P', b"\0select 'secret'\0\0\0"), bind, m(b'S', b"")].concat());
+}
+
+#[test]
+fn reserved_names_of_a_client_reach_nothing() {
+    let mut b = Bench::new();
+    let (to_server, _) = b.client_sends(&[m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'B', b"\0~!!\0\0\0\0\0\0\0"), m(b'S', b"")].concat());
+}
+
+#[test]
+fn deallocate_all_forgets_but_keeps_what_follows() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    b.client_sends(&[m(b'Q', b"deallocate all\0"), m(b'P', b"new\0select 2\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'C', b"DEALLOCATE ALL\0"), ready(b'I'), m(b'1', b""), ready(b'I')]);
+    assert_eq!((b.client.statement_count(), b.link.statements.len()), (1, 1));
+}
+
+#[test]
+fn eviction_is_undone_when_the_server_skipped_it() {
+    let mut b = Bench::new();
+    b.link.set_options(LinkOptions { statements_max: 1, ..LinkOptions::default() });
+    b.client_sends(&[m(b'P', b"one\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let (to_server, _) = b.client_sends(&[m(b'P', b"\0selec\0\0\0"), m(b'P', b"two\0select 2\0\0\0"), m(b'S', b"")]);
+    assert!(to_server.windows(9).any(|w| w == &m(b'C', b"S~00\0")[..9]), "closes one to make room for two");
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    let (to_server, _) = b.client_sends(&[m(b'B', b"\0one\0\0\0\0\0\0\0"), m(b'S', b"")]);
+    assert_eq!(to_server[0], b'B', "the server still has it");
+}
+
+#[test]
+fn what_the_pooler_asks_itself_is_swallowed() {
+    let mut b = Bench::new();
+    let mut out = Vec::new();
+    b.link.inject_query("SET a = 'b';", &mut out);
+    assert_eq!(out, m(b'Q', b"SET a = 'b';\0"));
+    let shown = b.server_sends(&[m(b'C', b"SET\0"), m(b'S', b"TimeZone\0UTC\0"), ready(b'I')]);
+    assert!(shown.is_empty());
+    assert_eq!(b.seen.parameters, [("TimeZone".to_owned(), "UTC".to_owned(), true)]);
+    assert!(b.seen.ready.is_empty() && b.link.is_quiescent());
+}
+
+#[test]
+fn abandoning_brings_the_server_to_rest() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"\0copy t from stdin\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'H', b"")]);
+    b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'G', b"\0\0\0")]);
+    let mut out = Vec::new();
+    assert!(b.link.abandon(&mut out));
+    assert_eq!(out, [m(b'f', b"client disconnected\0"), m(b'S', b"")].concat());
+    let mut buffer = Vec::new();
+    let mut splice = Splice::new(&mut buffer);
+    let input = [m(b'E', b"SERROR\0\0"), ready(b'I')].concat();
+    b.link.backend(&input, None, &mut b.seen, &mut splice).expect("accepted");
+    assert!(splice.bytes(&input).is_empty() && b.link.is_quiescent());
+}
+
+#[test]
+fn any_split_gives_the_same_bytes() {
+    let whole = [
+        m(b'P', b"name1\0select $1\0\0\x01\0\0\0\x17"),
+        m(b'B', b"\0name1\0\0\0\0\x01\0\0\0\x011\0\0"),
+        m(b'D', b"P\0"),
+        m(b'E', b"\0\0\0\0\0"),
+        m(b'S', b""),
+        m(b'Q', b"select 1\0"),
+    ]
+    .concat();
+    let feed = |pieces: &mut dyn Iterator<Item = &[u8]>| {
+        let mut b = Bench::new();
+        let (mut held, mut sent, mut to_client) = (Vec::new(), Vec::new(), Vec::new());
+        for piece in pieces {
+            held.extend_from_slice(piece);
+            let mut buffer = Vec::new();
+            let mut out = Splice::new(&mut buffer);
+            let mut context =
+                FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+            let (used, _) = b.link.frontend(&held, &mut context, &mut out).expect("accepted");
+            sent.extend_from_slice(out.bytes(&held));
+            held.drain(..used);
+        }
+        (sent, b.link.pending.len())
+    };
+    let expected = feed(&mut std::iter::once(&whole[..]));
+    for size in 1..whole.len() {
+        assert_eq!(feed(&mut whole.chunks(size)), expected, "pieces of {size}");
+    }
+}
+
+#[test]
+fn hostile_messages_are_refused() {
+    for (bytes, why) in [
+        (vec![b'Q', 0, 0, 0, 3], "length below 4"),
+        (vec![b'Q', 0xff, 0xff, 0xff, 0xff], "length beyond all bounds"),
+        (m(b'p', b"x\0"), "password outside a login"),
+        (m(b'!', b""), "unknown type"),
+        (m(b'B', b"no end of names"), "names without end"),
+        (m(b'D', b""), "empty Describe"),
+        (m(b'P', b"abc"), "Parse without end"),
+    ] {
+        let mut b = Bench::new();
+        let mut buffer = Vec::new();
+        let mut out = Splice::new(&mut buffer);
+        let mut context =
+            FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut Vec::new() };
+        assert!(b.link.frontend(&bytes, &mut context, &mut out).is_err(), "{why}");
+        assert!(out.bytes(&bytes).is_empty(), "{why}: nothing is passed on");
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reported parameters (`GUC_REPORT`): what a server said each has, what a client wants each to have, and the shortest way from one to
+//! the other. PostgreSQL manual, 55.2.7 "Asynchronous Operations": ParameterStatus.
+
+use std::sync::Arc;
+
+/// A set of parameters, sorted by lower-case name. Equal sets are shared: an idle client costs a pointer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct ParameterSet {
+    entries: Vec<(Box<str>, Box<str>)>,
+}
+
+/// Parameters that are reported but cannot be set by a session: differences in them are the server's own.
+const NOT_SETTABLE: [&str; 9] = [
+    "in_hot_standby",
+    "integer_datetimes",
+    "is_superuser",
+    "scram_iterations",
+    "server_encoding",
+    "server_version",
+    "session_authorization",
+    "system_identifier",
+    "default_transaction_read_only_by_recovery",
+];
+
+/// Whether `name` is one that a session can set.
+pub fn is_settable(name: &str) -> bool {
+    !NOT_SETTABLE.iter().any(|fixed| fixed.eq_ignore_ascii_case(name))
+}
+
+impl ParameterSet {
+    fn position(&self, name: &str) -> Result<usize, usize> {
+        self.entries.binary_search_by(|(have, _)| {
+            have.bytes().map(|b| b.to_ascii_lowercase()).cmp(name.bytes().map(|b| b.to_ascii_lowercase()))
+        })
+    }
+
+    /// The value of `name`, whose case does not matter.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.position(name).ok().map(|at| &*self.entries[at].1)
+    }
+
+    /// Sets `name`; true if that changed anything. The spelling of the first setter is kept.
+    pub fn set(&mut self, name: &str, value: &str) -> bool {
+        match self.position(name) {
+            Ok(at) if *self.entries[at].1 == *value => false,
+            Ok(at) => {
+                self.entries[at].1 = value.into();
+                true
+            }
+            Err(at) => {
+                self.entries.insert(at, (name.into(), value.into()));
+                true
+            }
+        }
+    }
+
+    /// All parameters, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.entries.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The statements that take a session from `self` to `wanted`, all in one simple query: one round trip, or none (`None`). Only
+    /// parameters that the server reports are compared; others cannot be known.
+    pub fn restore_query(&self, wanted: &ParameterSet) -> Option<String> {
+        let mut query = String::new();
+        for (name, value) in wanted.iter().filter(|(name, _)| is_settable(name)) {
+            if self.get(name).is_some_and(|have| have != value) {
+                query.push_str("SET ");
+                // search_path is reported as a list of quoted identifiers; quoting the whole would make it one name.
+                if name.eq_ignore_ascii_case("search_path") {
+                    query.push_str("search_path = ");
+                    query.push_str(if value.trim().is_empty() { "''" } else { value });
+                } else {
+                    quote_identifier(&mut query, name);
+                    query.push_str(" = ");
+                    quote_literal(&mut query, value);
+                }
+                query.push(';');
+            }
+        }
+        (!query.is_empty()).then_some(query)
+    }
+}
+
+/// Appends `name` as a quoted identifier.
+pub fn quote_identifier(out: &mut String, name: &str) {
+    out.push('"');
+    for c in name.chars() {
+        if c == '"' {
+            out.push('"');
+        }
+        out.push(c);
+    }
+    out.push('"');
+}
+
+/// Appends `value` as a literal that reads the same whatever `standard_conforming_strings` is.
+pub fn quote_literal(out: &mut String, value: &str) {
+    if value.contains('\\') {
+        out.push_str(" E");
+    }
+    out.push('\'');
+    for c in value.chars() {
+        if c == '\'' || c == '\\' {
+            out.push(c);
+        }
+        out.push(c);
+    }
+    out.push('\'');
+}
+
+/// A set that is shared until somebody changes it.
+pub type SharedParameters = Arc<ParameterSet>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(entries: &[(&str, &str)]) -> ParameterSet {
+        let mut set = ParameterSet::default();
+        entries.iter().for_each(|(name, value)| {
+            set.set(name, value);
+        });
+        set
+    }
+
+    #[test]
+    fn names_have_no_case() {
+        let mut have = set(&[("TimeZone", "UTC")]);
+        assert!(!have.set("timezone", "UTC"));
+        assert!(have.set("TIMEZONE", "CET"));
+        assert_eq!(have.iter().collect::<Vec<_>>(), [("TimeZone", "CET")]);
+    }
+
+    #[test]
+    fn restores_only_what_differs_and_is_reported() {
+        let server = set(&[("TimeZone", "UTC"), ("DateStyle", "ISO, MDY"), ("server_version", "15"), ("application_name", "")]);
+        let client = set(&[("timezone", "UTC"), ("datestyle", "ISO, DMY"), ("server_version", "14"), ("extra_float_digits", "3")]);
+        assert_eq!(server.restore_query(&client).as_deref(), Some("SET \"datestyle\" = 'ISO, DMY';"));
+        assert_eq!(server.restore_query(&set(&[("TimeZone", "UTC")])), None);
+    }
+
+    #[test]
+    fn quotes_what_needs_quoting() {
+        let server = set(&[("application_name", ""), ("search_path", "public")]);
+        let client = set(&[("application_name", "it's \\ \"x\""), ("search_path", "\"$user\", public")]);
+        assert_eq!(
+            server.restore_query(&client).as_deref(),
+            Some("SET \"application_name\" =  E'it''s \\\\ \"x\"';SET search_path = \"$user\", public;")
+        );
+    }
+}

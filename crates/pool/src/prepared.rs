@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Prepared statements in transaction pooling: one entry for each distinct content, a server-side name for each entry, and per server the
+//! set of those it has, least recently used first out.
+//!
+//! A server-side name depends on the content *and* on the length of the client's name, so that replacing one by the other keeps a
+//! message's length. That is what lets a kernel lane rewrite names in place (an sk_skb program must not change an skb's length).
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, Weak};
+
+use foldhash::fast::RandomState;
+
+/// First byte of every server-side name. Clients' own names that begin with it are never passed on, so that no client can name a
+/// statement which another one prepared.
+pub const NAME_MARK: u8 = b'~';
+/// Digits of a server-side name. `!` is not among them: a name of mark and `!` never exists.
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+/// Names shorter than this have too few digits to be worth a table of their own (62 statements at one digit).
+const LENGTH_MIN: usize = 3;
+/// Longer names are shortened to a canonical one.
+const LENGTH_MAX: usize = 63;
+/// Length of a name that is not chosen by the client's: the mark and 14 digits hold any 64-bit number that is ever counted to.
+const LENGTH_CANONICAL: usize = 15;
+
+/// One statement content under one server-side name.
+#[derive(Debug)]
+pub struct Statement {
+    /// Distinct for each entry, never used again.
+    pub id: u64,
+    /// The name it has on every server that holds it.
+    pub name: Box<[u8]>,
+    /// Body of the Parse message behind the name: query text, its NUL, parameter type count and OIDs.
+    pub body: Box<[u8]>,
+    length_class: usize,
+}
+
+impl Statement {
+    /// Appends the Parse message that creates this statement on a server.
+    pub fn parse_message(&self, out: &mut Vec<u8>) {
+        message(out, b'P', &[&self.name, b"\0", &self.body]);
+    }
+
+    /// Appends the Close message that removes it from a server.
+    pub fn close_message(&self, out: &mut Vec<u8>) {
+        message(out, b'C', &[b"S", &self.name, b"\0"]);
+    }
+}
+
+/// Appends a message of `tag` whose body is `parts` joined.
+pub(crate) fn message(out: &mut Vec<u8>, tag: u8, parts: &[&[u8]]) {
+    let length = 4 + parts.iter().map(|part| part.len()).sum::<usize>();
+    out.push(tag);
+    out.extend_from_slice(&(length as u32).to_be_bytes());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}
+
+/// All statements that any client or server refers to, shared by all threads.
+#[derive(Debug, Default)]
+pub struct Statements {
+    inner: Mutex<Table>,
+    hasher: RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_content: HashMap<u64, Vec<Weak<Statement>>, RandomState>,
+    next_id: u64,
+    /// The next number for each length of name.
+    next_number: HashMap<usize, u64, RandomState>,
+    /// Entries at which dead ones are swept out.
+    sweep_at: usize,
+}
+
+impl Statements {
+    /// The entry for this content and length of client name, made if there is none.
+    pub fn intern(&self, client_name_length: usize, body: &[u8]) -> Arc<Statement> {
+        let class = length_class(client_name_length);
+        let hash = self.hasher.hash_one((class, body));
+        let mut table = self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(found) = table.by_content.get(&hash).and_then(|entries| {
+            entries.iter().filter_map(Weak::upgrade).find(|s| s.length_class == class && *s.body == *body)
+        }) {
+            return found;
+        }
+        let (length_class, name) = table.name(class);
+        table.next_id += 1;
+        let statement = Arc::new(Statement { id: table.next_id, name, body: body.into(), length_class });
+        table.by_content.entry(hash).or_default().push(Arc::downgrade(&statement));
+        table.sweep();
+        statement
+    }
+
+    /// Distinct statements in use.
+    pub fn len(&self) -> usize {
+        let table = self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        table.by_content.values().flatten().filter(|entry| entry.strong_count() > 0).count()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+fn length_class(client_name_length: usize) -> usize {
+    if (LENGTH_MIN..=LENGTH_MAX).contains(&client_name_length) { client_name_length } else { 0 }
+}
+
+impl Table {
+    /// A name that was never given before, of the class's length while that has numbers left.
+    fn name(&mut self, class: usize) -> (usize, Box<[u8]>) {
+        let length = if class == 0 { LENGTH_CANONICAL } else { class };
+        let number = self.next_number.entry(length).or_default();
+        let capacity = u32::try_from(length - 1).ok().and_then(|digits| 62u64.checked_pow(digits)).unwrap_or(u64::MAX);
+        if *number < capacity {
+            let name = encode(*number, length);
+            *number += 1;
+            (class, name)
+        } else {
+            let number = self.next_number.entry(LENGTH_CANONICAL).or_default();
+            *number += 1;
+            (class, encode(*number - 1, LENGTH_CANONICAL))
+        }
+    }
+
+    fn sweep(&mut self) {
+        if self.by_content.len() < self.sweep_at.max(1024) {
+            return;
+        }
+        self.by_content.retain(|_, entries| {
+            entries.retain(|entry| entry.strong_count() > 0);
+            !entries.is_empty()
+        });
+        self.sweep_at = self.by_content.len() * 2;
+    }
+}
+
+fn encode(mut number: u64, length: usize) -> Box<[u8]> {
+    let mut name = vec![NAME_MARK; length];
+    for digit in name[1..].iter_mut().rev() {
+        *digit = DIGITS[(number % 62) as usize];
+        number /= 62;
+    }
+    name.into()
+}
+
+/// Whether a client's own name must be kept from servers.
+pub fn is_reserved(name: &[u8]) -> bool {
+    name.first() == Some(&NAME_MARK)
+}
+
+/// A name as long as `name` that no server has.
+pub fn nonexistent(name: &[u8]) -> Vec<u8> {
+    let mut other = vec![b'!'; name.len()];
+    other[0] = NAME_MARK;
+    other
+}
+
+/// A client's statements: its own names, each with the content it stands for.
+#[derive(Debug, Default)]
+pub struct ClientStatements {
+    names: HashMap<Box<[u8]>, Arc<Statement>, RandomState>,
+}
+
+impl ClientStatements {
+    /// What `name` stands for.
+    pub fn get(&self, name: &[u8]) -> Option<&Arc<Statement>> {
+        self.names.get(name)
+    }
+
+    /// Gives `name` a meaning, or takes it away; returns the one before.
+    pub fn set(&mut self, name: &[u8], statement: Option<Arc<Statement>>) -> Option<Arc<Statement>> {
+        match statement {
+            Some(statement) => self.names.insert(name.into(), statement),
+            None => self.names.remove(name),
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.names.clear();
+    }
+
+    /// How many names there are.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+}
+
+/// The statements that one server connection has, by [`Statement::id`].
+#[derive(Debug, Default)]
+pub struct ServerStatements {
+    held: HashMap<u64, (Arc<Statement>, u64), RandomState>,
+    uses: u64,
+}
+
+impl ServerStatements {
+    /// Whether the server has it; counts as a use.
+    pub fn touch(&mut self, id: u64) -> bool {
+        self.uses += 1;
+        let uses = self.uses;
+        self.held.get_mut(&id).map(|entry| entry.1 = uses).is_some()
+    }
+
+    /// Notes that the server has it.
+    pub fn insert(&mut self, statement: Arc<Statement>) {
+        self.uses += 1;
+        self.held.insert(statement.id, (statement, self.uses));
+    }
+
+    /// Notes that the server has it no more.
+    pub fn remove(&mut self, id: u64) {
+        self.held.remove(&id);
+    }
+
+    /// Takes out the least recently used while `max` or more are held.
+    pub fn evict(&mut self, max: usize) -> Option<Arc<Statement>> {
+        if self.held.len() < max.max(1) {
+            return None;
+        }
+        let oldest = self.held.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id)?;
+        self.held.remove(&oldest).map(|(statement, _)| statement)
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.held.clear();
+    }
+
+    /// How many the server has.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_entry_for_each_content_and_length() {
+        let table = Statements::default();
+        let first = table.intern(3, b"select 1\0\0\0");
+        assert!(Arc::ptr_eq(&first, &table.intern(3, b"select 1\0\0\0")));
+        let longer = table.intern(4, b"select 1\0\0\0");
+        assert_ne!(first.id, longer.id);
+        assert_eq!((first.name.len(), longer.name.len()), (3, 4));
+        assert_eq!(table.intern(1, b"x\0\0\0").name.len(), LENGTH_CANONICAL);
+        assert_eq!(table.intern(400, b"x\0\0\0").name.len(), LENGTH_CANONICAL);
+    }
+
+    #[test]
+    fn names_are_never_given_twice() {
+        let table = Statements::default();
+        let mut seen = std::collections::HashSet::new();
+        for n in 0..8000u32 {
+            let statement = table.intern(3, &n.to_be_bytes());
+            assert!(seen.insert(statement.name.clone()), "{:?}", statement.name);
+            assert!(is_reserved(&statement.name));
+        }
+        assert!(seen.iter().any(|name| name.len() == LENGTH_CANONICAL), "62 * 62 names of length 3, then longer ones");
+        assert!(!seen.contains(&*nonexistent(b"abc")));
+    }
+
+    #[test]
+    fn evicts_the_least_recently_used() {
+        let table = Statements::default();
+        let mut server = ServerStatements::default();
+        let all: Vec<_> = (0..3u32).map(|n| table.intern(5, &n.to_be_bytes())).collect();
+        all.iter().for_each(|s| server.insert(s.clone()));
+        assert!(server.touch(all[0].id));
+        assert_eq!(server.evict(3).map(|s| s.id), Some(all[1].id));
+        assert!(server.evict(3).is_none());
+    }
+}
