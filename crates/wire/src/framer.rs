@@ -59,6 +59,12 @@ impl Framer {
         valid.then_some(Self { need, max_len, hdr, hdr_len })
     }
 
+    /// The state of the table above, for handing a direction over: `need`, `hdr`, `hdr_len`. Meant for the time
+    /// between two chunks, when [`from_parts`](Self::from_parts) takes whatever this returns.
+    pub const fn parts(&self) -> (u64, [u8; 5], u8) {
+        (self.need, self.hdr, self.hdr_len)
+    }
+
     /// Takes the next piece from the front of `chunk`; `None` when more bytes are needed, with `chunk` used up.
     ///
     /// After an error `chunk` is where it was before the call; the message at fault begins

@@ -176,7 +176,8 @@ impl<'a> StartupMessage<'a> {
         self.pairs().filter(|(name, _)| name.starts_with(PROTOCOL_OPTION_PREFIX))
     }
 
-    fn pairs(&self) -> Pairs<'a> {
+    /// All pairs in the client's order.
+    pub(crate) fn pairs(&self) -> Pairs<'a> {
         Pairs { rest: Reader::new(self.pairs) }
     }
 
@@ -197,7 +198,7 @@ impl<'a> StartupMessage<'a> {
 }
 
 #[derive(Clone)]
-struct Pairs<'a> {
+pub(crate) struct Pairs<'a> {
     rest: Reader<'a>,
 }
 

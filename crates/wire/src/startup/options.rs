@@ -20,6 +20,9 @@ pub fn settings(options: &[u8]) -> Settings<'_> {
     Settings { words: words(options) }
 }
 
+/// A name and its value.
+pub type Setting<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+
 /// See [`words`].
 #[derive(Clone, Debug)]
 pub struct Words<'a> {
@@ -72,7 +75,7 @@ pub struct Settings<'a> {
 }
 
 impl<'a> Iterator for Settings<'a> {
-    type Item = Result<(Cow<'a, [u8]>, Cow<'a, [u8]>), MessageError>;
+    type Item = Result<Setting<'a>, MessageError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let word = self.words.next()?;
@@ -85,7 +88,7 @@ impl<'a> Iterator for Settings<'a> {
 }
 
 /// Splits `name=value` behind a switch of `skip` bytes.
-fn setting(word: Cow<'_, [u8]>, skip: usize) -> Result<(Cow<'_, [u8]>, Cow<'_, [u8]>), MessageError> {
+fn setting(word: Cow<'_, [u8]>, skip: usize) -> Result<Setting<'_>, MessageError> {
     let equals = memchr::memchr(b'=', &word[skip..]).ok_or(MessageError::OptionValue)? + skip;
     if equals == skip {
         return Err(MessageError::OptionSwitch);
@@ -108,14 +111,14 @@ mod tests {
         words(text.as_bytes()).map(|w| String::from_utf8(w.into_owned()).unwrap()).collect()
     }
 
-    type Setting = Result<(String, String), MessageError>;
+    type Owned = Result<(String, String), MessageError>;
 
-    fn set(text: &str) -> Vec<Setting> {
+    fn set(text: &str) -> Vec<Owned> {
         let text_of = |w: Cow<'_, [u8]>| String::from_utf8(w.into_owned()).unwrap();
         settings(text.as_bytes()).map(|s| s.map(|(n, v)| (text_of(n), text_of(v)))).collect()
     }
 
-    fn ok(name: &str, value: &str) -> Setting {
+    fn ok(name: &str, value: &str) -> Owned {
         Ok((name.to_owned(), value.to_owned()))
     }
 
@@ -156,7 +159,7 @@ mod tests {
         assert_eq!(set("--geqo"), [Err(MessageError::OptionValue)]);
         assert_eq!(set("-c =x"), [Err(MessageError::OptionSwitch)]);
         assert_eq!(set("-e"), [Err(MessageError::OptionSwitch)]);
-        assert_eq!(set("-- a"), [Err(MessageError::OptionSwitch); 2]);
+        assert_eq!(set("-- a"), [Err(MessageError::OptionSwitch), Err(MessageError::OptionSwitch)]);
         assert_eq!(set("word"), [Err(MessageError::OptionSwitch)]);
     }
 }
