@@ -123,8 +123,9 @@ impl<'a> CommandComplete<'a> {
         if digits.is_empty() {
             return None;
         }
-        digits.iter().try_fold(0u64, |n, b| {
-            n.checked_mul(10)?.checked_add(u64::from(b.is_ascii_digit().then_some(b - b'0')?))
+        digits.iter().try_fold(0u64, |n, &byte| {
+            let digit = char::from(byte).to_digit(10)?;
+            n.checked_mul(10)?.checked_add(digit.into())
         })
     }
 }
