@@ -10,6 +10,9 @@ use underpass_wire::backend::{
 use underpass_wire::startup::ProtocolVersion;
 use underpass_wire::{MessageError, SqlState, tag};
 
+/// A builder without arguments, and the type byte of what it builds.
+type Builder = (fn(&mut Vec<u8>), u8);
+
 fn built(fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     fill(&mut out);
@@ -206,7 +209,7 @@ fn parameter_description() {
 
 #[test]
 fn copy_responses() {
-    let builders: [(fn(&mut Vec<u8>), u8); 3] = [
+    let builders: [Builder; 3] = [
         (|out| build::copy_in_response(out, 1, [1, 1]), b'G'),
         (|out| build::copy_out_response(out, 1, [1, 1]), b'H'),
         (|out| build::copy_both_response(out, 1, [1, 1]), b'W'),
@@ -230,7 +233,7 @@ fn function_call_response() {
 
 #[test]
 fn messages_without_body() {
-    let builders: [(fn(&mut Vec<u8>), u8); 7] = [
+    let builders: [Builder; 7] = [
         (build::empty_query_response, b'I'),
         (build::parse_complete, b'1'),
         (build::bind_complete, b'2'),

@@ -8,6 +8,9 @@ use underpass_wire::frontend::{
 };
 use underpass_wire::{MessageError, tag};
 
+/// A builder without arguments, and the type byte of what it builds.
+type Builder = (fn(&mut Vec<u8>), u8);
+
 fn built(fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = Vec::new();
     fill(&mut out);
@@ -130,7 +133,7 @@ fn function_call() {
 
 #[test]
 fn messages_without_body() {
-    let builders: [(fn(&mut Vec<u8>), u8); 4] =
+    let builders: [Builder; 4] =
         [(build::sync, b'S'), (build::flush, b'H'), (build::terminate, b'X'), (build::copy_done, b'c')];
     for (build, tag) in builders {
         assert_eq!(built(build), [tag, 0, 0, 0, 4]);
