@@ -80,7 +80,7 @@ fn select_1() -> Vec<u8> {
 
 fn prepared() -> Vec<u8> {
     let mut out = Vec::new();
-    frontend::build::bind(&mut out, b"", b"P0_1", [], [Some(&b"4711"[..])], [1]);
+    frontend::build::bind(&mut out, b"", b"P_0", [], [Some(&b"4711"[..])], [1]);
     frontend::build::describe(&mut out, frontend::Target::Portal, b"");
     frontend::build::execute(&mut out, b"", 0);
     frontend::build::sync(&mut out);
