@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes the seeds of the fuzz corpora: `cargo run -p underpass-wire --example gen_corpus -- fuzz/corpus`.
-//! Writes the seeds of the fuzz corpora: `cargo run -p underpass-wire --example gen_corpus -- fuzz/corpus`.
 //! The seeds `psql_server` and `pgbench_server` are the recordings of `tests/data` behind a seed byte.
+
 use std::path::{Path, PathBuf};
 
 use underpass_wire::backend::{self, FieldDescription, Report, Severity, TransactionStatus};

@@ -133,7 +133,7 @@ impl<'a> CommandComplete<'a> {
 /// The server speaks a lower minor version than asked, or does not know some `_pq_.` options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NegotiateProtocolVersion<'a> {
-    /// The word on the wire. The manual calls it the newest minor version; PostgreSQL and PgBouncer send, and
+    /// The word on the wire. The manual calls it the newest minor version; PostgreSQL sends, and
     /// libpq reads, the whole version. [`minor`](Self::minor) is right for both.
     pub newest: ProtocolVersion,
     count: u32,
