@@ -164,6 +164,11 @@ impl AuthContext {
             .unwrap_or_else(|| ScramKeys::derive(password.as_bytes(), salt, iterations))
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_remembered(&self, password: &Password, salt: &[u8], iterations: u32) -> bool {
+        self.cache.get(password.as_bytes(), salt, iterations).is_some()
+    }
+
     pub(crate) fn remember(&self, password: &Password, keys: ScramKeys) {
         self.cache.insert(password.as_bytes(), keys);
     }

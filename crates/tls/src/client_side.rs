@@ -138,6 +138,3 @@ pub(crate) fn key_pair_error(
     };
     TlsError::File { key, path: key_path.to_owned(), problem }
 }
-
-#[cfg(test)]
-mod tests;

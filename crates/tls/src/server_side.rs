@@ -109,6 +109,3 @@ impl ServerSide {
         server_end_point_hash(connection.peer_certificates()?.first()?)
     }
 }
-
-#[cfg(test)]
-mod tests;

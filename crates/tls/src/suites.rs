@@ -160,8 +160,10 @@ fn tls12_ciphers(
     let mut chosen: Vec<SupportedCipherSuite> = Vec::new();
     let mut killed: Vec<SupportedCipherSuite> = Vec::new();
     for token in tokens(value) {
-        if token.starts_with('@') {
-            continue; // @STRENGTH, @SECLEVEL: every suite here has at least 128 bits
+        // @STRENGTH, @SECLEVEL=n, alone or behind a name: every suite here has at least 128 bits.
+        let token = token.split('@').next().unwrap_or_default();
+        if token.is_empty() {
+            continue;
         }
         let (operator, name) = match token.as_bytes()[0] {
             operator @ (b'!' | b'-' | b'+') => (operator, &token[1..]),
