@@ -3,42 +3,8 @@
 
 mod support;
 
-use rustls::{ClientConnection, ServerConnection};
-use support::{Authority, Files, Leaf};
+use support::{Authority, Files, Leaf, handshake};
 use underpass_tls::{ClientSide, ServerSide, SslMode, TlsClientOptions, TlsServerOptions, describe};
-
-struct Pair {
-    client: ClientConnection,
-    server: ServerConnection,
-}
-
-/// Runs a handshake between our two sides; the error is the first one either side has.
-fn handshake(server: &ClientSide, client: &ServerSide, host: &str) -> Result<Pair, rustls::Error> {
-    let name = ServerSide::server_name(host).expect("a host name");
-    let mut client = ClientConnection::new(client.config.clone(), name)?;
-    let mut server = ServerConnection::new(server.config.clone())?;
-    while client.is_handshaking() || server.is_handshaking() || client.wants_write() || server.wants_write() {
-        let mut wire = Vec::new();
-        while client.wants_write() {
-            client.write_tls(&mut wire).expect("memory");
-        }
-        let mut wire = wire.as_slice();
-        while !wire.is_empty() {
-            server.read_tls(&mut wire).expect("memory");
-            server.process_new_packets()?;
-        }
-        let mut wire = Vec::new();
-        while server.wants_write() {
-            server.write_tls(&mut wire).expect("memory");
-        }
-        let mut wire = wire.as_slice();
-        while !wire.is_empty() {
-            client.read_tls(&mut wire).expect("memory");
-            client.process_new_packets()?;
-        }
-    }
-    Ok(Pair { client, server })
-}
 
 fn accepting(files: &Files, change: impl FnOnce(&mut TlsClientOptions)) -> ClientSide {
     let mut options = TlsClientOptions {
@@ -103,7 +69,8 @@ fn client_certificates_are_asked_for_by_verify_modes() {
     let ca = Authority::new("ca");
     let files = ca.issue(&Leaf::dns("pooler"));
     let joe = ca.issue(&Leaf::common_name("joe"));
-    let stranger = Authority::new("other").issue(&Leaf::common_name("joe"));
+    let other = Authority::new("other");
+    let stranger = other.issue(&Leaf::common_name("joe"));
     let with = |files: &Files| {
         let (key, cert) = (files.key.clone(), files.cert.clone());
         connecting(SslMode::Require, |o| (o.key_file, o.cert_file) = (Some(key), Some(cert)))
@@ -176,24 +143,5 @@ fn sessions_are_resumed_by_ticket() {
             pair.server.handshake_kind().expect("done")
         });
         assert_eq!(kinds, [rustls::HandshakeKind::Full, rustls::HandshakeKind::Resumed], "{protocols}");
-    }
-}
-
-/// Prints what a login costs; run with `--nocapture` in release mode for numbers that mean something.
-#[test]
-fn login_cost_is_printed() {
-    let ca = Authority::new("ca");
-    let side = accepting(&ca.issue(&Leaf::dns("pooler")), |_| {});
-    for (name, tickets) in [("with one ticket", 1), ("without tickets", 0)] {
-        let mut config = (*side.config).clone();
-        config.send_tls13_tickets = tickets;
-        let side = ClientSide { config: config.into(), ..side.clone() };
-        let client = connecting(SslMode::Prefer, |_| {});
-        let rounds = 200;
-        let begin = std::time::Instant::now();
-        for _ in 0..rounds {
-            handshake(&side, &client, "pooler").expect("handshake");
-        }
-        println!("full handshake, both ends, {name}: {:?}", begin.elapsed() / rounds);
     }
 }

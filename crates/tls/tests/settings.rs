@@ -12,11 +12,11 @@ use underpass_tls::{
 };
 
 fn client_error(options: &TlsClientOptions) -> String {
-    ClientSide::build(options).err().expect("an error").to_string()
+    ClientSide::build(options).expect_err("an error").to_string()
 }
 
 fn server_error(options: &TlsServerOptions) -> String {
-    ServerSide::build(options).err().expect("an error").to_string()
+    ServerSide::build(options).expect_err("an error").to_string()
 }
 
 #[test]
@@ -121,7 +121,8 @@ fn end_point_hash_agrees_with_openssl() {
         return;
     }
     let pss = ["-sigopt", "rsa_padding_mode:pss"];
-    let cases: [(&[&str], &[&str], &str, Option<&str>); 8] = [
+    type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a str, Option<&'a str>);
+    let cases: [Case<'_>; 8] = [
         (&["rsa:2048"], &[], "-sha1", Some("-sha256")),
         (&["rsa:2048"], &[], "-sha256", Some("-sha256")),
         (&["rsa:2048"], &[], "-sha384", Some("-sha384")),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A certificate authority in a temporary directory.
+//! A certificate authority in a temporary directory, and handshakes over memory.
 
 #![allow(dead_code, missing_docs, reason = "each test file uses a part of it")]
 
@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
 };
+use rustls::{ClientConnection, ServerConnection};
 use tempfile::TempDir;
+use underpass_tls::{ClientSide, ServerSide};
 
 /// A key and certificate on disk, in PEM.
 #[derive(Clone)]
@@ -100,4 +102,38 @@ fn distinguished_name(common_name: Option<&str>) -> DistinguishedName {
         name.push(DnType::CommonName, text);
     }
     name
+}
+
+/// Both ends after a handshake.
+pub struct Pair {
+    pub client: ClientConnection,
+    pub server: ServerConnection,
+}
+
+/// Runs a handshake between our two sides; the error is the first one either side has.
+pub fn handshake(server: &ClientSide, client: &ServerSide, host: &str) -> Result<Pair, rustls::Error> {
+    let name = ServerSide::server_name(host).expect("a host name");
+    let mut client = ClientConnection::new(client.config.clone(), name)?;
+    let mut server = ServerConnection::new(server.config.clone())?;
+    while client.is_handshaking() || server.is_handshaking() || client.wants_write() || server.wants_write() {
+        let mut wire = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut wire).expect("memory");
+        }
+        let mut wire = wire.as_slice();
+        while !wire.is_empty() {
+            server.read_tls(&mut wire).expect("memory");
+            server.process_new_packets()?;
+        }
+        let mut wire = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut wire).expect("memory");
+        }
+        let mut wire = wire.as_slice();
+        while !wire.is_empty() {
+            client.read_tls(&mut wire).expect("memory");
+            client.process_new_packets()?;
+        }
+    }
+    Ok(Pair { client, server })
 }
