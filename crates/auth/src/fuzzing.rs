@@ -30,6 +30,26 @@ fn secret(choice: u8) -> Option<Secret> {
     }
 }
 
+fn client_login(setup: u8) -> ClientLogin<'static> {
+    let method = [Method::ScramSha256, Method::Md5, Method::Plain, Method::ScramSha256];
+    ClientLogin {
+        method: method[usize::from(setup >> 3 & 3)],
+        user: USER.as_bytes(),
+        credential: secret(setup).map_or(Credential::UnknownUser, Credential::Secret),
+        channel_binding: (setup & 4 != 0).then(|| vec![7; 32]),
+        identity: Identity::default(),
+    }
+}
+
+fn server_login(setup: u8) -> ServerLogin {
+    ServerLogin {
+        user: USER.into(),
+        secret: secret(setup),
+        keys: (setup & 8 != 0).then(|| ScramKeys::derive(PASSWORD.as_bytes(), b"salt", 2)),
+        channel_binding: (setup & 4 != 0).then(|| vec![7; 32]),
+    }
+}
+
 /// Splits the messages off; a length beyond the end means the rest.
 fn messages(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
@@ -46,17 +66,8 @@ fn messages(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Returns whether the client was let in.
 pub fn client_auth(data: &[u8]) -> bool {
     let Some((&setup, data)) = data.split_first() else { return false };
-    let method =
-        [Method::ScramSha256, Method::Md5, Method::Plain, Method::ScramSha256][usize::from(setup >> 3 & 3)];
-    let secret = secret(setup);
-    let hopeless = secret.is_none();
-    let login = ClientLogin {
-        method,
-        user: USER.as_bytes(),
-        credential: secret.map_or(Credential::UnknownUser, Credential::Secret),
-        channel_binding: (setup & 4 != 0).then(|| vec![7; 32]),
-        identity: Identity::default(),
-    };
+    let login = client_login(setup);
+    let hopeless = login.credential == Credential::UnknownUser;
     let (mut auth, step) = ClientAuth::start(context(), login);
     assert!(matches!(step, ClientStep::Send(_)), "a password method asks first");
     let mut inside = false;
@@ -84,13 +95,7 @@ pub fn client_auth(data: &[u8]) -> bool {
 /// Returns whether the server let us in.
 pub fn server_auth(data: &[u8]) -> bool {
     let Some((&setup, data)) = data.split_first() else { return false };
-    let login = ServerLogin {
-        user: USER.into(),
-        secret: secret(setup),
-        keys: (setup & 8 != 0).then(|| ScramKeys::derive(PASSWORD.as_bytes(), b"salt", 2)),
-        channel_binding: (setup & 4 != 0).then(|| vec![7; 32]),
-    };
-    let mut auth = ServerAuth::new(context(), login);
+    let mut auth = ServerAuth::new(context(), server_login(setup));
     let (mut scram, mut proven) = (false, false);
     for message in messages(data) {
         // PBKDF2 costs what the server asks, up to a bound that is far too slow for fuzzing.
@@ -110,3 +115,6 @@ pub fn server_auth(data: &[u8]) -> bool {
     }
     false
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,11 +57,7 @@ pub enum ServerStep {
 #[non_exhaustive]
 pub enum ServerAuthError {
     /// Nothing we have answers what the server asks.
-    #[error("server asks for {asked}, but {have}; store the plain password{} in auth_file", match .asked {
-        &"SCRAM-SHA-256" => ", or log clients in by SCRAM with the same SCRAM secret as the server's,",
-        &"md5" => " or its md5 hash",
-        _ => "",
-    })]
+    #[error("server asks for {asked}, but {have}; {}", remedy(.asked))]
     NoUsableSecret {
         /// `a clear-text password`, `md5` or `SCRAM-SHA-256`.
         asked: &'static str,
@@ -91,6 +87,16 @@ pub enum ServerAuthError {
     /// The system has no random bytes for a nonce.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
+}
+
+fn remedy(asked: &str) -> &'static str {
+    match asked {
+        "SCRAM-SHA-256" => {
+            "store the plain password in auth_file, or let clients log in by SCRAM with the server's own SCRAM secret"
+        }
+        "md5" => "store the plain password or its md5 hash in auth_file",
+        _ => "store the plain password in auth_file",
+    }
 }
 
 /// One login to a server.

@@ -24,7 +24,11 @@ fn stored(kind: &str) -> Credential {
 }
 
 /// Our own client role answers; the outcome and the codes of the requests sent.
-fn run(context: &Arc<AuthContext>, login: ClientLogin<'_>, password: &str) -> (Result<Login, Refusal>, Vec<i32>) {
+fn run(
+    context: &Arc<AuthContext>,
+    login: ClientLogin<'_>,
+    password: &str,
+) -> (Result<Login, Refusal>, Vec<i32>) {
     let mut server = ServerAuth::new(
         context.clone(),
         ServerLogin {
@@ -89,7 +93,8 @@ fn every_method_with_every_secret() {
 #[test]
 fn channel_binding_is_used_when_there_is_tls() {
     let context = context(MockMethod::Scram);
-    let login = ClientLogin { channel_binding: Some(vec![1; 32]), ..login(Method::ScramSha256, stored("scram")) };
+    let login =
+        ClientLogin { channel_binding: Some(vec![1; 32]), ..login(Method::ScramSha256, stored("scram")) };
     assert!(run(&context, login, "pw").0.is_ok());
 }
 
@@ -154,7 +159,10 @@ fn methods_without_a_password() {
     assert_eq!(refused(login(Method::Reject, stored("plain"))), Refusal::Rejected);
     let only_jim = |name: &str| name == "jim";
     for method in [Method::Cert, Method::Peer] {
-        let by = |name, map| ClientLogin { identity: Identity { name, map }, ..login(method, Credential::NoPassword) };
+        let by = |name, map| ClientLogin {
+            identity: Identity { name, map },
+            ..login(method, Credential::NoPassword)
+        };
         assert!(inside(by(Some("joe"), None)));
         assert!(inside(by(Some("jim"), Some(&only_jim))));
         assert_eq!(refused(by(None, None)), Refusal::NoIdentity(method));

@@ -92,7 +92,8 @@ fn roles_agree_with_and_without_channel_binding() {
 
 #[test]
 fn doomed_and_wrong_end_alike() {
-    let wrong = exchange(client(password("no"), &[MECHANISM], None), server(verifier(b"pw", b"salt", 2), None));
+    let wrong =
+        exchange(client(password("no"), &[MECHANISM], None), server(verifier(b"pw", b"salt", 2), None));
     let mut mock = verifier(b"pw", b"salt", 2);
     mock.doomed = true;
     let doomed = exchange(client(password("pw"), &[MECHANISM], None), server(mock, None));
@@ -116,12 +117,16 @@ fn someone_in_between_is_noticed() {
     assert_eq!(first(MECHANISM, b"n,a=joe,n=,r=x"), ScramServerError::AuthorizationIdentity);
     assert_eq!(first("SCRAM-SHA-1", b"n,,n=,r=x"), ScramServerError::Mechanism);
     let mut plain = server(verifier(b"pw", b"salt", 2), None);
-    assert_eq!(plain.client_first(MECHANISM_PLUS, b"p=tls-server-end-point,,n=,r=x"), Err(ScramServerError::Mechanism));
+    assert_eq!(
+        plain.client_first(MECHANISM_PLUS, b"p=tls-server-end-point,,n=,r=x"),
+        Err(ScramServerError::Mechanism)
+    );
 }
 
 #[test]
 fn a_false_server_is_noticed() {
-    let first = |message: &[u8]| client(password("pw"), &[MECHANISM], None).server_first(message).unwrap_err();
+    let first =
+        |message: &[u8]| client(password("pw"), &[MECHANISM], None).server_first(message).unwrap_err();
     use ScramClientError as E;
     assert_eq!(first(b"r=other,s=c2FsdA==,i=2"), E::Nonce);
     assert_eq!(first(b"r=clientnonce,s=c2FsdA==,i=2"), E::Nonce);
@@ -173,7 +178,9 @@ fn malformed_client_messages_are_named() {
         assert!(ClientFirst::parse(message).is_err(), "{message:?}");
     }
     assert!(ClientFirst::parse(b"n,,n=joe,r=x,z=extension").is_ok());
-    for message in [&b"c=biws,r=x"[..], b"c=biws,r=x,p=", b"c=biws,r=x,p=AAAA", b"r=x,c=biws,p=AAAA", b",p=", b"p=x"] {
+    for message in
+        [&b"c=biws,r=x"[..], b"c=biws,r=x,p=", b"c=biws,r=x,p=AAAA", b"r=x,c=biws,p=AAAA", b",p=", b"p=x"]
+    {
         assert!(ClientFinal::parse(message).is_err(), "{message:?}");
     }
     let mut server = server(verifier(b"pw", b"salt", 2), None);
@@ -194,7 +201,8 @@ fn another_nonce_is_refused_even_with_a_right_proof() {
 fn derived_keys_are_remembered_only_after_proof() {
     let context = context();
     let count = |secret: &str, right: &[u8]| {
-        let client = ScramClient::new(context.clone(), password(secret), [MECHANISM], None, "n".into()).unwrap();
+        let client =
+            ScramClient::new(context.clone(), password(secret), [MECHANISM], None, "n".into()).unwrap();
         let result = exchange(client, server(verifier(right, b"salt", 3), None));
         (result.is_ok(), context.is_remembered(&Password::new(secret), b"salt", 3))
     };
@@ -210,7 +218,7 @@ proptest! {
     ) {
         let same = client(ClientSecret::Password(Password::new(one.clone())), &[MECHANISM], None);
         prop_assert!(exchange(same, server(verifier(&one, &salt, iterations), None)).is_ok());
-        if crate::saslprep(&one) != crate::saslprep(two.as_bytes()) {
+        if saslprep(&one) != saslprep(two.as_bytes()) {
             let other = client(password(&two), &[MECHANISM], None);
             prop_assert!(exchange(other, server(verifier(&one, &salt, iterations), None)).is_err());
         }

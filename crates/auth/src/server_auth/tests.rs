@@ -38,11 +38,14 @@ fn answers_what_it_can() {
     assert_eq!(plain.message(&request(code::CLEARTEXT_PASSWORD, b"")), ServerStep::Send(b"pw\0".to_vec()));
     assert_eq!(plain.message(&OK), ServerStep::Done);
     let salted = request(code::MD5_PASSWORD, &[1, 2, 3, 4]);
-    let answer = ServerStep::Send([&md5::response(&md5::hash(b"pw", b"joe"), [1, 2, 3, 4])[..], b"\0"].concat());
+    let answer =
+        ServerStep::Send([&md5::response(&md5::hash(b"pw", b"joe"), [1, 2, 3, 4])[..], b"\0"].concat());
     assert_eq!(auth(Some("pw"), None).message(&salted), answer);
     assert_eq!(auth(Some(&md5_secret()), None).message(&salted), answer);
     let keys = ScramKeys::derive(b"pw", b"salt", 2);
-    for mut auth in [auth(Some("pw"), None), auth(Some(&scram_secret()), Some(keys.clone())), auth(None, Some(keys))] {
+    for mut auth in
+        [auth(Some("pw"), None), auth(Some(&scram_secret()), Some(keys.clone())), auth(None, Some(keys))]
+    {
         match auth.message(OFFER) {
             // Without TLS the mechanism without channel binding is chosen.
             ServerStep::Send(body) => assert!(body.starts_with(b"SCRAM-SHA-256\0\0\0\0 n,,n=,r=")),
@@ -55,8 +58,13 @@ fn answers_what_it_can() {
 fn says_which_secret_is_missing() {
     let keys = || Some(ScramKeys::derive(b"pw", b"salt", 2));
     let error = failed(auth(Some(&md5_secret()), None).message(OFFER));
-    assert!(error.starts_with("server asks for SCRAM-SHA-256, but only an md5 hash is stored; store the plain"), "{error}");
-    assert!(failed(auth(Some(&scram_secret()), None).message(OFFER)).contains("only a SCRAM secret is stored"));
+    assert!(
+        error.starts_with("server asks for SCRAM-SHA-256, but only an md5 hash is stored; store the plain"),
+        "{error}"
+    );
+    assert!(
+        failed(auth(Some(&scram_secret()), None).message(OFFER)).contains("only a SCRAM secret is stored")
+    );
     assert!(failed(auth(None, None).message(OFFER)).contains("no password is stored"));
     assert!(failed(auth(Some(""), None).message(OFFER)).contains("the stored password is empty"));
     let cleartext = request(code::CLEARTEXT_PASSWORD, b"");
