@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client's side of a login with arbitrary messages.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    underpass_auth::fuzzing::client_auth(data);
+});
