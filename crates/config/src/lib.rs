@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! PgBouncer's configuration files as typed values: pgbouncer.ini, userlist.txt, HBA and ident map.
+//!
+//! Text in, values out. [`Config::load`] reads the ini files; one table of keys ([`key::all`]) drives parsing,
+//! defaults, SET, RELOAD, SHOW CONFIG and docs/config.md. [`check()`] finds contradictions before start.
+//!
+//! Whatever PgBouncer accepts is accepted with the same meaning; what cannot mean the same gives a warning or an
+//! error that names file, line and the next step.
+
+mod config;
+mod connstr;
+mod database;
+mod error;
+mod files;
+mod host;
+mod ini;
+pub mod key;
+mod load;
+mod peer;
+mod reload;
+mod resolve;
+mod secret;
+mod underpass;
+mod user;
+mod value;
+mod words;
+
+pub use config::Config;
+pub use database::{CONSOLE_DATABASE, Database, Databases};
+pub use error::{Error, ErrorKind, Errors, Location, Warning};
+pub use files::{Files, MemFiles, OsFiles};
+pub use host::{Host, HostList};
+pub use load::Loaded;
+pub use peer::Peer;
+pub use reload::{ChangedKey, ConfigRow, NamesDiff, ReloadDiff, SetOutcome, kept_warning};
+pub use secret::{Secret, SecretKind};
+pub use underpass::UnderpassConfig;
+pub use user::User;
+pub use value::{CheckQuery, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir};
+pub use words::{AuthType, KernelPath, LoadBalanceHosts, LogFormat, PoolMode, SameHost, SslMode};
