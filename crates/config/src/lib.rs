@@ -7,11 +7,14 @@
 //! Whatever PgBouncer accepts is accepted with the same meaning; what cannot mean the same gives a warning or an
 //! error that names file, line and the next step.
 
+mod check;
 mod config;
 mod connstr;
 mod database;
+mod docs;
 mod error;
 mod files;
+pub mod fuzzing;
 mod hba;
 mod hba_parse;
 mod host;
@@ -25,13 +28,16 @@ mod resolve;
 mod secret;
 mod tokens;
 mod underpass;
+mod url;
 mod user;
 mod userlist;
 mod value;
 mod words;
 
+pub use check::{Finding, Severity, check};
 pub use config::Config;
 pub use database::{CONSOLE_DATABASE, Database, Databases};
+pub use docs::config_md;
 pub use error::{Error, ErrorKind, Errors, Location, Warning};
 pub use files::{Files, MemFiles, OsFiles};
 pub use hba::{Hba, HbaAddress, HbaClient, HbaMethod, HbaNames, HbaRule, HbaType};
@@ -42,6 +48,7 @@ pub use peer::Peer;
 pub use reload::{ChangedKey, ConfigRow, NamesDiff, ReloadDiff, SetOutcome, kept_warning};
 pub use secret::{Secret, SecretKind};
 pub use underpass::UnderpassConfig;
+pub use url::Upstream;
 pub use user::User;
 pub use userlist::{Parsed, Userlist};
 pub use value::{CheckQuery, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir};
