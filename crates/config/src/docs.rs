@@ -150,3 +150,71 @@ connections are always in session mode.
         list(PEER_KEYS),
     );
 }
+
+const INI_HEAD: &str = "\
+; Every key with its default and meaning. Generated from the table of keys in crates/config/src by
+; `cargo run -p underpass-config --example full_ini`. docs/config.md has the same and more.
+; Remove the ';' before a key to change it.
+
+[databases]
+; foodb over a unix socket
+;foodb =
+; another name at the server, a pool of its own size
+;shop = host=10.0.0.5 port=5432 dbname=shop_production pool_size=50
+; one server user for all clients
+;forced = host=10.0.0.5 user=app password='it''s secret' connect_query='select 1'
+; two hosts in turn
+;both = host=10.0.0.5,10.0.0.6
+; names with other characters
+;\"my shop\" = host=10.0.0.5
+; every other name
+;* = host=10.0.0.5
+
+[users]
+;batch = pool_mode=session max_user_connections=10 query_timeout=600
+
+[peers]
+;1 = host=/run/pooler1
+;2 = host=10.0.0.8 port=6432
+
+[pgbouncer]
+";
+
+/// etc/underpass.ini: a file with every key, commented out, at its default.
+pub fn full_ini() -> String {
+    let mut file = String::from(INI_HEAD);
+    let mut group = "";
+    for key in crate::config::PGBOUNCER_KEYS.iter().filter(|k| k.shown) {
+        if key.group != group {
+            group = key.group;
+            let _ = write!(file, "\n;;; {group}\n");
+        }
+        ini_key(&mut file, key);
+    }
+    file.push_str(
+        "\n; PgBouncer refuses this section; --overlay reads it from a file of its own.\n;[underpass]\n",
+    );
+    for key in crate::underpass::UNDERPASS_KEYS {
+        ini_key(&mut file, key);
+    }
+    file
+}
+
+fn ini_key(file: &mut String, key: &Key) {
+    let restart = if key.change == Change::Restart { " Restart." } else { "" };
+    let text = plain(key.doc).replace('`', "");
+    let mut line = String::from(";;");
+    for word in format!("{text}{restart}").split(' ') {
+        if line.len() + 1 + word.len() > 110 {
+            let _ = writeln!(file, "{line}");
+            line = String::from(";;");
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    if let Support::Differs(note) | Support::NoEffect(note) | Support::Unsupported(note) = key.support {
+        let _ = write!(line, "\n;; Differs from PgBouncer: {note}.");
+    }
+    let setting = format!(";{} = {}", key.name, key.default.unwrap_or_default());
+    let _ = writeln!(file, "{line}\n{}", setting.trim_end());
+}

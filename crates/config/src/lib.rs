@@ -37,7 +37,7 @@ mod words;
 pub use check::{Finding, Severity, check};
 pub use config::Config;
 pub use database::{CONSOLE_DATABASE, Database, Databases};
-pub use docs::config_md;
+pub use docs::{config_md, full_ini};
 pub use error::{Error, ErrorKind, Errors, Location, Warning};
 pub use files::{Files, MemFiles, OsFiles};
 pub use hba::{Hba, HbaAddress, HbaClient, HbaMethod, HbaNames, HbaRule, HbaType};

@@ -131,7 +131,7 @@ impl Value for Duration {
         if !(0.0..=2_147_483_647.0).contains(&seconds) {
             return Err("seconds from 0 to 2147483647".into());
         }
-        Ok(Duration::from_micros((seconds * 1e6) as u64))
+        Ok(Duration::from_micros((seconds * 1e6).round() as u64))
     }
     fn show(&self) -> Option<String> {
         Some(general_format(self.as_micros() as f64 / 1e6))
