@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The keys of `[underpass]`, which PgBouncer does not have.
+//!
+//! PgBouncer refuses a file with this section. Put it into a file of its own and name that file second
+//! (`--overlay`), so that the first still starts PgBouncer.
+
+use std::net::SocketAddr;
+
+use crate::config::Config;
+use crate::key::keys;
+use crate::words::{KernelPath, LogFormat, SameHost};
+
+keys! {
+    /// `[underpass]`.
+    struct UnderpassConfig, rows UNDERPASS_KEYS, section Underpass, access (part, part_mut);
+    also {}
+    group "Section [underpass]" {
+        /// Worker threads. 0 (or `auto`): one per core this process may run on. All limits and statistics are
+        /// shared by all threads.
+        threads: Option<u32> = Some("0"), Restart;
+        /// Where the OpenMetrics endpoint listens. Empty: no endpoint.
+        metrics_listen: Option<SocketAddr> = Some(""), Restart;
+        /// `text` writes PgBouncer's log lines, `json` one object a line with the same facts.
+        log_format: LogFormat = Some("text"), Reload;
+        /// Forwarding of established links inside the kernel. `auto`: where the self-test passes; `off`: never;
+        /// `require`: refuse to start where it does not pass.
+        kernel_path: KernelPath = Some("auto"), Restart;
+        /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
+        /// backends) or `both` (backends and applications).
+        same_host: SameHost = Some("server"), Restart;
+        /// Most bytes of statement text kept for prepared statements in transaction and statement pooling, over all
+        /// clients; equal texts count once. A Parse beyond it is refused with SQLSTATE 53200. 0: no limit. \[bytes\]
+        max_prepared_statement_bytes: u64 = Some("268435456"), Reload;
+    }
+}
+
+fn part(config: &Config) -> &UnderpassConfig {
+    &config.underpass
+}
+
+fn part_mut(config: &mut Config) -> &mut UnderpassConfig {
+    &mut config.underpass
+}
