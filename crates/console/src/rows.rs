@@ -12,7 +12,9 @@ pub use other::{
     ConfigRow, DnsHostRow, DnsZoneRow, FdRow, KernelKind, KernelRow, Lists, MemRow, PauseState, PeerRow,
     TotalsRow, VersionRow, mem_names,
 };
-pub use pool::{DatabaseRow, PeerPoolRow, PoolRow, StatsAveragesRow, StatsRow, StatsTotalsRow, UserRow};
+pub use pool::{
+    DatabaseRow, PeerPoolRow, PoolCounts, PoolRow, StatsAveragesRow, StatsRow, StatsTotalsRow, UserRow,
+};
 pub use socket::{
     BufferState, ClientState, Replication, ServerState, SocketBuffersRow, SocketRow, SocketState,
 };

@@ -132,11 +132,10 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// The table of SHOW LISTS.
+    /// Names and numbers, in the order of SHOW LISTS.
     #[must_use]
-    pub fn table(&self) -> Table {
-        let mut table = Table::new(Show::Lists.columns());
-        for (list, items) in [
+    pub const fn items(&self) -> [(&'static str, u64); 14] {
+        [
             ("databases", self.databases),
             ("users", self.users),
             ("peers", self.peers),
@@ -151,7 +150,14 @@ impl Lists {
             ("dns_zones", self.dns_zones),
             ("dns_queries", self.dns_queries),
             ("dns_pending", self.dns_pending),
-        ] {
+        ]
+    }
+
+    /// The table of SHOW LISTS.
+    #[must_use]
+    pub fn table(&self) -> Table {
+        let mut table = Table::new(Show::Lists.columns());
+        for (list, items) in self.items() {
             table.push(&ListRow { list, items });
         }
         table

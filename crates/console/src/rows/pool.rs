@@ -4,13 +4,9 @@
 use crate::stats::{Averages, PoolStats};
 use crate::table::{Cells, TableRow};
 
-/// A row of SHOW POOLS. Counts of connections.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PoolRow<'a> {
-    /// Database.
-    pub database: &'a str,
-    /// User.
-    pub user: &'a str,
+/// Connections of a pool by state, for SHOW POOLS and the metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolCounts {
     /// Clients linked to a server, or idle.
     pub cl_active: u64,
     /// Clients that wait for a server.
@@ -35,6 +31,17 @@ pub struct PoolRow<'a> {
     pub sv_login: u64,
     /// How long the first client of the queue has waited, in microseconds.
     pub maxwait_us: u64,
+}
+
+/// A row of SHOW POOLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolRow<'a> {
+    /// Database.
+    pub database: &'a str,
+    /// User.
+    pub user: &'a str,
+    /// Connections by state.
+    pub counts: PoolCounts,
     /// `session`, `transaction` or `statement`.
     pub pool_mode: &'a str,
     /// `round-robin` or `disable`, when the database has a list of hosts.
@@ -43,22 +50,23 @@ pub struct PoolRow<'a> {
 
 impl TableRow for PoolRow<'_> {
     fn cells(&self, cells: &mut Cells<'_>) {
+        let counts = &self.counts;
         cells
             .text(self.database)
             .text(self.user)
-            .int4(self.cl_active)
-            .int4(self.cl_waiting)
-            .int4(self.cl_active_cancel_req)
-            .int4(self.cl_waiting_cancel_req)
-            .int4(self.sv_active)
-            .int4(self.sv_active_cancel)
-            .int4(self.sv_being_canceled)
-            .int4(self.sv_idle)
-            .int4(self.sv_used)
-            .int4(self.sv_tested)
-            .int4(self.sv_login)
-            .int4(self.maxwait_us / 1_000_000)
-            .int4(self.maxwait_us % 1_000_000)
+            .int4(counts.cl_active)
+            .int4(counts.cl_waiting)
+            .int4(counts.cl_active_cancel_req)
+            .int4(counts.cl_waiting_cancel_req)
+            .int4(counts.sv_active)
+            .int4(counts.sv_active_cancel)
+            .int4(counts.sv_being_canceled)
+            .int4(counts.sv_idle)
+            .int4(counts.sv_used)
+            .int4(counts.sv_tested)
+            .int4(counts.sv_login)
+            .int4(counts.maxwait_us / 1_000_000)
+            .int4(counts.maxwait_us % 1_000_000)
             .text(self.pool_mode)
             .text_or_null(self.load_balance_hosts);
     }
