@@ -18,6 +18,9 @@ pub const ARGUMENT_BYTES_MAX: usize = 63;
 /// Longest value of SET, in bytes after unquoting.
 pub const VALUE_BYTES_MAX: usize = 255;
 
+/// Longest query, in bytes: PgBouncer takes only messages that fit its buffer, `pkt_buf`. Longer ones are invalid.
+pub const QUERY_BYTES_MAX: usize = 4096;
+
 /// Who is asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
@@ -111,6 +114,9 @@ impl Command {
 /// The answer for the client: not in the grammar, too long, incomplete, or not permitted.
 pub fn parse(query: &[u8], access: Access) -> Result<Command, ConsoleError> {
     let syntax = || ConsoleError::invalid(query);
+    if query.len() > QUERY_BYTES_MAX {
+        return Err(syntax());
+    }
     let text = std::str::from_utf8(query).map_err(|_| syntax())?;
     let tokens = tokenize(text).ok_or_else(syntax)?;
     match tokens.as_slice() {

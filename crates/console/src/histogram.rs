@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Latency histograms with fixed log-linear buckets, in microseconds.
 //!
-//! Each power of two is cut into [`STEPS`] equal steps, so a bucket is at most a quarter of its lower bound wide:
+//! Each power of two is cut into four equal steps, so a bucket is at most a quarter of its lower bound wide:
 //! a quantile is off by less than 25 %, in the middle by 12.5 %. Memory is constant (1.1 KiB), a record is one
 //! shift and one increment, two histograms are merged by adding them.
 

@@ -123,7 +123,10 @@ const LATENCY_METRICS: [LatencyMetric; 3] = [
     ("query_duration", "Duration of queries.", |latency| &latency.query),
 ];
 
-const DATABASE_METRICS: [(&str, &str, fn(&DatabaseMetrics) -> u64); 6] = [
+/// A gauge of a database: name, help, value.
+type DatabaseMetric = (&'static str, &'static str, fn(&DatabaseMetrics) -> u64);
+
+const DATABASE_METRICS: [DatabaseMetric; 6] = [
     ("database_servers", "Server connections of the database.", |database| database.current_connections),
     ("database_servers_limit", "Most server connections, 0 for no limit.", |database| {
         database.max_connections

@@ -5,6 +5,8 @@
 //! `target_session_attrs`, and several drivers set `extra_float_digits` and `application_name` blindly. None is
 //! a key of pgbouncer.ini, so no setting is hidden.
 
+use crate::table::{Cells, Column, ColumnType, Table, TableRow};
+
 /// A parameter the console pretends to have.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SessionParameter {
@@ -12,18 +14,40 @@ pub struct SessionParameter {
     pub name: &'static str,
     /// Value SHOW answers.
     pub value: &'static str,
+    columns: [Column; 1],
+}
+
+impl SessionParameter {
+    const fn new(name: &'static str, value: &'static str) -> Self {
+        let help = "Value of the parameter.";
+        Self { name, value, columns: [Column { name, column_type: ColumnType::Text, help }] }
+    }
+
+    /// The answer to SHOW: one row with one column that has the parameter's name.
+    #[must_use]
+    pub fn table(&'static self) -> Table {
+        let mut table = Table::new(&self.columns);
+        table.push(self);
+        table
+    }
+}
+
+impl TableRow for SessionParameter {
+    fn cells(&self, cells: &mut Cells<'_>) {
+        cells.text(self.value);
+    }
 }
 
 /// SHOW answers the value, SET is accepted with the notice [`SET_IGNORED`].
-pub const SESSION_PARAMETERS: &[SessionParameter] = &[
-    SessionParameter { name: "client_encoding", value: "UTF-8" },
-    SessionParameter { name: "default_transaction_isolation", value: "read committed" },
-    SessionParameter { name: "standard_conforming_strings", value: "on" },
-    SessionParameter { name: "datestyle", value: "ISO" },
-    SessionParameter { name: "timezone", value: "GMT" },
-    SessionParameter { name: "application_name", value: "" },
-    SessionParameter { name: "extra_float_digits", value: "1" },
-    SessionParameter { name: "transaction_read_only", value: "off" },
+pub static SESSION_PARAMETERS: [SessionParameter; 8] = [
+    SessionParameter::new("client_encoding", "UTF-8"),
+    SessionParameter::new("default_transaction_isolation", "read committed"),
+    SessionParameter::new("standard_conforming_strings", "on"),
+    SessionParameter::new("datestyle", "ISO"),
+    SessionParameter::new("timezone", "GMT"),
+    SessionParameter::new("application_name", ""),
+    SessionParameter::new("extra_float_digits", "1"),
+    SessionParameter::new("transaction_read_only", "off"),
 ];
 
 /// Notice that goes with a SET of a session parameter.

@@ -166,6 +166,9 @@ fn lengths_are_bounded() {
     assert_eq!(refused(&format!("SET k = '{}'", word(256)), Admin), "bad arguments");
     assert_eq!(refused(&format!("SET {} = v", word(64)), Admin), "bad arguments");
     assert_eq!(refused("SET \"\" = v", Admin), "bad arguments");
+    let padded = |blanks| format!("RELOAD{}", " ".repeat(blanks));
+    assert_eq!(ok(&padded(4090)), Command::Reload);
+    assert!(parse(padded(4091).as_bytes(), Admin).is_err());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! Every SHOW: its columns against the list of PgBouncer 1.26, and a row of each kind written in full.
 
 use underpass_console::rows::*;
+use underpass_console::session::session_parameter;
 use underpass_console::table::TableRow;
 use underpass_console::{Averages, PoolStats, Show, Side, SocketId, Table, Timestamp, Zone};
 
@@ -275,6 +276,12 @@ fn rows_about_the_process() {
     assert_eq!(join(&PauseState::Paused.table()), ["active|no", "paused|yes", "suspended|no"]);
     let lists = join(&Lists { databases: 1, dns_pending: 14, ..Lists::default() }.table());
     assert_eq!((lists.len(), lists[0].as_str(), lists[13].as_str()), (14, "databases|1", "dns_pending|14"));
+}
+
+#[test]
+fn parameters_are_tables_of_one_cell() {
+    let table = session_parameter("TimeZone").unwrap().table();
+    assert_eq!((table.columns()[0].name, join(&table)), ("timezone", vec!["GMT".to_owned()]));
 }
 
 #[test]
