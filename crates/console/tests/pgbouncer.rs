@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use underpass_console::logline::{Level, PeerAddress, Record, SocketLabel};
 use underpass_console::rows::Lists;
 use underpass_console::stats::TOTALS_NAMES;
-use underpass_console::{Access, Show, parse};
+use underpass_console::{Access, Show, Side, SocketId, Timestamp, Zone, parse, text};
 
 /// Names that PgBouncer has changed since 1.18: (SHOW, old, new).
 const RENAMED: &[(Show, &str, &str)] = &[(Show::Databases, "reserve_pool", "reserve_pool_size")];
@@ -50,7 +51,7 @@ impl PgBouncer {
         let settings = format!(
             "[databases]\ntest = host=127.0.0.1 port=1\n[users]\nstats = pool_mode=transaction\n[pgbouncer]\n\
              unix_socket_dir = {0}\nlisten_port = {PORT}\nauth_type = trust\nauth_file = {0}/users.txt\n\
-             admin_users = admin\nstats_users = stats\n",
+             admin_users = admin\nstats_users = stats\nlogfile = {0}/log\n",
             path.display()
         );
         fs::write(&ini, settings).unwrap();
@@ -215,6 +216,56 @@ fn the_installed_pgbouncer_agrees() {
     refusals_agree(&mut admin, Access::Admin);
     refusals_agree(&mut stats, Access::Stats);
     commands_agree(&mut admin);
+    drop(stats);
+    log_lines_agree(&server);
+}
+
+/// The line of the closed `stats` session, written by us with PgBouncer's time, process and address.
+fn log_lines_agree(server: &PgBouncer) {
+    let peer = std::process::id();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let line = loop {
+        let log = fs::read_to_string(server.directory.path().join("log")).unwrap();
+        let found =
+            log.lines().rev().find(|line| line.contains("/stats@") && line.contains("closing because"));
+        if let Some(line) = found {
+            break line.to_owned();
+        }
+        assert!(Instant::now() < deadline, "no line of a closed connection in {log}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    // 2026-11-21 20:54:41.123 UTC [pid] LOG C-0x...: pgbouncer/stats@unix(pid):6432 ...
+    let words: Vec<_> = line.splitn(6, ' ').collect();
+    let (pointer, rest) = words[5].strip_prefix("C-").and_then(|label| label.split_once(": ")).expect(&line);
+    assert!(pointer.starts_with("0x"), "{line}");
+    let age = line.rsplit_once("(age=").and_then(|(_, age)| age.strip_suffix("s)")).expect(&line);
+    let phrase = text::closing(text::reason::CLIENT_EOF, age.parse().unwrap()).text;
+    let label = SocketLabel {
+        side: Side::Client,
+        id: SocketId::FIRST,
+        database: Some("pgbouncer"),
+        user: Some("stats"),
+        peer_id: None,
+        address: PeerAddress::Unix { pid: Some(peer), port: PORT },
+    };
+    let pid = server.child.id();
+    let zone = Zone::new(words[2], 0);
+    let record = Record {
+        time: Timestamp(0),
+        pid,
+        level: Level::Log,
+        socket: Some(label),
+        event: None,
+        message: &phrase,
+    };
+    let mut ours = String::new();
+    record.write_text(&mut ours, &zone);
+    let ours = ours.trim_end();
+    let (our_time, our_rest) = ours.split_at(words[0].len() + 1 + words[1].len());
+    let shape = |time: &str| time.replace(|c: char| c.is_ascii_digit(), "9");
+    assert_eq!(shape(our_time), shape(&format!("{} {}", words[0], words[1])));
+    let theirs = format!(" {} {} {} C-{}: {rest}", words[2], words[3], words[4], SocketId::FIRST.pointer());
+    assert_eq!(our_rest, theirs);
 }
 
 fn columns_agree(admin: &mut Session) {
