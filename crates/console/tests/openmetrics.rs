@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The metrics, read back by a strict parser of the OpenMetrics 1.0 text format.
+
+use std::collections::{BTreeMap, HashSet};
+
+use underpass_console::metrics::{DatabaseMetrics, Metrics, PoolMetrics};
+use underpass_console::rows::{Lists, PoolCounts};
+use underpass_console::stats::PoolLatency;
+use underpass_console::{PoolStats, Timestamp};
+
+type Labels = BTreeMap<String, String>;
+
+/// A metric family.
+#[derive(Debug)]
+struct Family {
+    kind: String,
+    help: bool,
+    unit: Option<String>,
+    samples: Vec<(String, Labels, f64)>,
+}
+
+/// Reads an exposition; panics at whatever the specification forbids.
+fn parse(text: &str) -> BTreeMap<String, Family> {
+    let body = text.strip_suffix("# EOF\n").expect("ends with # EOF");
+    assert!(!body.contains("# EOF") && !body.contains("\n\n") && !body.contains('\r'));
+    let mut families: BTreeMap<String, Family> = BTreeMap::new();
+    let mut current = String::new();
+    let mut series = HashSet::new();
+    for line in body.lines() {
+        if let Some(metadata) = line.strip_prefix("# ") {
+            let mut words = metadata.splitn(3, ' ');
+            let (keyword, name, value) =
+                (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+            assert_name(name);
+            if name != current {
+                assert!(!families.contains_key(name), "{name} is in two places");
+                current = name.to_owned();
+                let family = Family { kind: String::new(), help: false, unit: None, samples: Vec::new() };
+                families.insert(current.clone(), family);
+            }
+            let family = families.get_mut(name).unwrap();
+            assert!(family.samples.is_empty(), "metadata comes before the samples");
+            match keyword {
+                "HELP" => {
+                    assert!(!family.help && !value.is_empty() && !value.contains('\\'));
+                    family.help = true;
+                }
+                "TYPE" => {
+                    assert!(family.kind.is_empty(), "one TYPE");
+                    family.kind = value.to_owned();
+                }
+                "UNIT" => {
+                    assert!(
+                        family.unit.is_none() && name.ends_with(&format!("_{value}")),
+                        "{name} has unit {value}"
+                    );
+                    family.unit = Some(value.to_owned());
+                }
+                other => panic!("keyword {other}"),
+            }
+            continue;
+        }
+        let (name, labels, value) = sample(line);
+        let family = families.get_mut(&current).expect("samples come after metadata");
+        let suffix = name.strip_prefix(&current).unwrap_or_else(|| panic!("{name} is not of {current}"));
+        let suffixes: &[&str] = match family.kind.as_str() {
+            "counter" => &["_total"],
+            "gauge" => &[""],
+            "info" => &["_info"],
+            "histogram" => &["_bucket", "_sum", "_count"],
+            other => panic!("type {other}"),
+        };
+        assert!(suffixes.contains(&suffix), "{name}");
+        assert!(series.insert((name.clone(), labels.clone())), "{name} {labels:?} comes twice");
+        assert!(family.kind == "gauge" || value >= 0.0);
+        family.samples.push((name, labels, value));
+    }
+    for (name, family) in &families {
+        assert!(family.help && !family.kind.is_empty(), "{name} has HELP and TYPE");
+        if family.kind == "histogram" {
+            histogram(name, family);
+        }
+    }
+    families
+}
+
+fn assert_name(name: &str) {
+    let mut characters = name.chars();
+    assert!(characters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_'), "{name}");
+    assert!(characters.all(|c| c.is_ascii_alphanumeric() || c == '_'), "{name}");
+}
+
+/// `name{label="value",...} number`
+fn sample(line: &str) -> (String, Labels, f64) {
+    let end = line.find(['{', ' ']).expect(line);
+    let name = line[..end].to_owned();
+    assert_name(&name);
+    let mut labels = Labels::new();
+    let mut rest = &line[end..];
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        loop {
+            let (label, after) = rest.split_once("=\"").expect(line);
+            assert_name(label);
+            let (value, after) = unescape(after);
+            assert!(labels.insert(label.to_owned(), value).is_none(), "{label} comes twice");
+            match after.strip_prefix(',') {
+                Some(next) => rest = next,
+                None => {
+                    rest = after.strip_prefix('}').expect(line);
+                    break;
+                }
+            }
+        }
+    }
+    let value = rest.strip_prefix(' ').expect(line);
+    assert!(!value.contains(' '), "neither timestamp nor exemplar: {line}");
+    (name, labels, value.parse().expect(line))
+}
+
+/// Reads a label value to its closing quote.
+fn unescape(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut characters = text.char_indices();
+    while let Some((at, c)) = characters.next() {
+        match c {
+            '"' => return (value, &text[at + 1..]),
+            '\\' => value.push(match characters.next().expect("an escape is complete").1 {
+                'n' => '\n',
+                c @ ('\\' | '"') => c,
+                other => panic!("escape {other}"),
+            }),
+            c => value.push(c),
+        }
+    }
+    panic!("label value without end: {text}");
+}
+
+/// Bounds rise to +Inf, counts never fall, the last is `_count`.
+fn histogram(name: &str, family: &Family) {
+    let mut groups: BTreeMap<Labels, Vec<(f64, f64)>> = BTreeMap::new();
+    for (sample, labels, value) in &family.samples {
+        let mut labels = labels.clone();
+        if *sample == format!("{name}_bucket") {
+            let bound = match labels.remove("le").expect("a bucket has a bound").as_str() {
+                "+Inf" => f64::INFINITY,
+                bound => bound.parse().unwrap(),
+            };
+            groups.entry(labels).or_default().push((bound, *value));
+        } else {
+            groups.entry(labels).or_default();
+        }
+    }
+    let value = |suffix: &str, labels: &Labels| {
+        let sample = format!("{name}_{suffix}");
+        family.samples.iter().find(|(name, of, _)| *name == sample && of == labels).unwrap().2
+    };
+    for (labels, buckets) in groups {
+        assert!(buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{name} {labels:?}");
+        let (bound, count) = *buckets.last().unwrap();
+        assert!(bound.is_infinite() && count == value("count", &labels), "{name} {labels:?}");
+        assert!(value("sum", &labels) > 0.0 || count == 0.0);
+    }
+}
+
+/// Everybody may choose such a name.
+const ODD_NAME: &str = "a\"b\\c\nd{e=\"f\"} 1 å";
+
+fn metrics() -> Metrics {
+    let mut latency = PoolLatency::default();
+    for us in [1, 20, 300, 4_000, 50_000, 600_000, 7_000_000, 80_000_000] {
+        latency.wait.record(us);
+        latency.xact.record(us * 2);
+        latency.query.record(us / 2);
+    }
+    let stats = PoolStats {
+        xact_count: 9_007_199_254_740_993,
+        received: 5,
+        xact_time: 2_500_000,
+        ..PoolStats::default()
+    };
+    let counts = PoolCounts {
+        cl_active: 1,
+        cl_waiting: 2,
+        sv_idle: 3,
+        maxwait_us: 1_500_000,
+        ..PoolCounts::default()
+    };
+    let pool = |database: &str, user: &str| PoolMetrics {
+        database: database.to_owned(),
+        user: user.to_owned(),
+        stats,
+        latency: latency.clone(),
+        counts,
+        pool_size: 20,
+    };
+    Metrics {
+        version: "0.1.0".to_owned(),
+        start: Timestamp(1_795_294_481_500_000),
+        pools: vec![pool("d", "u"), pool("d", ODD_NAME), pool("", "")],
+        databases: vec![
+            DatabaseMetrics { name: "d".to_owned(), paused: true, ..DatabaseMetrics::default() },
+            DatabaseMetrics { name: ODD_NAME.to_owned(), ..DatabaseMetrics::default() },
+        ],
+        lists: Lists { used_clients: 7, ..Lists::default() },
+        lane_xacts: vec![("D", 11)],
+        lane_exits: vec![("parameter_changed", 12), ("unknown_message", 13)],
+    }
+}
+
+fn value(families: &BTreeMap<String, Family>, family: &str, sample: &str, labels: &[(&str, &str)]) -> f64 {
+    let labels: Labels =
+        labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let samples = &families[family].samples;
+    samples.iter().find(|(name, of, _)| name == sample && *of == labels).expect(sample).2
+}
+
+#[test]
+fn an_exposition_obeys_the_format_and_holds_the_values() {
+    let text = metrics().encode();
+    let families = parse(&text);
+    assert!(families.keys().all(|name| name.starts_with("underpass_")));
+    let of = |family: &str, sample: &str, labels: &[(&str, &str)]| value(&families, family, sample, labels);
+    let pool = [("database", "d"), ("user", ODD_NAME)];
+    assert_eq!(of("underpass_received_bytes", "underpass_received_bytes_total", &pool), 5.0);
+    assert_eq!(of("underpass_xact_time_seconds", "underpass_xact_time_seconds_total", &pool), 2.5);
+    assert_eq!(of("underpass_maxwait_seconds", "underpass_maxwait_seconds", &pool), 1.5);
+    assert_eq!(of("underpass_wait_duration_seconds", "underpass_wait_duration_seconds_count", &pool), 8.0);
+    let below = families["underpass_wait_duration_seconds"].samples.iter().find(|(name, labels, _)| {
+        let bound = labels.get("le").map(|bound| bound.parse::<f64>().unwrap());
+        name.ends_with("_bucket") && bound == Some(32e-6) && labels["user"] == "u"
+    });
+    assert_eq!(below.unwrap().2, 2.0);
+    let waiting = [("database", "d"), ("user", "u"), ("state", "waiting")];
+    assert_eq!(of("underpass_clients", "underpass_clients", &waiting), 2.0);
+    assert_eq!(
+        of("underpass_servers", "underpass_servers", &[("database", "d"), ("user", "u"), ("state", "idle")]),
+        3.0
+    );
+    assert_eq!(of("underpass_database_paused", "underpass_database_paused", &[("database", "d")]), 1.0);
+    assert_eq!(of("underpass_items", "underpass_items", &[("list", "used_clients")]), 7.0);
+    assert_eq!(of("underpass_lane_xacts", "underpass_lane_xacts_total", &[("lane", "D")]), 11.0);
+    assert_eq!(
+        of("underpass_lane_exits", "underpass_lane_exits_total", &[("reason", "unknown_message")]),
+        13.0
+    );
+    assert_eq!(of("underpass_build", "underpass_build_info", &[("version", "0.1.0")]), 1.0);
+    assert_eq!(of("underpass_start_time_seconds", "underpass_start_time_seconds", &[]), 1_795_294_481.5);
+    // Whole counters are printed in full, beyond what a float holds.
+    assert!(text.contains("underpass_xacts_total{database=\"d\",user=\"u\"} 9007199254740993\n"));
+    let units: Vec<_> = families.values().filter_map(|family| family.unit.as_deref()).collect();
+    assert_eq!((units.len(), units.contains(&"bytes"), units.contains(&"seconds")), (10, true, true));
+}
+
+#[test]
+fn without_pools_the_families_are_there() {
+    let text = Metrics { pools: Vec::new(), databases: Vec::new(), ..metrics() }.encode();
+    let families = parse(&text);
+    assert!(families["underpass_xacts"].samples.is_empty());
+    assert_eq!(families.len(), 30);
+}
+
+#[test]
+fn the_parser_is_strict() {
+    let good = "# HELP a x.\n# TYPE a gauge\na{b=\"c\"} 1\n# EOF\n";
+    parse(good);
+    for bad in [
+        "# HELP a x.\n# TYPE a gauge\na 1\n",
+        "# HELP a x.\n# TYPE a gauge\na 1\na 1\n# EOF\n",
+        "# HELP a x.\n# TYPE a counter\na 1\n# EOF\n",
+        "# TYPE a gauge\na 1\n# EOF\n",
+        "# HELP a x.\n# TYPE a gauge\na{b=\"c} 1\n# EOF\n",
+        "# HELP a x.\n# TYPE a gauge\na{b=\"c\",b=\"d\"} 1\n# EOF\n",
+        "# HELP a x.\n# TYPE a gauge\n# UNIT a bytes\na 1\n# EOF\n",
+        "# HELP a x.\n# TYPE a histogram\na_bucket{le=\"1.0\"} 2\na_bucket{le=\"+Inf\"} 1\na_sum 1\na_count 1\n# EOF\n",
+        "# HELP a x.\n# TYPE a gauge\n\na 1\n# EOF\n",
+    ] {
+        let caught = std::panic::catch_unwind(|| parse(bad));
+        assert!(caught.is_err(), "{bad}");
+    }
+}
