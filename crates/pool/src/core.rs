@@ -384,6 +384,12 @@ impl<S> Core<S> {
             self.free(id);
             return Launch::Evict(id, server);
         }
+        Launch::Open { id: self.open(pool, now), from_reserve }
+    }
+
+    /// Takes a free slot for a new connection.
+    fn open(&mut self, pool: PoolId, now: Instant) -> ServerId {
+        let (database, user) = (self.at(pool).database, self.at(pool).user);
         *self.database_connections.entry(database).or_default() += 1;
         *self.user_connections.entry(user).or_default() += 1;
         let p = self.at(pool);
@@ -408,7 +414,29 @@ impl<S> Core<S> {
         let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
         p.connections += 1;
         p.logins += 1;
-        Launch::Open { id, from_reserve }
+        id
+    }
+
+    /// A slot for a connection that serves one client only and is never pooled (replication); `None` if the limits allow no more.
+    pub fn open_dedicated(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+        let p = &self.pools[pool.0 as usize];
+        let full = |max: u32, have: u32| max > 0 && have >= max;
+        if p.connections >= p.limits.size + p.limits.reserve
+            || full(p.limits.database_max, count(&self.database_connections, p.database))
+            || full(p.limits.user_max, count(&self.user_connections, p.user))
+        {
+            return None;
+        }
+        Some(self.open(pool, now))
+    }
+
+    /// A dedicated connection has logged in.
+    pub fn dedicated_ready(&mut self, id: ServerId) {
+        let Some(slot) = self.slot(id) else { return };
+        if slot.state == State::Login {
+            slot.state = State::Active;
+            self.at(id.pool).logins -= 1;
+        }
     }
 
     fn slot(&mut self, id: ServerId) -> Option<&mut Slot<S>> {

@@ -2,7 +2,11 @@
 //! Reported parameters (`GUC_REPORT`): what a server said each has, what a client wants each to have, and the shortest way from one to
 //! the other. PostgreSQL manual, 55.2.7 "Asynchronous Operations": ParameterStatus.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Weak};
+
+use foldhash::fast::RandomState;
 
 /// A set of parameters, sorted by lower-case name. Equal sets are shared: an idle client costs a pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -70,6 +74,11 @@ impl ParameterSet {
         self.entries.is_empty()
     }
 
+    /// Whether a session with the values of `other` is what this set asks for, as far as can be compared.
+    pub fn is_settled_by(&self, other: &ParameterSet) -> bool {
+        self.iter().filter(|(name, _)| is_settable(name)).all(|(name, value)| other.get(name) == Some(value))
+    }
+
     /// The statements that take a session from `self` to `wanted`, all in one simple query: one round trip, or none (`None`). Only
     /// parameters that the server reports are compared; others cannot be known.
     pub fn restore_query(&self, wanted: &ParameterSet) -> Option<String> {
@@ -123,6 +132,35 @@ pub fn quote_literal(out: &mut String, value: &str) {
 /// A set that is shared until somebody changes it.
 pub type SharedParameters = Arc<ParameterSet>;
 
+/// All sets in use, each once.
+#[derive(Debug, Default)]
+pub struct ParameterTable {
+    sets: HashMap<u64, Vec<Weak<ParameterSet>>, RandomState>,
+    hasher: RandomState,
+    sweep_at: usize,
+}
+
+impl ParameterTable {
+    /// The shared copy of `set`.
+    pub fn intern(&mut self, set: ParameterSet) -> SharedParameters {
+        let hash = self.hasher.hash_one(&set);
+        let entries = self.sets.entry(hash).or_default();
+        if let Some(found) = entries.iter().filter_map(Weak::upgrade).find(|known| **known == set) {
+            return found;
+        }
+        let shared = Arc::new(set);
+        entries.push(Arc::downgrade(&shared));
+        if self.sets.len() >= self.sweep_at.max(256) {
+            self.sets.retain(|_, entries| {
+                entries.retain(|entry| entry.strong_count() > 0);
+                !entries.is_empty()
+            });
+            self.sweep_at = self.sets.len() * 2;
+        }
+        shared
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,6 +171,15 @@ mod tests {
             set.set(name, value);
         });
         set
+    }
+
+    #[test]
+    fn equal_sets_are_one() {
+        let mut table = ParameterTable::default();
+        let first = table.intern(set(&[("TimeZone", "UTC")]));
+        assert!(Arc::ptr_eq(&first, &table.intern(set(&[("TimeZone", "UTC")]))));
+        assert!(!Arc::ptr_eq(&first, &table.intern(set(&[("TimeZone", "CET")]))));
+        assert!(first.is_settled_by(&set(&[("timezone", "UTC"), ("is_superuser", "on")])));
     }
 
     #[test]

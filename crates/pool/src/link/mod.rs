@@ -322,6 +322,11 @@ impl Link {
         !self.pending.is_empty()
     }
 
+    /// How many answers are outstanding.
+    pub fn outstanding(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Whether bytes pass unseen because the connection is a replication stream.
     pub fn is_copy_both(&self) -> bool {
         self.copy_both

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client connection, as its worker holds it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use underpass_auth::{ClientAuth, Method, Secret};
+use underpass_console::{Access, SocketId};
+use underpass_pool::PoolId;
+use underpass_pool::core::{ClientRef, Ticket};
+use underpass_pool::link::ClientSide;
+use underpass_pool::params::SharedParameters;
+
+use crate::net::Endpoint;
+use crate::pool::{DatabaseState, Pool, UserState};
+use crate::table::Key;
+use crate::transport::{Outbox, Transport};
+
+/// What a client is doing.
+pub(crate) enum Phase {
+    /// Up to the end of authentication.
+    Login(Box<Login>),
+    /// Between transactions.
+    Idle,
+    /// In the queue of its pool. The ticket finds it there.
+    Waiting { ticket: Ticket, since: Instant, notified: bool },
+    /// Has a server, by its key at this worker.
+    Linked(Key),
+    /// Talks to the admin console.
+    Console(Access),
+    /// Has been told why it must leave; its last bytes are being written.
+    Closing,
+}
+
+/// State of a login.
+pub(crate) struct Login {
+    pub step: LoginStep,
+    pub startup: Option<Startup>,
+    /// The login goes to the console, and what it may do there if that is settled already.
+    pub is_console: bool,
+    pub console_access: Option<Access>,
+    /// Its place in a queue, while it waits for a server.
+    pub ticket: Option<(PoolId, Ticket)>,
+    pub tls_asked: bool,
+    /// TLS began without SSLRequest.
+    pub direct_tls: bool,
+    pub method: Option<Method>,
+    /// Ident map of the HBA rule.
+    pub method_map: Option<String>,
+    /// The stored secret, which may open servers too.
+    pub secret: Option<Arc<Secret>>,
+}
+
+pub(crate) enum LoginStep {
+    /// Waits for SSLRequest, CancelRequest or StartupMessage.
+    FirstPacket,
+    /// Waits for the answer of `auth_query`.
+    AuthQuery,
+    /// Exchanges authentication messages.
+    Authenticating(Box<ClientAuth>),
+    /// Waits for a server to learn what to tell the client.
+    Welcome,
+}
+
+/// What the StartupMessage asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Startup {
+    pub database: String,
+    pub user: String,
+    pub parameters: Vec<(String, String)>,
+    pub minor: u16,
+    pub replication: Option<String>,
+    /// `_pq_.` options, none of which is known here.
+    pub unknown_options: Vec<String>,
+}
+
+/// A client.
+pub(crate) struct Client {
+    pub transport: Transport,
+    pub id: SocketId,
+    pub address: Endpoint,
+    pub key: Key,
+    pub phase: Phase,
+    pub side: ClientSide,
+    /// Parameters as this client wants them.
+    pub parameters: SharedParameters,
+    /// Bytes read and not used yet: while waiting, and incomplete messages.
+    pub inbox: Vec<u8>,
+    pub outbox: Outbox,
+    /// Readiness was seen and not used up, because the client waits or its server is full.
+    pub readable: bool,
+    /// The peer has ended its stream.
+    pub ended: bool,
+    pub pool: Option<Arc<Pool>>,
+    pub database: Option<Arc<DatabaseState>>,
+    pub user: Option<Arc<UserState>>,
+    /// Counts among the clients of its database and user; of its pool.
+    pub counted: bool,
+    pub in_pool: bool,
+    /// First 8 bytes of the cancel key (process id and secret), 0 = none.
+    pub cancel_key: u64,
+    pub connected_at: Instant,
+    /// Last request, or the login.
+    pub request_at: Instant,
+    /// The running query's and transaction's start, while linked.
+    pub query_at: Option<Instant>,
+    pub transaction_at: Option<Instant>,
+    /// Wait of the last assignment.
+    pub wait_us: u64,
+    /// In a replication stream: has a server of its own.
+    pub replication: bool,
+}
+
+impl Client {
+    pub fn reference(&self, worker: u16) -> ClientRef {
+        ClientRef { worker, slot: self.key.index, generation: self.key.generation }
+    }
+
+    pub fn is_login(&self) -> bool {
+        matches!(self.phase, Phase::Login(_))
+    }
+
+    /// How log lines name it.
+    pub fn tag(&self) -> String {
+        let database = self.database.as_ref().map_or("(nodb)", |database| &database.name);
+        let user = self.user.as_ref().map_or("(nouser)", |user| &user.name);
+        format!("C-{}: {database}/{user}@{}", self.id.pointer(), self.address)
+    }
+}
+
+/// Where a grant finds its client.
+pub(crate) fn key_of(client: ClientRef) -> Key {
+    Key { index: client.slot, generation: client.generation }
+}
+

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pooler: PgBouncer's place between applications and PostgreSQL, on every core.
+//!
+//! Start reading at [`worker`]: the event loop that every thread runs. `worker/forward.rs` is the data path, `worker/lifecycle.rs` how
+//! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
+
+mod client;
+mod net;
+mod pool;
+mod resolver;
+mod run;
+mod server;
+mod settings;
+mod shared;
+mod table;
+mod transport;
+mod worker;
+
+pub use run::{Options, check, run};
+
+/// Appends a message of type `tag`.
+fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {
+    out.push(tag);
+    out.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
+    out.extend_from_slice(body);
+}
+
+/// `SEVERITY: message (SQLSTATE)` of an ErrorResponse's body, for log lines.
+fn error_message(body: &[u8]) -> String {
+    let field = |wanted: u8| {
+        body.split(|&byte| byte == 0)
+            .find(|field| field.first() == Some(&wanted))
+            .map(|field| String::from_utf8_lossy(&field[1..]).into_owned())
+            .unwrap_or_default()
+    };
+    format!("{}: {} ({})", field(b'S'), field(b'M'), field(b'C'))
+}

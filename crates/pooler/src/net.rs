@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sockets: listening, accepting, connecting, and their options.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use underpass_config::Config;
+
+/// Where a peer is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Endpoint {
+    Tcp(SocketAddr),
+    /// A path, or `@name` for the abstract namespace. The port is part of PostgreSQL's socket name and shown by the console.
+    Unix(PathBuf, u16),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp(address) => address.fmt(f),
+            Endpoint::Unix(_, port) => write!(f, "unix:{port}"),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Address as the console shows it.
+    pub fn host(&self) -> String {
+        match self {
+            Endpoint::Tcp(address) => address.ip().to_string(),
+            Endpoint::Unix(..) => "unix".to_owned(),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        match self {
+            Endpoint::Tcp(address) => address.port(),
+            Endpoint::Unix(_, port) => *port,
+        }
+    }
+
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Endpoint::Tcp(address) => Some(address.ip()),
+            Endpoint::Unix(..) => None,
+        }
+    }
+}
+
+fn unix_address(path: &Path) -> io::Result<SocketAddrUnix> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    Ok(match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(bytes)?,
+    })
+}
+
+const STREAM_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// Options of TCP connections (`tcp_*` keys).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TcpOptions {
+    keepalive: bool,
+    count: u32,
+    idle_s: u32,
+    interval_s: u32,
+    user_timeout_ms: u32,
+    buffer_bytes: u32,
+}
+
+impl TcpOptions {
+    pub fn from_config(config: &Config) -> Self {
+        Self {
+            keepalive: config.tcp_keepalive,
+            count: config.tcp_keepcnt,
+            idle_s: config.tcp_keepidle,
+            interval_s: config.tcp_keepintvl,
+            user_timeout_ms: config.tcp_user_timeout,
+            buffer_bytes: config.tcp_socket_buffer,
+        }
+    }
+
+    /// Applies them; a pooler forwards small messages at once (TCP_NODELAY).
+    pub fn apply(&self, fd: impl AsFd) -> io::Result<()> {
+        let fd = fd.as_fd();
+        sockopt::set_tcp_nodelay(fd, true)?;
+        if self.keepalive {
+            sockopt::set_socket_keepalive(fd, true)?;
+            if self.count > 0 {
+                sockopt::set_tcp_keepcnt(fd, self.count)?;
+            }
+            if self.idle_s > 0 {
+                sockopt::set_tcp_keepidle(fd, Duration::from_secs(self.idle_s.into()))?;
+            }
+            if self.interval_s > 0 {
+                sockopt::set_tcp_keepintvl(fd, Duration::from_secs(self.interval_s.into()))?;
+            }
+        }
+        if self.user_timeout_ms > 0 {
+            sockopt::set_tcp_user_timeout(fd, self.user_timeout_ms)?;
+        }
+        if self.buffer_bytes > 0 {
+            sockopt::set_socket_send_buffer_size(fd, self.buffer_bytes as usize)?;
+            sockopt::set_socket_recv_buffer_size(fd, self.buffer_bytes as usize)?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens a listening TCP socket.
+pub(crate) fn listen_tcp(address: SocketAddr, backlog: i32, reuse_port: bool) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let fd = rustix::net::socket_with(family, SocketType::STREAM, STREAM_FLAGS, None)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if reuse_port {
+        sockopt::set_socket_reuseport(&fd, true)?;
+    }
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    rustix::net::bind(&fd, &address)?;
+    rustix::net::listen(&fd, backlog)?;
+    Ok(fd)
+}
+
+/// Opens a listening unix socket; a file that a dead process left is removed, a live one is an error.
+pub(crate) fn listen_unix(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, STREAM_FLAGS, None)?;
+    let address = unix_address(path)?;
+    let is_file = !path.as_os_str().as_encoded_bytes().starts_with(b"@");
+    if is_file && path.exists() {
+        let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, STREAM_FLAGS, None)?;
+        match rustix::net::connect(&probe, &address) {
+            Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)?,
+            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this unix socket")),
+        }
+    }
+    rustix::net::bind(&fd, &address)?;
+    rustix::net::listen(&fd, backlog)?;
+    Ok(fd)
+}
+
+/// Takes a connection; `Ok(None)` when there is none, or it has gone again.
+pub(crate) fn accept(listener: impl AsFd, unix_port: Option<u16>) -> io::Result<Option<(OwnedFd, Endpoint)>> {
+    match rustix::net::acceptfrom_with(listener, STREAM_FLAGS) {
+        Ok((fd, address)) => {
+            let endpoint = match (unix_port, address.map(SocketAddr::try_from)) {
+                (Some(port), _) => Endpoint::Unix(PathBuf::new(), port),
+                (None, Some(Ok(address))) => Endpoint::Tcp(canonical(address)),
+                (None, _) => return Ok(None),
+            };
+            Ok(Some((fd, endpoint)))
+        }
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Begins to connect. The socket becomes writable when that has succeeded or failed.
+pub(crate) fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
+    let (fd, result) = match endpoint {
+        Endpoint::Tcp(address) => {
+            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let fd = rustix::net::socket_with(family, SocketType::STREAM, STREAM_FLAGS, None)?;
+            let result = rustix::net::connect(&fd, address);
+            (fd, result)
+        }
+        Endpoint::Unix(path, _) => {
+            let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, STREAM_FLAGS, None)?;
+            let result = rustix::net::connect(&fd, &unix_address(path)?);
+            (fd, result)
+        }
+    };
+    match result {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(fd),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The result of a connect that was begun.
+pub(crate) fn connect_result(fd: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::socket_error(fd)??)
+}
+
+/// The local end of a connection.
+pub(crate) fn local_endpoint(fd: impl AsFd) -> Option<SocketAddr> {
+    let address: SocketAddrAny = rustix::net::getsockname(fd).ok()?;
+    SocketAddr::try_from(address).ok().map(canonical)
+}
+
+/// User id and process id at the other end of a unix socket.
+pub(crate) fn peer_credentials(fd: impl AsFd) -> Option<(u32, i32)> {
+    let credentials = nix::sys::socket::getsockopt(&fd, nix::sys::socket::sockopt::PeerCredentials).ok()?;
+    Some((credentials.uid(), credentials.pid()))
+}

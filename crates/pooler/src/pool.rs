@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use underpass_config::{CheckQuery, Database, PoolMode};
+use underpass_pool::link::LinkOptions;
+use underpass_pool::params::ParameterSet;
+use underpass_pool::{PoolId, params::SharedParameters};
+
+use crate::settings::Settings;
+
+/// A database as clients name it.
+pub(crate) struct DatabaseState {
+    pub number: u32,
+    pub name: String,
+    pub settings: ArcSwap<Database>,
+    /// Made by the `*` entry.
+    pub is_auto: AtomicBool,
+    pub disabled: AtomicBool,
+    pub paused: AtomicBool,
+    /// Logged-in clients and those logging in.
+    pub clients: AtomicU32,
+    /// Next host of a list, for round robin.
+    pub next_host: AtomicUsize,
+}
+
+/// A user name that clients log in with, or that servers are logged in with.
+pub(crate) struct UserState {
+    pub number: u32,
+    pub name: String,
+    pub clients: AtomicU32,
+}
+
+/// What is fixed for a pool between reloads.
+#[derive(Debug, Clone)]
+pub(crate) struct PoolSettings {
+    pub mode: PoolMode,
+    pub link: LinkOptions,
+    pub reset_query: Option<Arc<str>>,
+    pub check_query: Arc<str>,
+    pub query_wait_timeout: Duration,
+    pub query_timeout: Duration,
+    pub idle_transaction_timeout: Duration,
+    pub transaction_timeout: Duration,
+    pub client_idle_timeout: Duration,
+}
+
+/// A pool: one database as one user.
+pub(crate) struct Pool {
+    pub id: PoolId,
+    pub database: Arc<DatabaseState>,
+    /// The user servers are logged in with.
+    pub user: Arc<UserState>,
+    pub settings: ArcSwap<PoolSettings>,
+    /// What a server of this pool reports at login: new clients are told the same.
+    pub welcome: ArcSwapOption<ParameterSet>,
+    /// Logged-in clients.
+    pub clients: AtomicU32,
+    /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
+    pub proved: ArcSwapOption<underpass_auth::Login>,
+    /// The secret that the list or `auth_query` gave for the pool's user.
+    pub secret: ArcSwapOption<underpass_auth::Secret>,
+    /// Text of the last failed connection or login, for clients that wait.
+    pub last_error: ArcSwapOption<String>,
+}
+
+impl PoolSettings {
+    pub fn new(settings: &Settings, database: &Database, user: &str) -> Self {
+        let config = &settings.config;
+        let mode = config.pool_mode(database, user);
+        let reset = mode == PoolMode::Session || config.server_reset_query_always;
+        Self {
+            mode,
+            link: settings.link_options(mode),
+            reset_query: config.server_reset_query.as_deref().filter(|_| reset).map(Arc::from),
+            check_query: match &config.server_check_query {
+                CheckQuery::Off | CheckQuery::Empty => "".into(),
+                CheckQuery::Sql(sql) => sql.as_str().into(),
+            },
+            query_wait_timeout: config.query_wait_timeout(database, user),
+            query_timeout: config.query_timeout(user),
+            idle_transaction_timeout: config.idle_transaction_timeout(user),
+            transaction_timeout: config.transaction_timeout(user),
+            client_idle_timeout: config.client_idle_timeout(user),
+        }
+    }
+}
+
+impl Pool {
+    pub fn welcome(&self) -> Option<SharedParameters> {
+        self.welcome.load_full()
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A server connection. It lives at a worker while it works and is parked in the core while it is idle.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use underpass_auth::ServerAuth;
+use underpass_console::SocketId;
+use underpass_pool::ServerId;
+use underpass_pool::link::Link;
+use underpass_pool::params::{ParameterSet, SharedParameters};
+
+use crate::net::Endpoint;
+use crate::pool::Pool;
+use crate::table::Key;
+use crate::transport::{Outbox, Transport};
+
+/// What a server is doing.
+pub(crate) enum Work {
+    /// Connecting, TLS, authentication, parameters.
+    Login(Box<ServerLogin>),
+    /// Serves a client of this worker.
+    Client(Key),
+    /// Checked or given the client's parameters first; then serves it.
+    Preparing { client: Key, step: PrepareStep },
+    /// Runs `auth_query` for a client that logs in; the answer is collected.
+    AuthQuery { client: Key, answer: Vec<u8> },
+    /// Has no client: comes to rest, then rolls back, resets, and goes back to the pool.
+    Settling { step: SettleStep, since: Instant },
+    /// Idle in the core, or held for a cancel request.
+    Resting,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrepareStep {
+    Check,
+    Restore,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SettleStep {
+    /// Answers of the client that left are still outstanding.
+    Draining,
+    RollingBack,
+    Resetting,
+    /// `connect_query` after login.
+    Connecting,
+}
+
+/// State of a login to PostgreSQL.
+pub(crate) struct ServerLogin {
+    pub step: ServerLoginStep,
+    pub auth: Option<ServerAuth>,
+    pub parameters: ParameterSet,
+    /// Host name as configured, for certificate verification.
+    pub host: String,
+    /// The replication client that this connection is made for, and its startup parameters.
+    pub replication: Option<(Key, Vec<(String, String)>)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ServerLoginStep {
+    Connecting,
+    /// SSLRequest sent, waits for `S` or `N`.
+    TlsAnswer,
+    TlsHandshake,
+    /// StartupMessage sent.
+    Startup,
+}
+
+/// A server connection.
+pub(crate) struct Server {
+    pub transport: Transport,
+    pub id: ServerId,
+    pub socket_id: SocketId,
+    pub key: Key,
+    /// Worker whose epoll watches it.
+    pub home: u16,
+    pub pool: Arc<Pool>,
+    pub address: Endpoint,
+    pub work: Work,
+    pub link: Link,
+    pub parameters: SharedParameters,
+    pub inbox: Vec<u8>,
+    pub outbox: Outbox,
+    /// Readiness was seen and not used up, because the client is full.
+    pub readable: bool,
+    pub cancel_key: Vec<u8>,
+    pub connected_at: Instant,
+    pub request_at: Instant,
+    /// Serves one client until it leaves, and is never pooled.
+    pub dedicated: bool,
+}
+
+impl Server {
+    /// How log lines name it.
+    pub fn tag(&self) -> String {
+        format!(
+            "S-{}: {}/{}@{}",
+            self.socket_id.pointer(),
+            self.pool.database.name,
+            self.pool.user.name,
+            self.address
+        )
+    }
+
+    pub fn process_id(&self) -> u32 {
+        self.cancel_key.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
+    }
+
+    /// The client at this worker that it belongs to, if any.
+    pub fn client(&self) -> Option<Key> {
+        match &self.work {
+            Work::Client(client) | Work::Preparing { client, .. } => Some(*client),
+            _ => None,
+        }
+    }
+}

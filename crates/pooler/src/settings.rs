@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A snapshot of everything that a RELOAD can change: configuration, users, HBA rules, TLS. Made whole or not at all.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use underpass_auth::{AuthContext, AuthOptions, Secret};
+use underpass_config::{AuthType, Config, Database, Hba, CheckQuery, IdentMaps, OsFiles, Parsed, PoolMode, SslMode, Userlist};
+use underpass_pool::core::PoolLimits;
+use underpass_pool::link::LinkOptions;
+use underpass_tls::{ClientSide, ServerSide, TlsClientOptions, TlsServerOptions};
+
+/// What a RELOAD replaces.
+pub(crate) struct Settings {
+    pub config: Config,
+    /// Contents of `auth_file`.
+    pub users: HashMap<String, Secret>,
+    pub hba: Option<Hba>,
+    pub ident: IdentMaps,
+    pub auth: Arc<AuthContext>,
+    pub client_tls: Option<ClientSide>,
+    pub server_tls: Option<ServerSide>,
+    /// Files the configuration was read from, for RELOAD.
+    pub paths: Vec<PathBuf>,
+}
+
+impl Settings {
+    /// Reads the configuration and every file it names. Warnings are for the log.
+    ///
+    /// # Errors
+    /// The first thing that cannot be used, with its file and what to do.
+    pub fn load(paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
+        let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+        let loaded = Config::load(&as_paths)?;
+        let (settings, more) = Self::from_config(loaded.config, paths)?;
+        let warnings = loaded.warnings.iter().map(ToString::to_string).chain(more).collect();
+        Ok((settings, warnings))
+    }
+
+    /// The same from a configuration that was read (or changed by SET) already. Also returns warnings.
+    pub fn from_config(config: Config, paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
+        let mut warnings = Vec::new();
+        let users = match &config.auth_file {
+            Some(path) => {
+                let list = Userlist::load(&OsFiles, path).context("auth_file")?;
+                whole(list, &mut warnings)
+                    .iter()
+                    .map(|(name, secret)| (name.to_owned(), Secret::parse(secret.expose())))
+                    .collect()
+            }
+            None => HashMap::new(),
+        };
+        let ident = match &config.auth_ident_file {
+            Some(path) => whole(IdentMaps::load(&OsFiles, path).context("auth_ident_file")?, &mut warnings),
+            None => IdentMaps::default(),
+        };
+        let hba = match (&config.auth_hba_file, config.auth_type) {
+            (Some(path), AuthType::Hba) => {
+                Some(whole(Hba::load(&OsFiles, path, &ident).context("auth_hba_file")?, &mut warnings))
+            }
+            (None, AuthType::Hba) => {
+                anyhow::bail!("auth_type = hba needs auth_hba_file: name the file in [pgbouncer]")
+            }
+            _ => None,
+        };
+        let auth = AuthContext::new(&AuthOptions { scram_iterations: config.scram_iterations, ..AuthOptions::default() })?;
+        let client_tls = ClientSide::build(&TlsClientOptions {
+            sslmode: tls_mode(config.client_tls_sslmode),
+            key_file: config.client_tls_key_file.clone(),
+            cert_file: config.client_tls_cert_file.clone(),
+            ca_file: config.client_tls_ca_file.clone(),
+            protocols: shown(&config, "client_tls_protocols"),
+            ciphers: config.client_tls_ciphers.clone(),
+            tls13_ciphers: config.client_tls13_ciphers.clone().unwrap_or_default(),
+            ecdhcurve: config.client_tls_ecdhcurve.clone(),
+            dheparams: config.client_tls_dheparams.clone(),
+        })?;
+        let server_tls = ServerSide::build(&TlsServerOptions {
+            sslmode: tls_mode(config.server_tls_sslmode),
+            ca_file: config.server_tls_ca_file.clone(),
+            key_file: config.server_tls_key_file.clone(),
+            cert_file: config.server_tls_cert_file.clone(),
+            protocols: shown(&config, "server_tls_protocols"),
+            ciphers: config.server_tls_ciphers.clone(),
+            tls13_ciphers: config.server_tls13_ciphers.clone().unwrap_or_default(),
+        })?;
+        warnings.extend(client_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
+        warnings.extend(server_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
+        let settings =
+            Self { config, users, hba, ident, auth: Arc::new(auth), client_tls, server_tls, paths: paths.to_vec() };
+        Ok((settings, warnings))
+    }
+
+    /// Limits of the pool of `user` on `database`.
+    pub fn pool_limits(&self, database: &Database, user: &str) -> PoolLimits {
+        let config = &self.config;
+        let checks = config.server_check_query != CheckQuery::Off;
+        PoolLimits {
+            size: config.pool_size(database, user),
+            size_min: config.min_pool_size(database),
+            reserve: config.reserve_pool_size(database, user),
+            reserve_timeout: config.reserve_pool_timeout,
+            database_max: config.max_db_connections(database),
+            user_max: config.max_user_connections(user),
+            lifetime: config.server_lifetime(database),
+            idle_timeout: config.server_idle_timeout,
+            check_delay: checks.then_some(config.server_check_delay),
+            round_robin: config.server_round_robin,
+            login_retry: config.server_login_retry,
+        }
+    }
+
+    /// What the tracker of a link is told.
+    pub fn link_options(&self, mode: PoolMode) -> LinkOptions {
+        LinkOptions {
+            rename_statements: mode != PoolMode::Session && self.config.max_prepared_statements > 0,
+            statements_max: self.config.max_prepared_statements,
+            message_max: self.config.max_packet_size,
+            statement_bytes_max: LinkOptions::default().statement_bytes_max,
+            refuse_simple_query: self.config.disable_pqexec,
+        }
+    }
+}
+
+fn tls_mode(mode: SslMode) -> underpass_tls::SslMode {
+    match mode {
+        SslMode::Disable => underpass_tls::SslMode::Disable,
+        SslMode::Allow => underpass_tls::SslMode::Allow,
+        SslMode::Prefer => underpass_tls::SslMode::Prefer,
+        SslMode::Require => underpass_tls::SslMode::Require,
+        SslMode::VerifyCa => underpass_tls::SslMode::VerifyCa,
+        SslMode::VerifyFull => underpass_tls::SslMode::VerifyFull,
+    }
+}
+
+/// What could be read of a file; what could not goes to the log, as PgBouncer does it.
+fn whole<T>(parsed: Parsed<T>, warnings: &mut Vec<String>) -> T {
+    warnings.extend(parsed.errors.iter().map(ToString::to_string));
+    warnings.extend(parsed.warnings.iter().map(ToString::to_string));
+    parsed.value
+}
+
+fn shown(config: &Config, key: &str) -> String {
+    config.get(key).flatten().unwrap_or_default()
+}

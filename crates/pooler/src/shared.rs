@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What all workers share.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Instant, SystemTime};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use foldhash::fast::RandomState;
+use underpass_config::Database;
+use underpass_console::{SocketId, Timestamp};
+use underpass_pool::core::ClientRef;
+use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
+use underpass_pool::prepared::Statements;
+use underpass_pool::{Core, PoolId};
+
+use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
+use crate::resolver::Resolver;
+use crate::server::Server;
+use crate::settings::Settings;
+use crate::worker::Worker;
+
+/// Work that one worker gives another.
+pub(crate) type Task = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// How far a shutdown has come.
+pub(crate) mod phase {
+    /// Business as usual.
+    pub const RUNNING: u8 = 0;
+    /// Paused by PAUSE or SIGUSR1, for SHOW STATE.
+    pub const PAUSED: u8 = 1;
+    /// SUSPEND.
+    pub const SUSPENDED: u8 = 2;
+    /// SHUTDOWN WAIT_FOR_SERVERS, SIGINT.
+    pub const WAIT_FOR_SERVERS: u8 = 3;
+    /// SHUTDOWN WAIT_FOR_CLIENTS, SIGTERM.
+    pub const WAIT_FOR_CLIENTS: u8 = 4;
+    /// At once.
+    pub const IMMEDIATE: u8 = 5;
+}
+
+/// A worker's letter box.
+pub(crate) struct Mailbox {
+    tasks: Mutex<Vec<Task>>,
+    /// Whether the worker was woken and has not looked yet.
+    rung: AtomicBool,
+    pub bell: OwnedFd,
+    /// The worker's epoll instance: a server that moves takes its registration along.
+    pub epoll: OwnedFd,
+}
+
+impl Mailbox {
+    pub fn new(epoll: OwnedFd) -> rustix::io::Result<Self> {
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC)?;
+        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll })
+    }
+
+    pub fn post(&self, task: Task) {
+        lock(&self.tasks).push(task);
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // It only fails when the counter is full, and then the worker wakes anyway.
+            let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
+        }
+    }
+
+    pub fn take(&self) -> Vec<Task> {
+        let _ = rustix::io::read(self.bell.as_fd(), &mut [0u8; 8]);
+        self.rung.store(false, Ordering::Release);
+        std::mem::take(&mut lock(&self.tasks))
+    }
+}
+
+/// A poisoned lock means that a thread panicked, which ends the process; until then its data is as good as any.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The state of the process.
+pub(crate) struct Shared {
+    pub settings: ArcSwap<Settings>,
+    pub core: Mutex<Core<Box<Server>>>,
+    pub statements: Statements,
+    pub parameters: Mutex<ParameterTable>,
+    pub names: RwLock<Names>,
+    pub mailboxes: Vec<Mailbox>,
+    /// Cancel key to client.
+    pub cancel_keys: Mutex<HashMap<u64, ClientRef, RandomState>>,
+    pub clients: AtomicU32,
+    pub next_socket: AtomicU32,
+    pub phase: AtomicU8,
+    /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
+    pub epoch: AtomicU64,
+    pub resolver: Resolver,
+    pub started: Instant,
+    pub started_wall: SystemTime,
+    pub last_error: ArcSwapOption<String>,
+}
+
+/// Databases, users and pools by name. Entries live as long as the process.
+#[derive(Default)]
+pub(crate) struct Names {
+    pub databases: HashMap<String, Arc<DatabaseState>, RandomState>,
+    pub users: HashMap<String, Arc<UserState>, RandomState>,
+    pub pools: Vec<Arc<Pool>>,
+    pub pool_of: HashMap<(u32, u32), PoolId, RandomState>,
+}
+
+impl Shared {
+    pub fn next_socket_id(&self) -> SocketId {
+        let number = self.next_socket.fetch_add(1, Ordering::Relaxed) % (i32::MAX as u32) + 1;
+        SocketId::new(number.into()).unwrap_or(SocketId::FIRST)
+    }
+
+    /// Wall-clock time of an instant of this process.
+    pub fn timestamp(&self, at: Instant) -> Timestamp {
+        let since_start = at.saturating_duration_since(self.started);
+        let since_epoch = self.started_wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + since_start;
+        Timestamp(since_epoch.as_micros() as u64)
+    }
+
+    /// The database `name` as a client may use it now; `None` if there is none.
+    pub fn database(&self, name: &str) -> Option<Arc<DatabaseState>> {
+        let settings = self.settings.load();
+        let (configured, is_auto) = settings.config.database(name)?;
+        Some(self.database_state(configured, is_auto))
+    }
+
+    pub fn database_state(&self, configured: Database, is_auto: bool) -> Arc<DatabaseState> {
+        if let Some(state) = self.names.read().unwrap_or_else(PoisonError::into_inner).databases.get(&configured.name) {
+            return state.clone();
+        }
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let number = names.databases.len() as u32;
+        names
+            .databases
+            .entry(configured.name.clone())
+            .or_insert_with(|| {
+                if is_auto {
+                    log::info!("registered new auto-database: db={}", configured.name);
+                }
+                Arc::new(DatabaseState {
+                    number,
+                    name: configured.name.clone(),
+                    settings: ArcSwap::from_pointee(configured),
+                    is_auto: AtomicBool::new(is_auto),
+                    disabled: AtomicBool::new(false),
+                    paused: AtomicBool::new(false),
+                    clients: AtomicU32::new(0),
+                    next_host: Default::default(),
+                })
+            })
+            .clone()
+    }
+
+    pub fn user(&self, name: &str) -> Arc<UserState> {
+        if let Some(state) = self.names.read().unwrap_or_else(PoisonError::into_inner).users.get(name) {
+            return state.clone();
+        }
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let number = names.users.len() as u32;
+        names
+            .users
+            .entry(name.to_owned())
+            .or_insert_with(|| Arc::new(UserState { number, name: name.to_owned(), clients: AtomicU32::new(0) }))
+            .clone()
+    }
+
+    /// The pool of `user` on `database`, made if there is none.
+    pub fn pool(&self, database: &Arc<DatabaseState>, user: &Arc<UserState>, now: Instant) -> Arc<Pool> {
+        {
+            let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(id) = names.pool_of.get(&(database.number, user.number)) {
+                return names.pools[id.0 as usize].clone();
+            }
+        }
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = names.pool_of.get(&(database.number, user.number)) {
+            return names.pools[id.0 as usize].clone();
+        }
+        let settings = self.settings.load();
+        let configured = database.settings.load();
+        let id = {
+            let mut core = lock(&self.core);
+            let id =
+                core.pool(database.number, user.number, || settings.pool_limits(&configured, &user.name), now);
+            core.set_paused(id, database.paused.load(Ordering::Relaxed));
+            id
+        };
+        let pool = Arc::new(Pool {
+            id,
+            database: database.clone(),
+            user: user.clone(),
+            settings: ArcSwap::from_pointee(PoolSettings::new(&settings, &configured, &user.name)),
+            welcome: ArcSwapOption::empty(),
+            clients: AtomicU32::new(0),
+            proved: ArcSwapOption::empty(),
+            secret: ArcSwapOption::empty(),
+            last_error: ArcSwapOption::empty(),
+        });
+        debug_assert_eq!(names.pools.len(), id.0 as usize);
+        names.pools.push(pool.clone());
+        names.pool_of.insert((database.number, user.number), id);
+        pool
+    }
+
+    pub fn pools(&self) -> Vec<Arc<Pool>> {
+        self.names.read().unwrap_or_else(PoisonError::into_inner).pools.clone()
+    }
+
+    pub fn databases(&self) -> Vec<Arc<DatabaseState>> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = names.databases.values().cloned().collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    pub fn users(&self) -> Vec<Arc<UserState>> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = names.users.values().cloned().collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// The one shared copy of a set of parameters: thousands of clients have the same.
+    pub fn intern_parameters(&self, set: ParameterSet) -> SharedParameters {
+        lock(&self.parameters).intern(set)
+    }
+
+    /// Whether a shutdown leaves clients in peace until they go by themselves.
+    pub fn waits_for_clients(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == phase::WAIT_FOR_CLIENTS
+    }
+
+    /// Gives every worker a task.
+    pub fn broadcast(&self, task: impl Fn(&mut Worker) + Send + Sync + 'static) {
+        let task = Arc::new(task);
+        for mailbox in &self.mailboxes {
+            let task = task.clone();
+            mailbox.post(Box::new(move |worker| task(worker)));
+        }
+    }
+}

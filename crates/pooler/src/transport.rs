@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A connected stream socket, plain or with TLS. Non-blocking; reports the need to wait as `WouldBlock`.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{RecvFlags, SendFlags};
+
+/// A stream: a socket, and TLS over it once that was agreed.
+#[derive(Debug)]
+pub(crate) struct Transport {
+    fd: OwnedFd,
+    tls: Option<Box<rustls::Connection>>,
+}
+
+/// Bytes read, and whether there may be more right now. An edge-triggered socket needs no further read when a plain one came up short.
+pub(crate) struct ReadOutcome {
+    pub count: usize,
+    pub maybe_more: bool,
+}
+
+/// The socket as `std::io` sees it, for rustls.
+struct Socket<'a>(BorrowedFd<'a>);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::net::recv(self.0, buffer, RecvFlags::empty())?.0)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(self.0, data, SendFlags::NOSIGNAL)?)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Transport {
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd, tls: None }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub fn tls(&self) -> Option<&rustls::Connection> {
+        self.tls.as_deref()
+    }
+
+    /// Goes over to TLS on the same socket.
+    pub fn upgrade(&mut self, connection: rustls::Connection) {
+        self.tls = Some(Box::new(connection));
+    }
+
+    /// Drives a TLS handshake as far as it goes now; true when it is over.
+    pub fn handshake(&mut self) -> io::Result<bool> {
+        let Some(connection) = &mut self.tls else { return Ok(true) };
+        while connection.is_handshaking() {
+            if connection.wants_write() && !flush_tls(self.fd.as_fd(), connection)? {
+                return Ok(false);
+            }
+            if !connection.is_handshaking() {
+                break;
+            }
+            match connection.read_tls(&mut Socket(self.fd.as_fd())) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {
+                    let state = connection.process_new_packets();
+                    flush_tls(self.fd.as_fd(), connection)?;
+                    state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        flush_tls(self.fd.as_fd(), connection)?;
+        Ok(true)
+    }
+
+    /// Reads what is there. `count` 0 = the peer has ended its stream.
+    #[inline]
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
+        match &mut self.tls {
+            None => {
+                let (count, _) = rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty())?;
+                Ok(ReadOutcome { count, maybe_more: count == buffer.len() })
+            }
+            Some(connection) => read_tls(self.fd.as_fd(), connection, buffer),
+        }
+    }
+
+    /// Reads into the spare room of `buffer`, which grows by at most `max` bytes.
+    pub fn read_more(&mut self, buffer: &mut Vec<u8>, max: usize) -> io::Result<ReadOutcome> {
+        let start = buffer.len();
+        buffer.resize(start + max, 0);
+        let outcome = self.read(&mut buffer[start..]);
+        buffer.truncate(start + outcome.as_ref().map_or(0, |outcome| outcome.count));
+        outcome
+    }
+
+    /// Writes as much as goes.
+    #[inline]
+    pub fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => Ok(rustix::net::send(&self.fd, data, SendFlags::NOSIGNAL)?),
+            Some(connection) => {
+                if connection.wants_write() && !flush_tls(self.fd.as_fd(), connection)? {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                let taken = connection.writer().write(data)?;
+                flush_tls(self.fd.as_fd(), connection)?;
+                Ok(taken)
+            }
+        }
+    }
+
+    /// Sends what TLS holds back; false if the socket is full.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            None => Ok(true),
+            Some(connection) => flush_tls(self.fd.as_fd(), connection),
+        }
+    }
+
+    /// Says good-bye as far as the protocol has a word for it, without waiting.
+    pub fn close_notify(&mut self) {
+        if let Some(connection) = &mut self.tls {
+            connection.send_close_notify();
+            let _ = flush_tls(self.fd.as_fd(), connection);
+        }
+    }
+}
+
+fn read_tls(fd: BorrowedFd<'_>, connection: &mut rustls::Connection, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
+    loop {
+        match connection.reader().read(buffer) {
+            Ok(count) => return Ok(ReadOutcome { count, maybe_more: count > 0 }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // An end without close_notify: what PostgreSQL clients do all the time.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Ok(ReadOutcome { count: 0, maybe_more: false });
+            }
+            Err(error) => return Err(error),
+        }
+        if connection.read_tls(&mut Socket(fd))? == 0 {
+            return Ok(ReadOutcome { count: 0, maybe_more: false });
+        }
+        let state = connection.process_new_packets();
+        if connection.wants_write() {
+            flush_tls(fd, connection)?;
+        }
+        state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    }
+}
+
+fn flush_tls(fd: BorrowedFd<'_>, connection: &mut rustls::Connection) -> io::Result<bool> {
+    while connection.wants_write() {
+        match connection.write_tls(&mut Socket(fd)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Bytes that could not be written yet.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Outbox {
+    pub fn is_empty(&self) -> bool {
+        self.bytes.len() == self.sent
+    }
+
+    /// Writes `data` after what is held already, and holds what does not go. True if nothing is held afterwards.
+    pub fn send(&mut self, transport: &mut Transport, mut data: &[u8]) -> io::Result<bool> {
+        if !self.is_empty() && !self.drain(transport)? {
+            self.bytes.extend_from_slice(data);
+            return Ok(false);
+        }
+        while !data.is_empty() {
+            match transport.write(data) {
+                Ok(count) => data = &data[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.bytes.extend_from_slice(data);
+                    return Ok(false);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes what is held. True if all went.
+    pub fn drain(&mut self, transport: &mut Transport) -> io::Result<bool> {
+        while self.sent < self.bytes.len() {
+            match transport.write(&self.bytes[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // Memory is given back: an idle connection has no buffer.
+        *self = Self::default();
+        transport.flush()
+    }
+
+    pub fn held(&self) -> usize {
+        self.bytes.len() - self.sent
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `auth_query`: a client's secret is asked from PostgreSQL, as `auth_user`, over a pool of that user.
+
+
+use underpass_auth::{Credential, auth_query_row};
+use underpass_pool::link::{ClientSide, FrontendContext, Splice};
+use underpass_wire::SqlState;
+use underpass_wire::frontend::Target;
+use underpass_wire::frontend::build;
+
+use super::{Farewell, Worker};
+use crate::client::{LoginStep, Phase};
+use crate::server::Work;
+use crate::table::Key;
+
+impl Worker {
+    /// The client's name is in no list: a server of the auth_user's pool is asked.
+    pub(super) fn auth_query_start(&mut self, key: Key) {
+        let settings = self.shared.settings.load_full();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(database) = client.database.clone() else { return };
+        let configured = database.settings.load_full();
+        let config = &settings.config;
+        let Some(auth_user) = config.auth_user(&configured) else { return };
+        let database = match config.auth_dbname(&configured) {
+            Some(name) => match self.shared.database(name) {
+                Some(database) => database,
+                None => {
+                    return self.close_client(
+                        key,
+                        Farewell {
+                            report: Some((SqlState::INVALID_PASSWORD, "password authentication failed".into())),
+                            reason: format!("auth_dbname \"{name}\" is not configured: add it to [databases]"),
+                            is_error: true,
+                        },
+                    );
+                }
+            },
+            None => database,
+        };
+        let auth_user = self.shared.user(auth_user);
+        let pool = self.shared.pool(&database, &auth_user, self.now);
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if let Phase::Login(login) = &mut client.phase {
+            login.step = LoginStep::AuthQuery;
+        }
+        self.acquire(key, pool.id);
+    }
+
+    /// The server is here: asks.
+    pub(super) fn auth_query_begin(&mut self, key: Key, server_key: Key) {
+        let settings = self.shared.settings.load_full();
+        let Some(client) = self.clients.get(key) else { return };
+        let Phase::Login(login) = &client.phase else { return };
+        let (Some(startup), Some(database)) = (&login.startup, &client.database) else { return };
+        let configured = database.settings.load();
+        let query = settings.config.auth_query(&configured).to_owned();
+        let mut request = Vec::new();
+        build::parse(&mut request, b"", query.as_bytes(), []);
+        build::bind(&mut request, b"", b"", [], [Some(startup.user.as_bytes())], []);
+        build::describe(&mut request, Target::Portal, b"");
+        build::execute(&mut request, b"", 0);
+        build::sync(&mut request);
+        let shared = self.shared.clone();
+        let Some(server) = self.server(server_key) else { return };
+        server.work = Work::AuthQuery { client: key, answer: Vec::new() };
+        server.link.begin();
+        let (mut side, mut to_client, mut composed) = (ClientSide::default(), Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut composed);
+        let mut context =
+            FrontendContext { client: &mut side, statements: &shared.statements, to_client: &mut to_client };
+        let fed = server.link.frontend(&request, &mut context, &mut out);
+        let sent = server.outbox.send(&mut server.transport, out.bytes(&request));
+        if fed.is_err() || sent.is_err() {
+            self.close_server(server_key, "auth_query could not be sent");
+        }
+    }
+
+    /// The answer is complete.
+    pub(super) fn auth_query_done(&mut self, server_key: Key) {
+        let Some(server) = self.server(server_key) else { return };
+        let Work::AuthQuery { client, answer } = std::mem::replace(&mut server.work, Work::Resting) else { return };
+        self.give_back(server_key);
+        match read_answer(&answer) {
+            Ok(credential) => self.authenticate(client, credential),
+            Err(reason) => {
+                let user = self.clients.get(client).and_then(|c| c.user.as_ref().map(|u| u.name.clone()));
+                let message = format!("password authentication failed for user \"{}\"", user.unwrap_or_default());
+                self.close_client(
+                    client,
+                    Farewell {
+                        report: Some((SqlState::INVALID_PASSWORD, message)),
+                        reason: format!("auth_query failed: {reason}"),
+                        is_error: true,
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// The credential in the answer's first row; no row = no such user.
+fn read_answer(mut answer: &[u8]) -> Result<Credential, String> {
+    let mut credential = Credential::UnknownUser;
+    while let Some(header) = answer.first_chunk::<5>() {
+        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
+        let Some(body) = answer.get(5..length + 1) else { break };
+        match header[0] {
+            b'D' => {
+                let columns = columns(body).ok_or("malformed row")?;
+                let user = auth_query_row(&columns).map_err(|error| error.to_string())?;
+                credential = user.credential;
+            }
+            b'E' => return Err(crate::error_message(body)),
+            _ => {}
+        }
+        answer = &answer[length + 1..];
+    }
+    Ok(credential)
+}
+
+fn columns(body: &[u8]) -> Option<Vec<Option<&[u8]>>> {
+    let (count, mut rest) = body.split_first_chunk::<2>()?;
+    let mut columns = Vec::new();
+    for _ in 0..u16::from_be_bytes(*count) {
+        let (length, tail) = rest.split_first_chunk::<4>()?;
+        match usize::try_from(i32::from_be_bytes(*length)) {
+            Ok(length) => {
+                let (value, tail) = tail.split_at_checked(length)?;
+                columns.push(Some(value));
+                rest = tail;
+            }
+            Err(_) => {
+                columns.push(None);
+                rest = tail;
+            }
+        }
+    }
+    Some(columns)
+}
+

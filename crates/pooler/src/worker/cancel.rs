@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cancel requests: from clients to the server that works for them, and from the pooler when a client vanished.
+//!
+//! The window in which a cancel request could hit the wrong statement is closed by the core: while a request is under way, its server is
+//! not given to anybody (`Core::cancel_begun`). PostgreSQL closes the connection of a CancelRequest after it has sent the signal (manual,
+//! 55.2.9 "Canceling Requests in Progress"), so the end of that connection is the end of the window.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::net::{RecvFlags, SendFlags};
+use underpass_pool::ServerId;
+use underpass_pool::core::ClientRef;
+
+use super::{Entry, Source, Worker};
+use crate::client::{Phase, key_of};
+use crate::net;
+use crate::server::{Server, Work};
+use crate::shared::lock;
+use crate::table::Key;
+
+/// A connection that carries a CancelRequest to PostgreSQL.
+pub(crate) struct CancelConnection {
+    fd: OwnedFd,
+    request: Vec<u8>,
+    /// The server that is held back meanwhile, and where it lives.
+    id: ServerId,
+    server: Key,
+    /// The client connection that asked, closed when this is done.
+    asker: Option<ClientRef>,
+    pub since: Instant,
+}
+
+impl Worker {
+    /// A client sent a CancelRequest. Its connection stays open until the request has been carried out, as PostgreSQL's would.
+    pub(super) fn cancel_requested(&mut self, asker: Key, process_id: u32, secret: &[u8]) {
+        let key = secret.first_chunk::<4>().map_or(0, |secret| {
+            u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*secret))
+        });
+        let target = (secret.len() == 4).then(|| lock(&self.shared.cancel_keys).get(&key).copied()).flatten();
+        let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
+        match target {
+            None => {
+                log::info!("cancel request with an unknown key");
+                self.cancel_answered(asker);
+            }
+            Some(target) => self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker))),
+        }
+    }
+
+    /// The asker's connection has served its purpose.
+    fn cancel_answered(&mut self, asker: ClientRef) {
+        if asker.worker == self.index {
+            self.drop_client(key_of(asker));
+        } else {
+            self.post(asker.worker, Box::new(move |worker| worker.drop_client(key_of(asker))));
+        }
+    }
+
+    fn cancel_client(&mut self, target: ClientRef, asker: ClientRef) {
+        let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
+        let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
+        if waits {
+            self.cancel_waiting(key_of(target));
+        }
+        let working =
+            linked.filter(|&key| self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy()));
+        // Where nothing is running there is nothing to cancel.
+        let sent = working.is_some_and(|server| self.cancel_server(server, Some(asker)));
+        if !sent {
+            self.cancel_answered(asker);
+        }
+    }
+
+    /// Sends PostgreSQL a CancelRequest for the server at `key`. False if that is impossible.
+    pub(super) fn cancel_server(&mut self, key: Key, asker: Option<ClientRef>) -> bool {
+        let Some(server) = self.server(key) else { return false };
+        let Some((process_id, secret)) = server.cancel_key.split_first_chunk::<4>() else { return false };
+        let mut request = Vec::new();
+        underpass_wire::startup::build::cancel_request(&mut request, u32::from_be_bytes(*process_id), secret);
+        let (id, address) = (server.id, server.address.clone());
+        let fd = match net::connect(&address) {
+            Ok(fd) => fd,
+            Err(error) => {
+                log::warn!("cannot connect to {address} for a cancel request: {error}");
+                return false;
+            }
+        };
+        if !lock(&self.shared.core).cancel_begun(id) {
+            return false;
+        }
+        let since = self.now;
+        let connection = self.cancels.insert(|_| CancelConnection { fd, request, id, server: key, asker, since });
+        let watched = self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
+        if !matches!(watched, Some(Ok(()))) {
+            self.cancel_finished(connection);
+        }
+        true
+    }
+
+    pub(super) fn cancel_event(&mut self, key: Key) {
+        let Some(connection) = self.cancels.get_mut(key) else { return };
+        if !connection.request.is_empty() {
+            match rustix::net::send(&connection.fd, &connection.request, SendFlags::NOSIGNAL) {
+                // A request of some tens of bytes goes whole into an empty buffer.
+                Ok(_) => connection.request.clear(),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => return,
+                Err(error) => {
+                    log::warn!("cancel request failed: {error}");
+                    return self.cancel_finished(key);
+                }
+            }
+        }
+        match rustix::net::recv(&connection.fd, &mut [0u8; 64], RecvFlags::empty()) {
+            Err(rustix::io::Errno::AGAIN) => {}
+            // PostgreSQL closes without an answer.
+            _ => self.cancel_finished(key),
+        }
+    }
+
+    /// The request was carried out, failed or took too long: its server may serve others again.
+    pub(super) fn cancel_finished(&mut self, key: Key) {
+        let Some(connection) = self.cancels.remove(key) else { return };
+        let released = lock(&self.shared.core).cancel_done(connection.id);
+        if released {
+            let server = connection.server;
+            if matches!(self.servers.get(server), Some(Entry::Here(s)) if s.id == connection.id && is_resting(s)) {
+                self.give_back(server);
+            }
+        }
+        if let Some(asker) = connection.asker {
+            self.cancel_answered(asker);
+        }
+    }
+
+    /// A client in the queue gives up its request: it is answered as PostgreSQL answers a cancelled statement, and may go on.
+    fn cancel_waiting(&mut self, key: Key) {
+        use underpass_wire::SqlState;
+        use underpass_wire::backend::TransactionStatus;
+        use underpass_wire::backend::build::{error_response, ready_for_query};
+use underpass_wire::backend::{Report, Severity};
+
+        let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Waiting { ticket, .. } = client.phase else { return };
+        // Only a request that is here as a whole, and is one, can be answered without the server.
+        let Some(1) = complete_requests(&client.inbox) else { return };
+        let Some(pool) = &client.pool else { return };
+        if !lock(&self.shared.core).cancel_wait(pool.id, ticket, me) {
+            return;
+        }
+        client.inbox = Vec::new();
+        client.phase = Phase::Idle;
+        let mut out = Vec::new();
+        error_response(
+            &mut out,
+            &Report::new(Severity::Error, SqlState::QUERY_CANCELED, "canceling statement due to user request"),
+        );
+        ready_for_query(&mut out, TransactionStatus::Idle);
+        if let Err(error) = client.outbox.send(&mut client.transport, &out) {
+            self.client_io_failed(key, &error);
+        }
+    }
+}
+
+fn is_resting(server: &Server) -> bool {
+    matches!(server.work, Work::Resting)
+}
+
+/// How many ReadyForQuery the complete messages in `bytes` ask for; `None` if a message is cut.
+fn complete_requests(mut bytes: &[u8]) -> Option<usize> {
+    let mut requests = 0;
+    while !bytes.is_empty() {
+        let header = bytes.first_chunk::<5>()?;
+        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
+        requests += usize::from(matches!(header[0], b'Q' | b'S' | b'F'));
+        bytes = bytes.get(length + 1..)?;
+    }
+    Some(requests)
+}

@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The data path: requests to servers, responses to clients. One receive and one send for a message that fits the scratch buffer.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::event::epoll::EventFlags;
+use underpass_config::PoolMode;
+use underpass_pool::link::{FrontendContext, FrontendEvent, LinkError, Splice, Status};
+use underpass_wire::SqlState;
+
+use super::{Again, Entry, Farewell, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
+use crate::client::Phase;
+use crate::server::{PrepareStep, Work};
+use crate::table::Key;
+
+/// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
+const PIPELINE_MAX: usize = 32 * 1024;
+
+/// Whether a handler goes on reading.
+#[derive(PartialEq, Eq)]
+enum Flow {
+    Continue,
+    Stop,
+}
+
+impl Worker {
+    pub(super) fn client_readable(&mut self, key: Key, flags: EventFlags) {
+        let gone = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        let Some(client) = self.clients.get_mut(key) else { return };
+        match client.phase {
+            Phase::Linked(server) => {
+                if gone {
+                    client.ended = true;
+                }
+                self.forward_requests(key, server);
+            }
+            Phase::Idle => self.first_request(key),
+            Phase::Login(_) => self.login_readable(key, gone),
+            Phase::Console(_) => self.console_readable(key),
+            Phase::Waiting { .. } => {
+                client.readable = true;
+                if gone {
+                    self.close_client(key, Farewell::quiet("client unexpected eof"));
+                }
+            }
+            Phase::Closing => {
+                if gone {
+                    self.drop_client(key);
+                }
+            }
+        }
+    }
+
+    /// A client between transactions has something to say: it needs a server.
+    fn first_request(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if client.inbox.is_empty() {
+            let outcome = client.transport.read(&mut self.scratch);
+            let count = match outcome {
+                Ok(outcome) => {
+                    client.readable = outcome.maybe_more;
+                    outcome.count
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    client.readable = false;
+                    return;
+                }
+                Err(error) => return self.client_io_failed(key, &error),
+            };
+            if count == 0 {
+                return self.close_client(key, Farewell::quiet("client unexpected eof"));
+            }
+            if self.scratch[0] == b'X' {
+                return self.close_client(key, Farewell::quiet("client close request"));
+            }
+            let pool = client.pool.as_ref().map(|pool| pool.id);
+            client.request_at = self.now;
+            match pool.and_then(|pool| self.acquire(key, pool)) {
+                // The usual case: straight from the scratch buffer to the server.
+                Some(server) if self.is_forwarding(server) => {
+                    if self.feed(key, server, Input::Scratch(count)) == Flow::Continue {
+                        self.use_up(key);
+                    }
+                }
+                Some(_) | None => {
+                    if let Some(client) = self.clients.get_mut(key) {
+                        client.inbox.extend_from_slice(&self.scratch[..count]);
+                    }
+                }
+            }
+            return;
+        }
+        // Bytes are left over from before.
+        if client.inbox[0] == b'X' {
+            return self.close_client(key, Farewell::quiet("client close request"));
+        }
+        let Some(pool) = client.pool.as_ref().map(|pool| pool.id) else { return };
+        client.request_at = self.now;
+        if let Some(server) = self.acquire(key, pool) {
+            if self.is_forwarding(server) {
+                self.start_forwarding(key, server);
+            }
+        }
+    }
+
+    fn is_forwarding(&mut self, server: Key) -> bool {
+        self.server(server).is_some_and(|server| matches!(server.work, Work::Client(_)))
+    }
+
+    /// The link stands and the server is prepared: what the client said so far goes through.
+    pub(super) fn start_forwarding(&mut self, key: Key, server: Key) {
+        if self.feed_inbox(key, server) == Flow::Continue {
+            self.forward_requests(key, server);
+        }
+    }
+
+    fn feed_inbox(&mut self, key: Key, server: Key) -> Flow {
+        let Some(client) = self.clients.get_mut(key) else { return Flow::Stop };
+        if client.inbox.is_empty() {
+            return Flow::Continue;
+        }
+        let inbox = std::mem::take(&mut client.inbox);
+        self.feed(key, server, Input::Held(inbox))
+    }
+
+    /// Reads more if noted readiness says that there is.
+    fn use_up(&mut self, key: Key) {
+        let Some(client) = self.clients.get(key) else { return };
+        if client.readable || client.ended {
+            if let Phase::Linked(server) = client.phase {
+                self.forward_requests(key, server);
+            } else {
+                self.again.push(Again::Client(key));
+            }
+        }
+    }
+
+    fn forward_requests(&mut self, key: Key, server_key: Key) {
+        for _ in 0..READS_PER_TURN {
+            let Some(client) = self.clients.get_mut(key) else { return };
+            if client.phase_server() != Some(server_key) {
+                return self.use_up(key);
+            }
+            let Some(Entry::Here(server)) = self.servers.get(server_key) else { return };
+            if !server.outbox.is_empty()
+                || server.link.outstanding() > PIPELINE_MAX
+                || !matches!(server.work, Work::Client(_))
+            {
+                client.readable = true;
+                return;
+            }
+            let outcome = if client.inbox.is_empty() {
+                client.transport.read(&mut self.scratch)
+            } else {
+                client.transport.read_more(&mut client.inbox, SCRATCH_BYTES)
+            };
+            let outcome = match outcome {
+                Ok(outcome) => outcome,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    client.readable = false;
+                    return;
+                }
+                Err(error) => return self.client_io_failed(key, &error),
+            };
+            if outcome.count == 0 {
+                return self.close_client(key, Farewell::quiet("client unexpected eof"));
+            }
+            client.readable = outcome.maybe_more;
+            client.request_at = self.now;
+            let input = if client.inbox.is_empty() {
+                Input::Scratch(outcome.count)
+            } else {
+                Input::Held(std::mem::take(&mut client.inbox))
+            };
+            if self.feed(key, server_key, input) == Flow::Stop {
+                return;
+            }
+            match self.clients.get(key) {
+                Some(client) if client.readable || client.ended => {}
+                _ => return,
+            }
+        }
+        self.again.push(Again::Client(key));
+    }
+
+    /// Passes what a linked client said to its server.
+    fn feed(&mut self, key: Key, server_key: Key, input: Input) -> Flow {
+        let Self { clients, servers, scratch, compose, to_client, meters, shared, now, .. } = self;
+        let (Some(client), Some(Entry::Here(server))) = (clients.get_mut(key), servers.get_mut(server_key)) else {
+            return Flow::Stop;
+        };
+        let bytes: &[u8] = match &input {
+            Input::Scratch(count) => &scratch[..*count],
+            Input::Held(held) => held,
+        };
+        to_client.clear();
+        let mut out = Splice::new(compose);
+        let mut context = FrontendContext { client: &mut client.side, statements: &shared.statements, to_client };
+        let result = server.link.frontend(bytes, &mut context, &mut out);
+        let passed = out.bytes(bytes);
+        let sent = if passed.is_empty() { Ok(true) } else { server.outbox.send(&mut server.transport, passed) };
+        if client.query_at.is_none() && server.link.is_busy() {
+            client.query_at = Some(*now);
+            client.transaction_at.get_or_insert(*now);
+        }
+        server.request_at = *now;
+        let meter = stats::meter(meters, server.pool.id);
+        let counts = std::mem::take(&mut server.link.counts);
+        meter.stats.client_parse_count += counts.client_parse;
+        meter.stats.server_parse_count += counts.server_parse;
+        meter.stats.bind_count += counts.bind;
+        let is_full = matches!(sent, Ok(false));
+        if let Err(error) = sent {
+            let reason = format!("server write failed: {error}");
+            self.close_server(server_key, &reason);
+            return Flow::Stop;
+        }
+        let (used, event) = match result {
+            Ok(result) => result,
+            Err(error) => {
+                self.client_broke_protocol(key, error);
+                return Flow::Stop;
+            }
+        };
+        meter.stats.received += used as u64;
+        if !to_client.is_empty() {
+            if let Err(error) = client.outbox.send(&mut client.transport, to_client) {
+                self.client_io_failed(key, &error);
+                return Flow::Stop;
+            }
+        }
+        // What is left is an incomplete message.
+        match input {
+            Input::Scratch(count) if used < count => client.inbox.extend_from_slice(&scratch[used..count]),
+            Input::Held(mut held) if used < held.len() => {
+                held.drain(..used);
+                client.inbox = held;
+            }
+            _ => {}
+        }
+        if event == FrontendEvent::Terminate {
+            self.close_client(key, Farewell::quiet("client close request"));
+            return Flow::Stop;
+        }
+        if server.link.is_quiescent() {
+            // Nothing that was said needs an answer (a lone Flush, say).
+            self.transaction_over(server_key);
+        }
+        if is_full { Flow::Stop } else { Flow::Continue }
+    }
+
+    fn client_broke_protocol(&mut self, key: Key, error: LinkError) {
+        self.close_client(key, Farewell::told(error.sqlstate(), error.to_string()));
+    }
+
+    pub(super) fn client_io_failed(&mut self, key: Key, error: &io::Error) {
+        let farewell = if error.kind() == io::ErrorKind::InvalidData {
+            Farewell { report: None, reason: format!("TLS error: {error}"), is_error: true }
+        } else {
+            Farewell::quiet(&format!("client read or write failed: {error}"))
+        };
+        self.close_client(key, farewell);
+    }
+
+    pub(super) fn client_writable(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if client.outbox.is_empty() {
+            if client.transport.tls().is_some_and(|tls| tls.wants_write()) {
+                let _ = client.transport.flush();
+            }
+            return;
+        }
+        match client.outbox.drain(&mut client.transport) {
+            Ok(false) => {}
+            Ok(true) => match client.phase {
+                Phase::Closing => self.drop_client(key),
+                Phase::Linked(server) => {
+                    if self.server(server).is_some_and(|server| server.readable) {
+                        self.server_readable(server);
+                    }
+                }
+                _ => {}
+            },
+            Err(error) => self.client_io_failed(key, &error),
+        }
+    }
+
+    pub(super) fn server_writable(&mut self, key: Key) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if matches!(server.work, Work::Login(_)) {
+            return self.server_login_event(key);
+        }
+        if server.outbox.is_empty() {
+            return;
+        }
+        match server.outbox.drain(&mut server.transport) {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Some(client) = server.client() {
+                    if self.clients.get(client).is_some_and(|client| client.readable || client.ended) {
+                        self.again.push(Again::Client(client));
+                    }
+                }
+            }
+            Err(error) => self.close_server(key, &format!("server write failed: {error}")),
+        }
+    }
+
+    pub(super) fn server_readable(&mut self, key: Key) {
+        match self.servers.get(key) {
+            Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => self.server_login_event(key),
+            Some(Entry::Here(_)) => self.forward_responses(key),
+            Some(&Entry::Parked(id)) => {
+                // An idle server speaks: it died, or has something to report.
+                let Some(server) = crate::shared::lock(&self.shared.core).unpark(id) else { return };
+                if let Some(entry) = self.servers.get_mut(key) {
+                    *entry = Entry::Here(server);
+                    self.forward_responses(key);
+                    self.rest_again(key);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn forward_responses(&mut self, key: Key) {
+        for _ in 0..READS_PER_TURN {
+            let Self { clients, servers, scratch, compose, observed, meters, now, .. } = self;
+            let Some(Entry::Here(server)) = servers.get_mut(key) else { return };
+            let mut client = match server.work {
+                Work::Client(client) | Work::Preparing { client, .. } => clients.get_mut(client),
+                _ => None,
+            };
+            if client.as_ref().is_some_and(|client| !client.outbox.is_empty()) {
+                server.readable = true;
+                return;
+            }
+            let outcome = if server.inbox.is_empty() {
+                server.transport.read(scratch)
+            } else {
+                server.transport.read_more(&mut server.inbox, SCRATCH_BYTES)
+            };
+            let outcome = match outcome {
+                Ok(outcome) => outcome,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    server.readable = false;
+                    return;
+                }
+                Err(error) => return self.close_server(key, &format!("server conn crashed? ({error})")),
+            };
+            if outcome.count == 0 {
+                return self.close_server(key, "server conn crashed?");
+            }
+            server.readable = outcome.maybe_more;
+            let held = std::mem::take(&mut server.inbox);
+            let bytes: &[u8] = if held.is_empty() { &scratch[..outcome.count] } else { &held };
+
+            observed.clear();
+            let mut out = Splice::new(compose);
+            let side = client.as_deref_mut().map(|client| &mut client.side);
+            let result = server.link.backend(bytes, side, observed, &mut out);
+            let passed = out.bytes(bytes);
+            let meter = stats::meter(meters, server.pool.id);
+            let mut client_failed = None;
+            match (&mut client, &mut server.work) {
+                (Some(client), Work::Client(_) | Work::Preparing { .. }) => {
+                    meter.stats.sent += passed.len() as u64;
+                    if !passed.is_empty() {
+                        client_failed = client.outbox.send(&mut client.transport, passed).err();
+                    }
+                }
+                (_, Work::AuthQuery { answer, .. }) => answer.extend_from_slice(passed),
+                _ => {}
+            }
+            let used = match result {
+                Ok(used) => used,
+                Err(error) => return self.close_server(key, &format!("bad packet from server: {error}")),
+            };
+            if used < bytes.len() {
+                server.inbox = bytes[used..].to_vec();
+            }
+            if let (Some(client), true) = (&mut client, observed.ready > 0) {
+                meter.stats.query_count += u64::from(observed.ready);
+                meter.stats.xact_count += u64::from(observed.transactions);
+                if let Some(since) = client.query_at.take() {
+                    let took = now.duration_since(since).as_micros() as u64;
+                    meter.stats.query_time += took;
+                    meter.latency.query.record(took);
+                }
+                if server.link.status() == Status::Idle {
+                    if let Some(since) = client.transaction_at.take() {
+                        let took = now.duration_since(since).as_micros() as u64;
+                        meter.stats.xact_time += took;
+                        meter.latency.xact.record(took);
+                    }
+                }
+                // More of a pipeline is under way.
+                if server.link.is_busy() {
+                    client.query_at = Some(*now);
+                    client.transaction_at.get_or_insert(*now);
+                }
+                client.request_at = *now;
+            }
+            let client_key = server.client();
+            if !observed.parameters.is_empty() {
+                self.parameters_changed(key);
+            }
+            if let (Some(error), Some(client)) = (client_failed, client_key) {
+                self.client_io_failed(client, &error);
+                return;
+            }
+            if !self.after_responses(key) {
+                return;
+            }
+            match self.servers.get(key) {
+                Some(Entry::Here(server)) if server.readable => {}
+                _ => return,
+            }
+        }
+        self.again.push(Again::Server(key));
+    }
+
+    /// Looks what a chunk of responses means for the server's work. False if the server has left this worker's hands.
+    fn after_responses(&mut self, key: Key) -> bool {
+        let Some(server) = self.server(key) else { return false };
+        match server.work {
+            Work::Client(client) => {
+                if server.link.is_quiescent() {
+                    self.transaction_over(key);
+                    return self.server(key).is_some_and(|server| server.client() == Some(client));
+                }
+                if server.pool_mode() == PoolMode::Statement
+                    && server.link.status() != Status::Idle
+                    && server.link.is_settled()
+                {
+                    self.close_client(
+                        client,
+                        Farewell::told(
+                            SqlState::PROTOCOL_VIOLATION,
+                            "transaction blocks not allowed in statement pooling mode",
+                        ),
+                    );
+                    return false;
+                }
+                // Room in the pipeline again.
+                if self.clients.get(client).is_some_and(|client| client.readable || client.ended) {
+                    self.again.push(Again::Client(client));
+                }
+                true
+            }
+            Work::Preparing { client, step } => {
+                if !server.link.is_settled() {
+                    return true;
+                }
+                let failed = self.observed.hidden_error.take();
+                self.prepared(key, client, step, failed);
+                false
+            }
+            Work::AuthQuery { .. } => {
+                if server.link.is_settled() {
+                    self.auth_query_done(key);
+                    return false;
+                }
+                true
+            }
+            Work::Settling { .. } => {
+                if server.link.is_settled() {
+                    self.settled(key);
+                    return false;
+                }
+                true
+            }
+            Work::Resting | Work::Login(_) => true,
+        }
+    }
+
+    /// The server reported parameters: it has them now, and so has its client.
+    fn parameters_changed(&mut self, key: Key) {
+        let changes = std::mem::take(&mut self.observed.parameters);
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        let mut set = (*server.parameters).clone();
+        for (name, value, _) in &changes {
+            set.set(name, value);
+        }
+        server.parameters = self.shared.intern_parameters(set);
+        if let Some(client) = server.client().and_then(|client| self.clients.get_mut(client)) {
+            if changes.iter().any(|(.., hidden)| !hidden) || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. }) {
+                let mut set = (*client.parameters).clone();
+                for (name, value, _) in &changes {
+                    set.set(name, value);
+                }
+                client.parameters = if set == *server.parameters {
+                    Arc::clone(&server.parameters)
+                } else {
+                    self.shared.intern_parameters(set)
+                };
+            }
+        }
+        self.observed.parameters = changes;
+    }
+}
+
+/// Where bytes of a client lie.
+enum Input {
+    /// At the head of the scratch buffer.
+    Scratch(usize),
+    /// Taken from the client's inbox.
+    Held(Vec<u8>),
+}

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Links come and go: acquiring a server, preparing it for a client, giving it back clean, closing either side.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use underpass_config::PoolMode;
+use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
+use underpass_pool::link::Status;
+use underpass_pool::{PoolId, ServerId};
+use underpass_wire::SqlState;
+use underpass_wire::backend::build::{error_response};
+use underpass_wire::backend::{Report, Severity};
+
+use super::{Again, Entry, Farewell, Source, Worker};
+use crate::client::{Client, LoginStep, Phase, key_of};
+use crate::server::{PrepareStep, Server, SettleStep, Work};
+use crate::shared::lock;
+use crate::table::Key;
+
+impl Client {
+    /// The server it is linked to.
+    pub(crate) fn phase_server(&self) -> Option<Key> {
+        match self.phase {
+            Phase::Linked(server) => Some(server),
+            _ => None,
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn pool_mode(&self) -> PoolMode {
+        self.pool.settings.load().mode
+    }
+}
+
+impl Worker {
+    fn me(&self, key: Key) -> ClientRef {
+        ClientRef { worker: self.index, slot: key.index, generation: key.generation }
+    }
+
+    /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
+    /// to be prepared: see [`Work`].
+    pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
+        let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
+        match acquired {
+            Acquired::Granted { id: _, server, check } => {
+                let server = self.take_home(server)?;
+                self.granted_now(key, server, check, self.now);
+                Some(server)
+            }
+            Acquired::Queued(ticket) => {
+                if let Some(client) = self.clients.get_mut(key) {
+                    match &mut client.phase {
+                        Phase::Login(login) => login.ticket = Some((pool, ticket)),
+                        phase => *phase = Phase::Waiting { ticket, since: self.now, notified: false },
+                    }
+                }
+                self.launch(pool);
+                None
+            }
+        }
+    }
+
+    /// Puts a server that was granted under this worker's epoll.
+    fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
+        if server.home == self.index {
+            let key = server.key;
+            if let Some(entry) = self.servers.get_mut(key) {
+                *entry = Entry::Here(server);
+                return Some(key);
+            }
+            debug_assert!(false, "a parked server has its place");
+            return None;
+        }
+        let (old_home, old_key) = (server.home, server.key);
+        let old_epoll = &self.shared.mailboxes[old_home as usize].epoll;
+        // The registration goes along. Readiness that was there before shows up again with the new one.
+        let _ = epoll::delete(old_epoll, server.transport.fd());
+        self.post(old_home, Box::new(move |worker| drop(worker.servers.remove(old_key))));
+        let index = self.index;
+        let mut id = None;
+        let key = self.servers.insert(|key| {
+            server.home = index;
+            server.key = key;
+            id = Some(server.id);
+            Entry::Here(server)
+        });
+        let Some(Entry::Here(server)) = self.servers.get(key) else { return None };
+        if let Err(error) = self.watch(server.transport.fd(), Source::Server, key) {
+            self.close_server(key, &format!("cannot watch socket: {error}"));
+            return None;
+        }
+        Some(key)
+    }
+
+    /// A grant arrives for a client of this worker, from wherever the server was released.
+    pub(crate) fn granted(&mut self, client: ClientRef, server: Box<Server>, since: Instant) {
+        let Some(server) = self.take_home(server) else { return };
+        let key = key_of(client);
+        let waits = match self.clients.get(key).map(|client| &client.phase) {
+            Some(Phase::Waiting { .. }) => true,
+            Some(Phase::Login(login)) => login.ticket.is_some(),
+            _ => false,
+        };
+        if !waits {
+            // It left while the grant was under way.
+            if let Some(server) = self.server(server) {
+                server.work = Work::Resting;
+            }
+            return self.give_back(server);
+        }
+        self.granted_now(key, server, false, since);
+        if self.clients.get(key).is_some_and(|client| client.phase_server() == Some(server)) && self.is_client_work(server) {
+            self.start_forwarding(key, server);
+        }
+    }
+
+    fn is_client_work(&mut self, server: Key) -> bool {
+        self.server(server).is_some_and(|server| matches!(server.work, Work::Client(_)))
+    }
+
+    /// Links client and server, or begins to prepare the server.
+    fn granted_now(&mut self, key: Key, server_key: Key, check: bool, since: Instant) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if let Phase::Login(login) = &mut client.phase {
+            login.ticket = None;
+            return match login.step {
+                LoginStep::AuthQuery => self.auth_query_begin(key, server_key),
+                _ => {
+                    if let Some(server) = self.server(server_key) {
+                        server.work = Work::Resting;
+                    }
+                    self.give_back(server_key);
+                    self.welcome(key);
+                }
+            };
+        }
+        client.phase = Phase::Linked(server_key);
+        let waited = self.now.saturating_duration_since(since).as_micros() as u64;
+        client.wait_us = waited;
+        let Some(Entry::Here(server)) = self.servers.get_mut(server_key) else { return };
+        server.link.begin();
+        server.request_at = self.now;
+        let pool = server.pool.id;
+        let same = Arc::ptr_eq(&server.parameters, &client.parameters);
+        if !check && same {
+            server.work = Work::Client(key);
+        } else {
+            server.work = Work::Preparing { client: key, step: PrepareStep::Check };
+        }
+        let meter = self.meter(pool);
+        meter.stats.server_assignment_count += 1;
+        meter.stats.wait_time += waited;
+        meter.latency.wait.record(waited);
+        if check {
+            self.ask(server_key, |server| server.pool.settings.load().check_query.to_string());
+        } else if !same {
+            self.prepared(server_key, key, PrepareStep::Check, None);
+        }
+    }
+
+    /// Sends a query of the pooler's own.
+    fn ask(&mut self, key: Key, sql: impl FnOnce(&Server) -> String) {
+        let Some(server) = self.server(key) else { return };
+        let sql = sql(server);
+        let mut out = Vec::new();
+        server.link.inject_query(&sql, &mut out);
+        if let Err(error) = server.outbox.send(&mut server.transport, &out) {
+            self.close_server(key, &format!("server write failed: {error}"));
+        }
+    }
+
+    /// One step of the preparation of a server for a client is done.
+    pub(super) fn prepared(&mut self, key: Key, client_key: Key, step: PrepareStep, failed: Option<Vec<u8>>) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if let Some(error) = failed {
+            let message = crate::error_message(&error);
+            if step == PrepareStep::Restore {
+                // The client's own settings cannot be had on this server.
+                server.work = Work::Resting;
+                self.close_server(key, &format!("restoring parameters failed: {message}"));
+                return self.close_client(
+                    client_key,
+                    Farewell::told(SqlState::INVALID_PARAMETER_VALUE, format!("restoring session parameters failed: {message}")),
+                );
+            }
+            return self.close_server(key, &format!("check query failed: {message}"));
+        }
+        let Some(client) = self.clients.get_mut(client_key) else { return };
+        if step == PrepareStep::Check {
+            if let Some(query) = server.parameters.restore_query(&client.parameters) {
+                server.work = Work::Preparing { client: client_key, step: PrepareStep::Restore };
+                return self.ask(key, |_| query);
+            }
+        }
+        server.work = Work::Client(client_key);
+        // Equal in all that can be compared: from now on one pointer tells it.
+        if !Arc::ptr_eq(&client.parameters, &server.parameters) && client.parameters.is_settled_by(&server.parameters) {
+            client.parameters = server.parameters.clone();
+        }
+        self.again.push(Again::Client(client_key));
+        if client.phase_server() == Some(key) {
+            self.start_forwarding(client_key, key);
+        }
+    }
+
+    /// The server of a link is at rest between transactions.
+    pub(super) fn transaction_over(&mut self, key: Key) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if server.dedicated || server.pool_mode() == PoolMode::Session {
+            return;
+        }
+        let Some(client_key) = server.client() else { return };
+        if let Some(client) = self.clients.get_mut(client_key) {
+            client.phase = Phase::Idle;
+            client.query_at = None;
+            client.transaction_at = None;
+            if client.readable || client.ended || !client.inbox.is_empty() {
+                self.again.push(Again::Client(client_key));
+            }
+        }
+        self.clean(key);
+    }
+
+    /// A server without client, at rest: resets it if the pool wants that, then gives it back.
+    fn clean(&mut self, key: Key) {
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
+        let reset = server.pool.settings.load().reset_query.clone();
+        match reset {
+            Some(query) => {
+                server.work = Work::Settling { step: SettleStep::Resetting, since: now };
+                let id = server.id;
+                lock(&self.shared.core).testing(id);
+                self.ask(key, |_| query.to_string());
+            }
+            None => {
+                server.work = Work::Resting;
+                self.give_back(key);
+            }
+        }
+    }
+
+    /// A server that came to rest without client goes on: rolls back, resets, returns.
+    pub(super) fn settled(&mut self, key: Key) {
+        let failed = self.observed.hidden_error.take();
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
+        let Work::Settling { step, .. } = server.work else { return };
+        match (step, server.link.status()) {
+            (SettleStep::Draining, Status::Idle) => self.clean(key),
+            (SettleStep::Draining, _) => {
+                server.work = Work::Settling { step: SettleStep::RollingBack, since: now };
+                self.ask(key, |_| "ROLLBACK".to_owned());
+            }
+            (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
+            (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
+                server.work = Work::Resting;
+                self.give_back(key);
+            }
+            _ => {
+                let message = failed.as_deref().map(crate::error_message).unwrap_or_default();
+                self.close_server(key, &format!("reset of the connection failed: {message}"));
+            }
+        }
+    }
+
+    /// A parked server that had something to say: back to rest if it is still alive.
+    pub(super) fn rest_again(&mut self, key: Key) {
+        if self.server(key).is_some_and(|server| matches!(server.work, Work::Resting)) {
+            self.give_back(key);
+        }
+    }
+
+    /// Hands a clean server to the core, which parks it or grants it on.
+    pub(crate) fn give_back(&mut self, key: Key) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if server.dedicated {
+            return self.close_server(key, "replication client left");
+        }
+        let id = server.id;
+        let Some(entry) = self.servers.get_mut(key) else { return };
+        let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
+        let released = lock(&self.shared.core).release(id, server, self.now);
+        match released {
+            Released::Parked => {}
+            Released::Grant { client, since, server } => {
+                if client.worker == self.index {
+                    self.granted(client, server, since);
+                } else {
+                    self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
+                }
+            }
+            Released::Held(server) => {
+                if let Some(entry) = self.servers.get_mut(key) {
+                    *entry = Entry::Here(server);
+                }
+            }
+            Released::Close(server, reason) => {
+                let pool = id.pool;
+                self.bury(server, reason.text());
+                self.launch(pool);
+            }
+        }
+    }
+
+    /// Opens connections as the pool needs and may have.
+    pub(crate) fn launch(&mut self, pool: PoolId) {
+        loop {
+            let launch = lock(&self.shared.core).launch(pool, self.now);
+            match launch {
+                Launch::Open { id, from_reserve } => self.open_server(id, from_reserve),
+                Launch::Evict(_, server) => self.bury(server, "evicted"),
+                Launch::Not => return,
+            }
+        }
+    }
+
+    /// Closes a server that the core has let go.
+    pub(crate) fn bury(&mut self, mut server: Box<Server>, reason: &str) {
+        if self.shared.settings.load().config.log_disconnections {
+            let age = self.now.saturating_duration_since(server.connected_at).as_secs();
+            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+        }
+        let _ = server.transport.write(b"X\0\0\0\x04");
+        server.transport.close_notify();
+        let key = server.key;
+        if server.home == self.index {
+            self.servers.remove(key);
+        } else {
+            self.post(server.home, Box::new(move |worker| drop(worker.servers.remove(key))));
+        }
+    }
+
+    /// A server that works here has failed or is not wanted any more.
+    pub(crate) fn close_server(&mut self, key: Key, reason: &str) {
+        let Some(Entry::Here(server)) = self.servers.remove(key) else { return };
+        let id = server.id;
+        let pool = server.pool.clone();
+        let login = matches!(server.work, Work::Login(_));
+        lock(&self.shared.core).closed(id, login, self.now);
+        if login {
+            pool.last_error.store(Some(Arc::new(reason.to_owned())));
+        }
+        let affected = match &server.work {
+            Work::Client(client) => Some((*client, false)),
+            Work::Preparing { client, .. } => Some((*client, true)),
+            Work::AuthQuery { client, .. } => Some((*client, false)),
+            Work::Login(login) => login.replication.as_ref().map(|(client, _)| (*client, false)),
+            Work::Settling { .. } | Work::Resting => None,
+        };
+        let mut server = server;
+        self.log_close(&mut server, reason);
+        if let Some((client_key, retry)) = affected {
+            let since = self.now;
+            match self.clients.get_mut(client_key) {
+                // The client has not been served yet: it goes back to the head of the queue.
+                Some(client) if retry && client.phase_server() == Some(key) => {
+                    let reference = ClientRef {
+                        worker: self.index,
+                        slot: client_key.index,
+                        generation: client_key.generation,
+                    };
+                    let ticket = lock(&self.shared.core).requeue(pool.id, reference, since);
+                    client.phase = Phase::Waiting { ticket, since, notified: false };
+                }
+                Some(_) => self.close_client(
+                    client_key,
+                    Farewell {
+                        report: Some((SqlState::CONNECTION_FAILURE, reason.to_owned())),
+                        reason: reason.to_owned(),
+                        is_error: true,
+                    },
+                ),
+                None => {}
+            }
+        }
+        self.launch(pool.id);
+    }
+
+    fn log_close(&self, server: &mut Server, reason: &str) {
+        let config = &self.shared.settings.load().config;
+        let age = self.now.saturating_duration_since(server.connected_at).as_secs();
+        if config.log_disconnections {
+            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+        }
+        if !matches!(server.work, Work::Login(_)) {
+            let _ = server.transport.write(b"X\0\0\0\x04");
+        }
+        server.transport.close_notify();
+    }
+
+    /// Ends a client: tells it why if that is wanted, takes it out of the queue, brings its server to rest.
+    pub(crate) fn close_client(&mut self, key: Key, farewell: Farewell) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if matches!(client.phase, Phase::Closing) {
+            return;
+        }
+        let phase = std::mem::replace(&mut client.phase, Phase::Closing);
+        {
+            let config = &self.shared.settings.load().config;
+            let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
+            if wanted {
+                let age = self.now.saturating_duration_since(client.connected_at).as_secs();
+                let line = format!("{} closing because: {} (age={age}s)", client.tag(), farewell.reason);
+                if farewell.is_error { log::warn!("{line}") } else { log::info!("{line}") }
+            }
+        }
+        if let Some((sqlstate, message)) = &farewell.report {
+            let mut out = Vec::new();
+            error_response(&mut out, &Report::new(Severity::Fatal, *sqlstate, message));
+            let _ = client.outbox.send(&mut client.transport, &out);
+        }
+        let pool = client.pool.clone();
+        match phase {
+            Phase::Waiting { ticket, .. } => {
+                if let Some(pool) = pool {
+                    lock(&self.shared.core).cancel_wait(pool.id, ticket, self.me(key));
+                }
+            }
+            Phase::Login(login) => {
+                if let Some((pool, ticket)) = login.ticket {
+                    lock(&self.shared.core).cancel_wait(pool, ticket, self.me(key));
+                }
+            }
+            Phase::Linked(server) => self.detach(server, key),
+            Phase::Idle | Phase::Console(_) | Phase::Closing => {}
+        }
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if client.outbox.is_empty() || client.ended {
+            self.drop_client(key);
+        }
+    }
+
+    /// The client of a link is gone: its server comes to rest, or is closed if that is impossible.
+    fn detach(&mut self, key: Key, client: Key) {
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
+        if server.client() != Some(client) {
+            return;
+        }
+        if server.dedicated {
+            server.work = Work::Resting;
+            return self.close_server(key, "client left");
+        }
+        if server.link.is_quiescent() {
+            return self.clean(key);
+        }
+        let mut out = Vec::new();
+        if !server.link.abandon(&mut out) {
+            server.work = Work::Resting;
+            return self.close_server(key, "client disconnected in the middle of a message");
+        }
+        let busy = server.link.is_busy();
+        server.work = Work::Settling { step: SettleStep::Draining, since: now };
+        let id = server.id;
+        if let Err(error) = server.outbox.send(&mut server.transport, &out) {
+            return self.close_server(key, &format!("server write failed: {error}"));
+        }
+        lock(&self.shared.core).testing(id);
+        if busy {
+            // What it asked for is wanted by nobody any more.
+            self.cancel_server(key, None);
+            self.again.push(Again::Server(key));
+        } else {
+            self.observed.hidden_error = None;
+            self.settled(key);
+        }
+    }
+
+    /// Forgets a client whose last bytes are written or cannot be.
+    pub(super) fn drop_client(&mut self, key: Key) {
+        let Some(mut client) = self.clients.remove(key) else { return };
+        client.transport.close_notify();
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if client.cancel_key != 0 {
+            lock(&self.shared.cancel_keys).remove(&client.cancel_key);
+        }
+        for counted in [
+            client.database.as_ref().filter(|_| client.counted).map(|database| &database.clients),
+            client.user.as_ref().filter(|_| client.counted).map(|user| &user.clients),
+            client.pool.as_ref().filter(|_| client.in_pool).map(|pool| &pool.clients),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            counted.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends everything at once.
+    pub(super) fn close_all(&mut self) {
+        for key in self.clients.keys() {
+            self.close_client(
+                key,
+                Farewell { report: Some((SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into())), reason: "shutdown".into(), is_error: false },
+            );
+        }
+        for key in self.servers.keys() {
+            if let Some(Entry::Here(mut server)) = self.servers.remove(key) {
+                let _ = server.transport.write(b"X\0\0\0\x04");
+            }
+        }
+    }
+
+    /// Id of a server here, for those who only have its key.
+    pub(super) fn server_id(&mut self, key: Key) -> Option<ServerId> {
+        self.server(key).map(|server| server.id)
+    }
+}

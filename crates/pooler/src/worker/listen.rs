@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Accepting clients.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Farewell, Source, Worker};
+use crate::client::{Client, Login, LoginStep, Phase};
+use crate::net::{self, Endpoint, TcpOptions};
+use crate::shared::phase;
+use crate::transport::{Outbox, Transport};
+use underpass_pool::link::ClientSide;
+use underpass_wire::SqlState;
+
+/// A listening socket, shared by all workers.
+#[derive(Debug, Clone)]
+pub(crate) struct Listener {
+    pub fd: Arc<OwnedFd>,
+    /// Port in the name of a unix socket; `None` for TCP.
+    pub unix_port: Option<u16>,
+}
+
+/// Connections taken at a time before others have their turn.
+const ACCEPTS_PER_TURN: usize = 16;
+/// Pause of accepting when there are no descriptors or no memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl Worker {
+    pub(super) fn accept(&mut self, index: usize) {
+        if self.accept_paused_until.is_some_and(|until| self.now < until) {
+            // Level-triggered: without this pause the loop would spin. The sweep comes by anyway.
+            std::thread::sleep(Duration::from_millis(1));
+            return;
+        }
+        for _ in 0..ACCEPTS_PER_TURN {
+            let listener = &self.listeners[index];
+            match net::accept(&*listener.fd, listener.unix_port) {
+                Ok(Some((fd, address))) => self.greet(fd, address),
+                Ok(None) => return,
+                Err(error) => {
+                    log::warn!("accept failed: {error}; raise LimitNOFILE (ulimit -n) if descriptors are short");
+                    self.accept_paused_until = Some(self.now + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, fd: OwnedFd, address: Endpoint) {
+        let settings = self.shared.settings.load_full();
+        if matches!(address, Endpoint::Tcp(_)) {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
+                log::debug!("socket options: {error}");
+            }
+        }
+        let connected = self.shared.clients.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = self.now;
+        let id = self.shared.next_socket_id();
+        let key = self.clients.insert(|key| {
+            Box::new(Client {
+                transport: Transport::new(fd),
+                id,
+                address,
+                key,
+                phase: Phase::Login(Box::new(Login {
+                    step: LoginStep::FirstPacket,
+                    startup: None,
+                    is_console: false,
+                    console_access: None,
+                    ticket: None,
+                    tls_asked: false,
+                    direct_tls: false,
+                    method: None,
+                    method_map: None,
+                    secret: None,
+                })),
+                side: ClientSide::default(),
+                parameters: Arc::default(),
+                inbox: Vec::new(),
+                outbox: Outbox::default(),
+                readable: false,
+                ended: false,
+                pool: None,
+                database: None,
+                user: None,
+                counted: false,
+                in_pool: false,
+                cancel_key: 0,
+                connected_at: now,
+                request_at: now,
+                query_at: None,
+                transaction_at: None,
+                wait_us: 0,
+                replication: false,
+            })
+        });
+        // Room for the console and for cancel requests, which must get in when the pooler is full.
+        let full = connected > settings.config.max_client_conn + CONSOLE_RESERVE;
+        let Some(client) = self.clients.get(key) else { return };
+        if let Err(error) = self.watch(client.transport.fd(), Source::Client, key) {
+            return self.close_client(key, Farewell::quiet(&format!("cannot watch socket: {error}")));
+        }
+        if full {
+            return self.close_client(
+                key,
+                Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "no more connections allowed (max_client_conn)"),
+            );
+        }
+        if self.shared.phase.load(Ordering::Relaxed) == phase::IMMEDIATE {
+            self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"));
+        }
+    }
+}
+
+/// Connections above `max_client_conn` that may say who they are, so that the console and cancel requests get in.
+const CONSOLE_RESERVE: u32 = 100;

@@ -1,0 +1,664 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client's login: first packets, TLS, who it is, and what it is told when it is in.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
+use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
+use underpass_console::Access;
+use underpass_pool::core::ClientRef;
+use underpass_pool::params::ParameterSet;
+use underpass_tls::SslMode;
+use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
+use underpass_wire::startup::{self, FirstPacket, ProtocolVersion};
+use underpass_wire::{Header, SqlState};
+
+use super::{Again, Farewell, Worker};
+use crate::client::{Client, LoginStep, Phase, Startup};
+use crate::net::{self, Endpoint};
+use crate::settings::Settings;
+use crate::shared::{lock, phase};
+use crate::table::Key;
+
+/// Most bytes of a client that is not logged in: a first packet, or an authentication message.
+const LOGIN_BYTES_MAX: usize = 16 * 1024;
+/// The console's database.
+pub(crate) const CONSOLE: &str = "pgbouncer";
+/// Parameters that clients may set whatever the server reports.
+const ALWAYS_TRACKED: [&str; 5] =
+    ["client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "application_name"];
+
+impl Worker {
+    pub(super) fn login_readable(&mut self, key: Key, gone: bool) {
+        loop {
+            let Some(client) = self.clients.get_mut(key) else { return };
+            if !client.is_login() {
+                // It got in, and what follows is a request.
+                if client.readable || !client.inbox.is_empty() || gone {
+                    self.again.push(Again::Client(key));
+                }
+                return;
+            }
+            // A client that waits for a server has nothing to say; what it sends anyway is not read.
+            if matches!(&client.phase, Phase::Login(login) if login.ticket.is_some()) && !gone {
+                client.readable = true;
+                return;
+            }
+            match client.transport.read_more(&mut client.inbox, 4096) {
+                Ok(outcome) if outcome.count == 0 => {
+                    return self.close_client(key, Farewell::quiet("client unexpected eof"));
+                }
+                Ok(outcome) => client.readable = outcome.maybe_more,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    client.readable = false;
+                    return;
+                }
+                Err(error) => return self.client_io_failed(key, &error),
+            }
+            self.login_step(key);
+            match self.clients.get(key) {
+                Some(client) if client.is_login() && (client.readable || gone) => {}
+                Some(client) if !client.is_login() => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Uses what has been read as far as it goes.
+    fn login_step(&mut self, key: Key) {
+        loop {
+            let Some(client) = self.clients.get_mut(key) else { return };
+            let before = client.inbox.len();
+            let Phase::Login(login) = &client.phase else { return };
+            match login.step {
+                LoginStep::FirstPacket => self.first_packet(key),
+                LoginStep::Authenticating(_) => self.auth_message(key),
+                LoginStep::AuthQuery | LoginStep::Welcome => return,
+            }
+            match self.clients.get(key) {
+                Some(client) if client.inbox.len() < before && !client.inbox.is_empty() => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn first_packet(&mut self, key: Key) {
+        let settings = self.shared.settings.load_full();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let inbox = std::mem::take(&mut client.inbox);
+        let parsed = match startup::parse(&inbox) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, error.to_string()));
+            }
+        };
+        let Some((packet, used)) = parsed else {
+            client.inbox = inbox;
+            return;
+        };
+        let is_tls = client.transport.tls().is_some();
+        match packet {
+            FirstPacket::SslRequest | FirstPacket::GssencRequest => {
+                let Phase::Login(login) = &mut client.phase else { return };
+                let is_ssl = matches!(packet, FirstPacket::SslRequest);
+                let again = is_ssl && std::mem::replace(&mut login.tls_asked, true);
+                if inbox.len() > used || is_tls || again {
+                    return self.close_client(
+                        key,
+                        Farewell::told(SqlState::PROTOCOL_VIOLATION, "unexpected data around a request for encryption"),
+                    );
+                }
+                let tls = settings.client_tls.as_ref().filter(|_| is_ssl && client.address.ip().is_some());
+                let answer = if tls.is_some() { b"S" } else { b"N" };
+                if let Err(error) = client.transport.write(answer) {
+                    return self.client_io_failed(key, &error);
+                }
+                if let Some(tls) = tls {
+                    self.begin_tls(key, tls.config.clone());
+                }
+            }
+            FirstPacket::DirectTls => match &settings.client_tls {
+                Some(tls) if !is_tls && client.address.ip().is_some() => {
+                    // The handshake's first bytes have been read already: rustls gets them from here.
+                    self.begin_direct_tls(key, tls.config.clone(), &inbox);
+                }
+                _ => self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable")),
+            },
+            FirstPacket::Cancel(request) => self.cancel_requested(key, request.process_id, request.secret_key),
+            FirstPacket::UnsupportedProtocol(version) => self.close_client(
+                key,
+                Farewell::told(
+                    SqlState::FEATURE_NOT_SUPPORTED,
+                    format!("unsupported frontend protocol {version}: server supports 3.0 to 3.2"),
+                ),
+            ),
+            FirstPacket::Startup(message) => {
+                client.inbox = inbox[used..].to_vec();
+                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+                let parameters: Option<Vec<_>> =
+                    message.parameters().map(|(name, value)| Some((text(name)?, text(value)?))).collect();
+                let names = message.user().and_then(text).zip(message.database().and_then(text));
+                let (Some(parameters), Some((user, database))) = (parameters, names.filter(|(user, _)| !user.is_empty()))
+                else {
+                    return self.close_client(
+                        key,
+                        Farewell::told(
+                            SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+                            "no user name, or a startup parameter that is not UTF-8",
+                        ),
+                    );
+                };
+                let startup = Startup {
+                    database,
+                    user,
+                    replication: parameters
+                        .iter()
+                        .find(|(name, value)| name == "replication" && is_replication(value))
+                        .map(|(_, value)| value.clone()),
+                    parameters,
+                    minor: message.version.minor,
+                    unknown_options: message.protocol_options().filter_map(|(name, _)| text(name)).collect(),
+                };
+                self.started(key, startup, &settings);
+            }
+        }
+    }
+
+    fn begin_tls(&mut self, key: Key, config: Arc<rustls::ServerConfig>) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        match rustls::ServerConnection::new(config) {
+            Ok(connection) => client.transport.upgrade(connection.into()),
+            Err(error) => self.close_client(key, Farewell::quiet(&format!("TLS setup failed: {error}"))),
+        }
+    }
+
+    fn begin_direct_tls(&mut self, key: Key, config: Arc<rustls::ServerConfig>, mut hello: &[u8]) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(|mut connection| {
+            while !hello.is_empty() {
+                connection.read_tls(&mut hello).map_err(|error| error.to_string())?;
+                connection.process_new_packets().map_err(|error| error.to_string())?;
+            }
+            Ok(connection)
+        });
+        match begun {
+            Ok(connection) => {
+                client.transport.upgrade(connection.into());
+                if let Phase::Login(login) = &mut client.phase {
+                    login.direct_tls = true;
+                    login.tls_asked = true;
+                }
+                match client.transport.flush() {
+                    Ok(_) => {
+                        client.readable = true;
+                    }
+                    Err(error) => self.client_io_failed(key, &error),
+                }
+            }
+            Err(error) => self.close_client(key, Farewell::quiet(&format!("TLS setup failed: {error}"))),
+        }
+    }
+
+    /// The StartupMessage is here: finds database and user and how the client must prove itself.
+    fn started(&mut self, key: Key, startup: Startup, settings: &Settings) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let config = &settings.config;
+        if let Phase::Login(login) = &client.phase {
+            let direct_ok = match client.transport.tls() {
+                Some(rustls::Connection::Server(connection)) => underpass_tls::ClientSide::direct_tls_allowed(connection),
+                _ => true,
+            };
+            if login.direct_tls && !direct_ok {
+                return self.close_client(
+                    key,
+                    Farewell::told(SqlState::PROTOCOL_VIOLATION, "direct TLS without ALPN \"postgresql\""),
+                );
+            }
+        }
+        let requires_tls = settings.client_tls.as_ref().is_some_and(|tls| tls.sslmode >= SslMode::Require);
+        if requires_tls && client.transport.tls().is_none() && client.address.ip().is_some() {
+            return self.close_client(
+                key,
+                Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, "TLS required (client_tls_sslmode)"),
+            );
+        }
+        let mut log_tls = String::new();
+        if let Some(tls) = client.transport.tls() {
+            log_tls = format!(" tls={}", underpass_tls::describe(tls).unwrap_or_default());
+        }
+        let is_console = startup.database == CONSOLE;
+        let user = self.shared.user(&startup.user);
+        client.user = Some(user.clone());
+        if config.log_connections {
+            log::info!(
+                "C-{}: {}/{}@{} login attempt: db={} user={}{}",
+                client.id.pointer(),
+                startup.database,
+                startup.user,
+                client.address,
+                startup.database,
+                startup.user,
+                if log_tls.is_empty() { " tls=no" } else { &log_tls }
+            );
+        }
+        let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
+        let refusal = if is_console {
+            None
+        } else {
+            match self.shared.database(&startup.database) {
+                None => Some(refuse(SqlState::INVALID_CATALOG_NAME, format!("no such database: {}", startup.database))),
+                Some(database) => {
+                    let disabled = database.disabled.load(Ordering::Relaxed);
+                    let state = self.shared.phase.load(Ordering::Relaxed);
+                    client.database = Some(database);
+                    if disabled {
+                        Some(refuse(
+                            SqlState::CANNOT_CONNECT_NOW,
+                            format!("database \"{}\" is disabled", startup.database),
+                        ))
+                    } else if state >= phase::WAIT_FOR_SERVERS {
+                        Some(refuse(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into()))
+                    } else {
+                        self.over_limit(key, settings)
+                    }
+                }
+            }
+        };
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Login(login) = &mut client.phase else { return };
+        login.is_console = is_console;
+        login.startup = Some(startup);
+        if let Some(farewell) = refusal {
+            return self.close_client(key, farewell);
+        }
+        self.choose_method(key, settings);
+    }
+
+    /// Limits on client connections. The client counts from here on.
+    fn over_limit(&mut self, key: Key, settings: &Settings) -> Option<Farewell> {
+        let config = &settings.config;
+        let client = self.clients.get_mut(key)?;
+        let (database, user) = (client.database.clone()?, client.user.clone()?);
+        let told = |what: &str| {
+            Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, format!("no more connections allowed ({what})")))
+        };
+        client.counted = true;
+        let of_database = database.clients.fetch_add(1, Ordering::Relaxed) + 1;
+        let of_user = user.clients.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.shared.clients.load(Ordering::Relaxed) > config.max_client_conn {
+            return told("max_client_conn");
+        }
+        let database_max = config.max_db_client_connections(&database.settings.load());
+        if database_max > 0 && of_database > database_max {
+            return told("max_db_client_connections");
+        }
+        let user_max = config.max_user_client_connections(&user.name);
+        if user_max > 0 && of_user > user_max {
+            return told("max_user_client_connections");
+        }
+        None
+    }
+
+    fn choose_method(&mut self, key: Key, settings: &Settings) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Login(login) = &mut client.phase else { return };
+        let Some(startup) = &login.startup else { return };
+        let config = &settings.config;
+        let is_unix = client.address.ip().is_none();
+
+        // PgBouncer's rule: who runs the pooler may administer it through the unix socket.
+        if login.is_console && is_unix && startup.user == CONSOLE {
+            let own = rustix::process::getuid().as_raw();
+            if net::peer_credentials(client.transport.fd()).is_some_and(|(uid, _)| uid == own) {
+                login.console_access = Some(Access::Admin);
+                return self.logged_in(key, underpass_auth::Login::default());
+            }
+        }
+        let mut map = None;
+        let method = match config.auth_type {
+            AuthType::Any => Method::Any,
+            AuthType::Trust => Method::Trust,
+            AuthType::Plain => Method::Plain,
+            AuthType::Md5 => Method::Md5,
+            AuthType::ScramSha256 => Method::ScramSha256,
+            AuthType::Cert if is_unix => Method::Peer,
+            AuthType::Cert => Method::Cert,
+            AuthType::Hba => {
+                let rule = settings.hba.as_ref().and_then(|hba| {
+                    hba.find(&HbaClient {
+                        address: client.address.ip(),
+                        tls: client.transport.tls().is_some(),
+                        database: &startup.database,
+                        user: &startup.user,
+                        physical_replication: startup.replication.as_deref().is_some_and(|mode| mode != "database"),
+                    })
+                });
+                map = rule.and_then(|rule| rule.map.clone());
+                match rule.map(|rule| rule.method) {
+                    Some(HbaMethod::Trust) => Method::Trust,
+                    Some(HbaMethod::Md5) => Method::Md5,
+                    Some(HbaMethod::Plain) => Method::Plain,
+                    Some(HbaMethod::ScramSha256) => Method::ScramSha256,
+                    Some(HbaMethod::Cert) => Method::Cert,
+                    Some(HbaMethod::Peer) => Method::Peer,
+                    Some(HbaMethod::Reject) | None => Method::Reject,
+                }
+            }
+        };
+        login.method = Some(method);
+        login.method_map = map;
+        let user = startup.user.clone();
+        // A forced user's name and password are the database's; any client name passes with auth_type any.
+        let credential = match settings.users.get(&user) {
+            Some(Secret::Plain(password)) if password.is_empty() => Some(Credential::NoPassword),
+            Some(secret) => Some(Credential::Secret(secret.clone())),
+            None => None,
+        };
+        let may_ask = !login.is_console && method != Method::Any && method != Method::Reject;
+        match (credential, &client.database) {
+            (Some(credential), _) => self.authenticate(key, credential),
+            (None, Some(database)) if may_ask && config.auth_user(&database.settings.load()).is_some() => {
+                self.auth_query_start(key);
+            }
+            _ => self.authenticate(key, Credential::UnknownUser),
+        }
+    }
+
+    /// The credential is known: the exchange begins.
+    pub(super) fn authenticate(&mut self, key: Key, credential: Credential) {
+        let settings = self.shared.settings.load_full();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Login(login) = &mut client.phase else { return };
+        let (Some(startup), Some(method)) = (&login.startup, login.method) else { return };
+        if let Credential::Secret(secret) = &credential {
+            login.secret = Some(Arc::new(secret.clone()));
+        }
+        let name = match method {
+            Method::Peer => net::peer_credentials(client.transport.fd()).and_then(|(uid, _)| user_name(uid)),
+            Method::Cert => match (client.transport.tls(), &settings.client_tls) {
+                (Some(rustls::Connection::Server(connection)), Some(tls)) => tls.peer_common_name(connection),
+                _ => None,
+            },
+            _ => None,
+        };
+        let map_name = login.method_map.clone();
+        let user = startup.user.clone();
+        let mapped = |system: &str| {
+            map_name.as_deref().is_some_and(|map| settings.ident.allows(map, &user, |name| name == system))
+        };
+        let channel_binding = match (client.transport.tls(), &settings.client_tls) {
+            (Some(_), Some(tls)) => tls.end_point_hash.clone(),
+            _ => None,
+        };
+        let login_in = ClientLogin {
+            method,
+            user: startup.user.as_bytes(),
+            credential,
+            channel_binding,
+            identity: Identity {
+                name: name.as_deref(),
+                map: map_name.is_some().then_some(&mapped as &dyn Fn(&str) -> bool),
+            },
+        };
+        let (machine, step) = ClientAuth::start(settings.auth.clone(), login_in);
+        login.step = LoginStep::Authenticating(Box::new(machine));
+        self.auth_step(key, step);
+    }
+
+    fn auth_message(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let header = match Header::parse(&client.inbox) {
+            Ok(Some(header)) if header.total() <= LOGIN_BYTES_MAX => header,
+            Ok(None) => return,
+            _ => {
+                return self.close_client(
+                    key,
+                    Farewell::told(SqlState::PROTOCOL_VIOLATION, "authentication message is too long or malformed"),
+                );
+            }
+        };
+        if header.tag == b'X' {
+            return self.close_client(key, Farewell::quiet("client close request"));
+        }
+        if header.tag != b'p' {
+            return self.close_client(
+                key,
+                Farewell::told(
+                    SqlState::PROTOCOL_VIOLATION,
+                    format!("expected an authentication message, got {:?}", header.tag as char),
+                ),
+            );
+        }
+        if client.inbox.len() < header.total() {
+            return;
+        }
+        let message: Vec<u8> = client.inbox.drain(..header.total()).collect();
+        let Phase::Login(login) = &mut client.phase else { return };
+        let LoginStep::Authenticating(machine) = &mut login.step else { return };
+        let step = machine.message(&message[5..]);
+        self.auth_step(key, step);
+    }
+
+    fn auth_step(&mut self, key: Key, step: ClientStep) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let mut out = Vec::new();
+        match step {
+            ClientStep::Send(body) => crate::message(&mut out, b'R', &body),
+            ClientStep::Done { send, login } => {
+                if let Some(body) = send {
+                    crate::message(&mut out, b'R', &body);
+                }
+                if !out.is_empty() {
+                    if let Err(error) = client.outbox.send(&mut client.transport, &out) {
+                        return self.client_io_failed(key, &error);
+                    }
+                }
+                return self.logged_in(key, login);
+            }
+            ClientStep::Failed(refusal) => {
+                let user = client.user.as_ref().map_or("", |user| &user.name);
+                let message = refusal.client_message(user);
+                let sqlstate = SqlState::new(refusal.sqlstate().as_bytes()).unwrap_or(SqlState::INVALID_PASSWORD);
+                let reason = format!("{message}: {refusal}");
+                return self.close_client(key, Farewell { report: Some((sqlstate, message)), reason, is_error: true });
+            }
+        }
+        if let Err(error) = client.outbox.send(&mut client.transport, &out) {
+            self.client_io_failed(key, &error);
+        }
+    }
+
+    /// The client is who it says: to the console, or to its pool.
+    pub(super) fn logged_in(&mut self, key: Key, proved: underpass_auth::Login) {
+        let settings = self.shared.settings.load_full();
+        let config = &settings.config;
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Login(login) = &mut client.phase else { return };
+        let Some(startup) = &login.startup else { return };
+        if login.is_console {
+            let listed = |list: &NameList| list.contains(&startup.user);
+            let any = config.auth_type == AuthType::Any;
+            let access = login.console_access.or(if listed(&config.admin_users) || any {
+                Some(Access::Admin)
+            } else if listed(&config.stats_users) {
+                Some(Access::Stats)
+            } else {
+                None
+            });
+            return match access {
+                Some(access) => self.console_open(key, access),
+                None => self.close_client(
+                    key,
+                    Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, "not allowed"),
+                ),
+            };
+        }
+        let Some(database) = client.database.clone() else { return };
+        let configured = database.settings.load();
+        let user = match &configured.user {
+            Some(forced) => self.shared.user(forced),
+            None => self.shared.user(&startup.user),
+        };
+        let pool = self.shared.pool(&database, &user, self.now);
+        if proved.keys.is_some() || proved.password.is_some() {
+            pool.proved.store(Some(Arc::new(proved)));
+        }
+        if let Some(secret) = login.secret.clone() {
+            pool.secret.store(Some(secret));
+        }
+        pool.clients.fetch_add(1, Ordering::Relaxed);
+        client.in_pool = true;
+        client.pool = Some(pool.clone());
+        client.replication = startup.replication.is_some();
+        if client.replication {
+            return self.replication_login(key);
+        }
+        if pool.welcome().is_some() {
+            return self.welcome(key);
+        }
+        // What to tell the client is not known before a server of the pool has logged in.
+        login.step = LoginStep::Welcome;
+        if let Some(server) = self.acquire(key, pool.id) {
+            // Granted at once: `acquire` went through `welcome` already.
+            let _ = server;
+        }
+    }
+
+    /// Tells the client that it is in.
+    pub(super) fn welcome(&mut self, key: Key) {
+        let settings = self.shared.settings.load_full();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(pool) = client.pool.clone() else { return };
+        let Some(reported) = pool.welcome() else {
+            return self.close_client(key, Farewell::told(SqlState::CONNECTION_FAILURE, "server login failed"));
+        };
+        let Phase::Login(login) = &client.phase else { return };
+        let Some(startup) = login.startup.clone() else { return };
+        let wanted = match requested_parameters(&startup, &reported, &settings, client) {
+            Ok(wanted) => wanted,
+            Err(message) => {
+                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, message));
+            }
+        };
+        let minor = startup.minor;
+        let mut out = Vec::with_capacity(512);
+        if minor > 2 || !startup.unknown_options.is_empty() {
+            build::negotiate_protocol_version(
+                &mut out,
+                if minor >= 2 { ProtocolVersion::V3_2 } else { ProtocolVersion::V3_0 },
+                startup.unknown_options.iter().map(String::as_bytes),
+            );
+        }
+        build::authentication_ok(&mut out);
+        for (name, value) in wanted.iter() {
+            build::parameter_status(&mut out, name.as_bytes(), value.as_bytes());
+        }
+        client.parameters =
+            if wanted == *reported { reported } else { self.shared.intern_parameters(wanted) };
+        let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
+        let cancel_key = self.shared.new_cancel_key(me);
+        client.cancel_key = cancel_key;
+        build::backend_key_data(&mut out, (cancel_key >> 32) as u32, &(cancel_key as u32).to_be_bytes());
+        if let Some(text) = settings.config.login_notify_message.as_deref().filter(|text| !text.is_empty()) {
+            build::notice_response(&mut out, &Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, text));
+        }
+        build::ready_for_query(&mut out, TransactionStatus::Idle);
+        client.phase = Phase::Idle;
+        client.request_at = self.now;
+        self.meter(pool.id).stats.client_login_count += 1;
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if let Err(error) = client.outbox.send(&mut client.transport, &out) {
+            return self.client_io_failed(key, &error);
+        }
+        if client.readable || !client.inbox.is_empty() {
+            self.again.push(Again::Client(key));
+        }
+    }
+}
+
+fn is_replication(value: &str) -> bool {
+    !matches!(value.to_ascii_lowercase().as_str(), "" | "false" | "off" | "no" | "0" | "f" | "n")
+}
+
+fn user_name(uid: u32) -> Option<String> {
+    nix::unistd::User::from_uid(uid.into()).ok().flatten().map(|user| user.name)
+}
+
+/// The parameters a client starts with: what servers report, changed by its StartupMessage.
+fn requested_parameters(
+    startup: &Startup,
+    reported: &ParameterSet,
+    settings: &Settings,
+    client: &Client,
+) -> Result<ParameterSet, String> {
+    let config = &settings.config;
+    let mut wanted = reported.clone();
+    let tracked = |name: &str| {
+        ALWAYS_TRACKED.iter().any(|known| known.eq_ignore_ascii_case(name))
+            || config.track_extra_parameters.contains_ignore_case(name)
+            || reported.get(name).is_some()
+    };
+    let ignored = |name: &str| config.ignore_startup_parameters.contains_ignore_case(name);
+    for (name, value) in &startup.parameters {
+        match name.as_str() {
+            "user" | "database" | "replication" => {}
+            "options" => {
+                for (name, value) in option_settings(value).ok_or("unsupported options startup parameter: only '-c config=val' and '--config=val' are allowed")? {
+                    if tracked(&name) {
+                        wanted.set(&name, &value);
+                    } else if !ignored(&name) && !ignored("options") {
+                        return Err(format!("unsupported startup parameter in options: {name}"));
+                    }
+                }
+            }
+            name if tracked(name) => {
+                wanted.set(name, value);
+            }
+            name if ignored(name) => {}
+            name => return Err(format!("unsupported startup parameter: {name}")),
+        }
+    }
+    if config.application_name_add_host {
+        let name = wanted.get("application_name").unwrap_or("app").to_owned();
+        let name = if name.is_empty() { "app" } else { &name };
+        let with_host = match &client.address {
+            Endpoint::Tcp(address) => format!("{name} - {}:{}", address.ip(), address.port()),
+            Endpoint::Unix(..) => {
+                let pid = net::peer_credentials(client.transport.fd()).map_or(0, |(_, pid)| pid);
+                format!("{name} - unix({pid})")
+            }
+        };
+        wanted.set("application_name", &with_host);
+    }
+    Ok(wanted)
+}
+
+fn option_settings(options: &str) -> Option<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for setting in startup::options::settings(options.as_bytes()) {
+        let (name, value) = setting.ok()?;
+        all.push((String::from_utf8(name.to_vec()).ok()?, String::from_utf8(value.to_vec()).ok()?));
+    }
+    Some(all)
+}
+
+impl crate::shared::Shared {
+    /// A fresh cancel key for a client, entered into the table.
+    pub(crate) fn new_cancel_key(&self, client: ClientRef) -> u64 {
+        let mut keys = lock(&self.cancel_keys);
+        loop {
+            let mut bytes = [0; 8];
+            if getrandom::fill(&mut bytes).is_err() {
+                return 0;
+            }
+            // The process id is positive for clients that print it.
+            let key = u64::from_ne_bytes(bytes) & 0x7fff_ffff_ffff_ffff;
+            if key >> 32 != 0 && !keys.contains_key(&key) {
+                keys.insert(key, client);
+                return key;
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A worker: a thread with an epoll instance that owns clients and the servers linked to them.
+//!
+//! Every socket is registered once, edge-triggered, for both directions. A handler therefore either uses readiness up (reads until a
+//! read comes up short) or notes it (`readable`) and comes back when what kept it from reading has gone. Nothing here blocks; work
+//! that may is given to other threads, whose answers come as tasks through the mailbox.
+
+mod auth_query;
+mod cancel;
+pub(crate) mod console;
+mod forward;
+mod lifecycle;
+mod listen;
+mod login;
+mod server_login;
+mod stats;
+mod sweep;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use underpass_pool::ServerId;
+
+use crate::client::Client;
+use crate::server::Server;
+use crate::shared::{Shared, Task};
+use crate::table::{Key, Table};
+
+pub(crate) use cancel::CancelConnection;
+pub(crate) use listen::Listener;
+pub(crate) use stats::{Observed, PoolMeter};
+
+/// Bytes read at a time. A read that fills it is followed by another one.
+const SCRATCH_BYTES: usize = 64 * 1024;
+/// Reads of one socket in a row; then others have their turn.
+const READS_PER_TURN: usize = 8;
+/// How often timeouts are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// Events taken from epoll at a time.
+const EVENTS_MAX: usize = 512;
+
+/// What a token means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Bell,
+    Listener,
+    Client,
+    Server,
+    Cancel,
+}
+
+/// A server's place at its home worker.
+pub(crate) enum Entry {
+    /// It works here.
+    Here(Box<Server>),
+    /// It is parked in the core, watched by this worker's epoll.
+    Parked(ServerId),
+}
+
+/// Sockets whose noted readiness can be used now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    Client(Key),
+    Server(Key),
+}
+
+/// See the module documentation.
+pub(crate) struct Worker {
+    pub index: u16,
+    pub shared: Arc<Shared>,
+    pub clients: Table<Box<Client>>,
+    pub servers: Table<Entry>,
+    pub cancels: Table<CancelConnection>,
+    listeners: Vec<Listener>,
+    /// Time at the start of this round.
+    pub now: Instant,
+    scratch: Box<[u8]>,
+    /// Where changed output is composed.
+    compose: Vec<u8>,
+    to_client: Vec<u8>,
+    observed: Observed,
+    again: Vec<Again>,
+    pub meters: Vec<PoolMeter>,
+    pub stopping: bool,
+    /// When accepting failed for lack of descriptors, until when not to try.
+    accept_paused_until: Option<Instant>,
+    /// Console clients that wait for an event (PAUSE, WAIT_CLOSE, ...).
+    pub console_waits: Vec<console::Wait>,
+}
+
+fn token(source: Source, key: Key) -> u64 {
+    (source as u64) << 56 | u64::from(key.generation) << 32 | u64::from(key.index)
+}
+
+impl Worker {
+    pub fn new(index: u16, shared: Arc<Shared>, listeners: Vec<Listener>) -> Self {
+        Self {
+            index,
+            shared,
+            clients: Table::default(),
+            servers: Table::default(),
+            cancels: Table::default(),
+            listeners,
+            now: Instant::now(),
+            scratch: vec![0; SCRATCH_BYTES].into(),
+            compose: Vec::new(),
+            to_client: Vec::new(),
+            observed: Observed::default(),
+            again: Vec::new(),
+            meters: Vec::new(),
+            stopping: false,
+            accept_paused_until: None,
+            console_waits: Vec::new(),
+        }
+    }
+
+    fn epoll(&self) -> BorrowedFd<'_> {
+        self.shared.mailboxes[self.index as usize].epoll.as_fd()
+    }
+
+    /// Watches a socket for its life.
+    fn watch(&self, fd: BorrowedFd<'_>, source: Source, key: Key) -> rustix::io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), flags)
+    }
+
+    /// Gives another worker (or this one, later) something to do.
+    pub fn post(&self, worker: u16, task: Task) {
+        self.shared.mailboxes[worker as usize].post(task);
+    }
+
+    /// Runs until told to stop.
+    ///
+    /// # Errors
+    /// epoll itself fails, which does not happen in a working process.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let shared = self.shared.clone();
+        let mailbox = &shared.mailboxes[self.index as usize];
+        epoll::add(
+            &mailbox.epoll,
+            &mailbox.bell,
+            EventData::new_u64(token(Source::Bell, Key { index: 0, generation: 0 })),
+            EventFlags::IN | EventFlags::ET,
+        )?;
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let key = Key { index: index as u32, generation: 0 };
+            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
+            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
+        }
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
+        let mut next_tick = Instant::now() + TICK;
+        while !self.stopping {
+            let wait = if self.again.is_empty() {
+                next_tick.saturating_duration_since(self.now).min(TICK)
+            } else {
+                Duration::ZERO
+            };
+            let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+            events.clear();
+            match epoll::wait(&mailbox.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.now = Instant::now();
+            for event in &events {
+                self.dispatch(event.data.u64(), event.flags);
+            }
+            for again in std::mem::take(&mut self.again) {
+                match again {
+                    Again::Client(key) => self.client_readable(key, EventFlags::empty()),
+                    Again::Server(key) => self.server_readable(key),
+                }
+            }
+            if self.now >= next_tick {
+                next_tick = self.now + TICK;
+                self.sweep();
+            }
+        }
+        self.close_all();
+        Ok(())
+    }
+
+    fn dispatch(&mut self, token: u64, flags: EventFlags) {
+        let key = Key { index: token as u32, generation: (token >> 32) as u32 & 0x00ff_ffff };
+        const CLIENT: u64 = Source::Client as u64;
+        const SERVER: u64 = Source::Server as u64;
+        const CANCEL: u64 = Source::Cancel as u64;
+        const LISTENER: u64 = Source::Listener as u64;
+        let incoming = flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        match token >> 56 {
+            CLIENT => {
+                if flags.contains(EventFlags::OUT) {
+                    self.client_writable(key);
+                }
+                if incoming {
+                    self.client_readable(key, flags);
+                }
+            }
+            SERVER => {
+                if flags.contains(EventFlags::OUT) {
+                    self.server_writable(key);
+                }
+                if incoming {
+                    self.server_readable(key);
+                }
+            }
+            CANCEL => self.cancel_event(key),
+            LISTENER => self.accept(key.index as usize),
+            _ => {
+                for task in self.shared.clone().mailboxes[self.index as usize].take() {
+                    task(self);
+                }
+            }
+        }
+    }
+
+    /// The server at `key`, if it works here.
+    fn server(&mut self, key: Key) -> Option<&mut Box<Server>> {
+        match self.servers.get_mut(key) {
+            Some(Entry::Here(server)) => Some(server),
+            _ => None,
+        }
+    }
+}
+
+/// Why a client or server connection ends, for the log and for the peer.
+#[derive(Debug)]
+pub(crate) struct Farewell {
+    /// SQLSTATE and message for the client; `None` = it hears nothing.
+    pub report: Option<(underpass_wire::SqlState, String)>,
+    /// What the log says.
+    pub reason: String,
+    /// Whether the pooler's own rules or errors are the cause (`log_pooler_errors`), not the peer's wish.
+    pub is_error: bool,
+}
+
+impl Farewell {
+    /// The peer left.
+    pub fn quiet(reason: &str) -> Self {
+        Self { report: None, reason: reason.to_owned(), is_error: false }
+    }
+
+    /// The client is told why.
+    pub fn told(sqlstate: underpass_wire::SqlState, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { report: Some((sqlstate, message.clone())), reason: message, is_error: true }
+    }
+}

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Connecting and logging in to PostgreSQL.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use underpass_auth::{Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
+use underpass_config::{Host, LoadBalanceHosts, UnixSocketDir};
+use underpass_pool::ServerId;
+use underpass_pool::link::Link;
+use underpass_pool::params::ParameterSet;
+use underpass_tls::SslMode;
+use underpass_wire::startup::build as startup_build;
+use underpass_wire::startup::ProtocolVersion;
+use underpass_wire::{Header, SqlState};
+
+use super::{Entry, Farewell, Source, Worker};
+use crate::client::Phase;
+use crate::net::{self, Endpoint, TcpOptions};
+use crate::pool::Pool;
+use crate::resolver::Answer;
+use crate::server::{Server, ServerLogin, ServerLoginStep, SettleStep, Work};
+use crate::settings::Settings;
+use crate::shared::lock;
+use crate::table::Key;
+use crate::transport::{Outbox, Transport};
+
+/// Longest message of a login that is taken from a server, in bytes.
+const LOGIN_MESSAGE_MAX: usize = 1 << 20;
+/// Where PostgreSQL's own socket is when neither `host` nor `unix_socket_dir` says.
+const SOCKET_DIRECTORY: &str = "/tmp";
+
+/// A connection to be opened.
+pub(super) struct Plan {
+    pub id: ServerId,
+    pub pool: Arc<Pool>,
+    pub host: String,
+    pub port: u16,
+    /// Startup parameters of a replication client, and the client.
+    pub replication: Option<(Key, Vec<(String, String)>)>,
+}
+
+impl Worker {
+    /// The core wants a connection for this slot.
+    pub(super) fn open_server(&mut self, id: ServerId, from_reserve: bool) {
+        let pools = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let pool = pools.pools[id.pool.0 as usize].clone();
+        drop(pools);
+        if from_reserve {
+            log::info!("taking connection from reserve_pool: {}/{}", pool.database.name, pool.user.name);
+        }
+        self.open(id, pool, None);
+    }
+
+    pub(super) fn open(
+        &mut self,
+        id: ServerId,
+        pool: Arc<Pool>,
+        replication: Option<(Key, Vec<(String, String)>)>,
+    ) {
+        let settings = self.shared.settings.load_full();
+        let configured = pool.database.settings.load_full();
+        let host = configured.host.as_ref().map(|list| {
+            let hosts = list.hosts();
+            let next = match configured.load_balance_hosts {
+                LoadBalanceHosts::RoundRobin => pool.database.next_host.fetch_add(1, Ordering::Relaxed),
+                // The first that works: a failure moves on.
+                LoadBalanceHosts::Disable => pool.database.next_host.load(Ordering::Relaxed),
+            };
+            hosts[next % hosts.len()].clone()
+        });
+        let port = configured.port;
+        let host = host.unwrap_or_else(|| match &settings.config.unix_socket_dir {
+            UnixSocketDir::Path(path) => Host::Unix(path.clone()),
+            UnixSocketDir::Abstract(prefix) => Host::Abstract(prefix.clone()),
+            UnixSocketDir::Off => Host::Unix(PathBuf::from(SOCKET_DIRECTORY)),
+        });
+        if let Some(path) = host.socket_path(port) {
+            let plan = Plan { id, pool, host: String::new(), port, replication };
+            return self.connect(plan, Ok(Endpoint::Unix(path, port)));
+        }
+        let name = match host {
+            Host::Ip(address) => address.to_string(),
+            Host::Name(name) => name,
+            Host::Unix(_) | Host::Abstract(_) => unreachable!("a socket path was found for these"),
+        };
+        let plan = Plan { id, pool, host: name.clone(), port, replication };
+        let config = &settings.config;
+        match self.shared.resolver.cached(&name, config.dns_max_ttl, config.dns_nxdomain_ttl) {
+            Some(answer) => self.connect_to_any(plan, answer),
+            None => {
+                let (shared, index) = (self.shared.clone(), self.index);
+                self.shared.resolver.resolve(name, move |answer| {
+                    shared.mailboxes[index as usize].post(Box::new(move |worker| worker.connect_to_any(plan, answer)));
+                });
+            }
+        }
+    }
+
+    fn connect_to_any(&mut self, plan: Plan, answer: Answer) {
+        let endpoint = answer
+            .map(|addresses| {
+                let turn = plan.pool.database.next_host.load(Ordering::Relaxed);
+                Endpoint::Tcp(SocketAddr::new(addresses[turn % addresses.len()], plan.port))
+            })
+            .map_err(|error| format!("server DNS lookup failed: {}: {error}", plan.host));
+        self.connect(plan, endpoint);
+    }
+
+    fn connect(&mut self, plan: Plan, endpoint: Result<Endpoint, String>) {
+        let settings = self.shared.settings.load_full();
+        let opened = endpoint.and_then(|endpoint| {
+            net::connect(&endpoint).map(|fd| (fd, endpoint.clone())).map_err(|error| format!("connect failed: {endpoint}: {error}"))
+        });
+        let (fd, address) = match opened {
+            Ok(opened) => opened,
+            Err(message) => return self.connect_failed(plan.id, &plan.pool, plan.replication.map(|(client, _)| client), message),
+        };
+        if matches!(address, Endpoint::Tcp(_)) {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
+                log::debug!("socket options: {error}");
+            }
+        }
+        let mode = plan.pool.settings.load();
+        let (index, now, socket_id) = (self.index, self.now, self.shared.next_socket_id());
+        let dedicated = plan.replication.is_some();
+        let key = self.servers.insert(|key| {
+            Entry::Here(Box::new(Server {
+                transport: Transport::new(fd),
+                id: plan.id,
+                socket_id,
+                key,
+                home: index,
+                pool: plan.pool.clone(),
+                address,
+                work: Work::Login(Box::new(ServerLogin {
+                    step: ServerLoginStep::Connecting,
+                    auth: None,
+                    parameters: ParameterSet::default(),
+                    host: plan.host,
+                    replication: plan.replication,
+                })),
+                link: Link::new(mode.link),
+                parameters: Arc::default(),
+                inbox: Vec::new(),
+                outbox: Outbox::default(),
+                readable: false,
+                cancel_key: Vec::new(),
+                connected_at: now,
+                request_at: now,
+                dedicated,
+            }))
+        });
+        let Some(Entry::Here(server)) = self.servers.get(key) else { return };
+        if let Err(error) = self.watch(server.transport.fd(), Source::Server, key) {
+            self.close_server(key, &format!("cannot watch socket: {error}"));
+        }
+    }
+
+    /// There is not even a socket.
+    fn connect_failed(&mut self, id: ServerId, pool: &Arc<Pool>, client: Option<Key>, message: String) {
+        log::warn!("S: {}/{} {message}", pool.database.name, pool.user.name);
+        pool.last_error.store(Some(Arc::new(message.clone())));
+        pool.database.next_host.fetch_add(1, Ordering::Relaxed);
+        lock(&self.shared.core).closed(id, true, self.now);
+        if let Some(client) = client {
+            self.close_client(client, Farewell::told(SqlState::CONNECTION_FAILURE, message));
+        }
+    }
+
+    /// Something happened on the socket of a server that logs in.
+    pub(super) fn server_login_event(&mut self, key: Key) {
+        if let Err(reason) = self.server_login_step(key) {
+            let failed_host = self.server(key).map(|server| server.pool.clone());
+            if let Some(pool) = failed_host {
+                pool.database.next_host.fetch_add(1, Ordering::Relaxed);
+            }
+            self.close_server(key, &reason);
+        }
+    }
+
+    fn server_login_step(&mut self, key: Key) -> Result<(), String> {
+        let settings = self.shared.settings.load_full();
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return Ok(()) };
+        let Work::Login(login) = &mut server.work else { return Ok(()) };
+        if login.step == ServerLoginStep::Connecting {
+            net::connect_result(server.transport.fd()).map_err(|error| format!("connect failed: {error}"))?;
+            if rustix::net::getpeername(server.transport.fd()).is_err() {
+                return Ok(());
+            }
+            if settings.config.log_connections {
+                let from = net::local_endpoint(server.transport.fd())
+                    .map_or_else(|| "unix".to_owned(), |address| address.to_string());
+                let (pool, id) = (&server.pool, server.socket_id);
+                log::info!(
+                    "S-{}: {}/{}@{} new connection to server (from {from})",
+                    id.pointer(),
+                    pool.database.name,
+                    pool.user.name,
+                    server.address
+                );
+            }
+            let wants_tls = settings.server_tls.as_ref().is_some_and(|tls| tls.sslmode != SslMode::Allow)
+                && matches!(server.address, Endpoint::Tcp(_));
+            if wants_tls {
+                let mut out = Vec::new();
+                startup_build::ssl_request(&mut out);
+                send(server, &out)?;
+                login_of(server).step = ServerLoginStep::TlsAnswer;
+            } else {
+                send_startup(server, &settings)?;
+            }
+        }
+        loop {
+            let server = match self.servers.get_mut(key) {
+                Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => server,
+                _ => return Ok(()),
+            };
+            if login_of(server).step == ServerLoginStep::TlsHandshake {
+                drive_handshake(server, &settings)?;
+                if login_of(server).step == ServerLoginStep::TlsHandshake {
+                    return Ok(());
+                }
+            }
+            let room = if login_of(server).step == ServerLoginStep::TlsAnswer { 1 } else { 4096 };
+            let outcome = match server.transport.read_more(&mut server.inbox, room) {
+                Ok(outcome) => outcome,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(format!("server login failed: {error}")),
+            };
+            if outcome.count == 0 {
+                return Err("server conn crashed? (closed during login)".to_owned());
+            }
+            server.readable = outcome.maybe_more;
+            if login_of(server).step == ServerLoginStep::TlsAnswer {
+                tls_answer(server, &settings)?;
+                continue;
+            }
+            while self.login_message(key, &settings)? {}
+        }
+    }
+
+    /// Uses one message of the server, if there is a whole one and the login is not over.
+    fn login_message(&mut self, key: Key, settings: &Settings) -> Result<bool, String> {
+        let server = match self.servers.get_mut(key) {
+            Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => server,
+            _ => return Ok(false),
+        };
+        let header = match Header::parse(&server.inbox).map_err(|error| format!("bad packet from server: {error}"))? {
+            Some(header) if header.total() > LOGIN_MESSAGE_MAX => {
+                return Err("bad packet from server: too long for a login".to_owned());
+            }
+            Some(header) if server.inbox.len() >= header.total() => header,
+            _ => return Ok(false),
+        };
+        let message: Vec<u8> = server.inbox.drain(..header.total()).collect();
+        let body = &message[5..];
+        match header.tag {
+            b'R' => {
+                let step = match &mut login_of(server).auth {
+                    Some(auth) => auth.message(body),
+                    None => return Err("server sent authentication out of order".to_owned()),
+                };
+                match step {
+                    ServerStep::Send(body) => {
+                        let mut out = Vec::new();
+                        crate::message(&mut out, b'p', &body);
+                        send(server, &out)?;
+                    }
+                    ServerStep::Wait | ServerStep::Done => {}
+                    ServerStep::Failed(error) => return Err(format!("server login failed: {error}")),
+                }
+            }
+            b'S' => {
+                let mut parts = body.split(|&byte| byte == 0);
+                let (name, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+                login_of(server).parameters.set(&String::from_utf8_lossy(name), &String::from_utf8_lossy(value));
+            }
+            b'K' => server.cancel_key = body.to_vec(),
+            b'N' | b'v' => {}
+            b'E' => {
+                let text = crate::error_message(body);
+                let replication = login_of(server).replication.as_ref().map(|(client, _)| *client);
+                if let Some(client) = replication.and_then(|client| self.clients.get_mut(client)) {
+                    let _ = client.outbox.send(&mut client.transport, &message);
+                }
+                return Err(format!("server login failed: {text}"));
+            }
+            b'Z' => {
+                self.server_logged_in(key, settings);
+                return Ok(false);
+            }
+            other => return Err(format!("unexpected message {:?} during login", other as char)),
+        }
+        Ok(true)
+    }
+
+    fn server_logged_in(&mut self, key: Key, settings: &Settings) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        let Work::Login(login) = std::mem::replace(&mut server.work, Work::Resting) else { return };
+        let set = self.shared.intern_parameters(login.parameters);
+        server.parameters = set.clone();
+        let pool = server.pool.clone();
+        pool.last_error.store(None);
+        if let Some((client, _)) = login.replication {
+            return self.replication_ready(key, client);
+        }
+        pool.welcome.store(Some(set));
+        if settings.config.log_connections {
+            log::debug!("{} login finished", server.tag());
+        }
+        let connect_query = pool.database.settings.load().connect_query.clone().filter(|sql| !sql.is_empty());
+        match connect_query {
+            Some(query) => {
+                server.work = Work::Settling { step: SettleStep::Connecting, since: self.now };
+                let mut out = Vec::new();
+                server.link.inject_query(&query, &mut out);
+                if let Err(reason) = send(server, &out) {
+                    self.close_server(key, &reason);
+                }
+            }
+            None => self.give_back(key),
+        }
+        self.launch(pool.id);
+    }
+
+    /// A replication client gets a connection of its own, which counts as one of its pool but serves nobody else.
+    pub(super) fn replication_login(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(pool) = client.pool.clone() else { return };
+        let Phase::Login(login) = &client.phase else { return };
+        let Some(startup) = &login.startup else { return };
+        let parameters: Vec<_> = startup
+            .parameters
+            .iter()
+            .filter(|(name, _)| name != "user" && name != "database")
+            .cloned()
+            .collect();
+        if let Phase::Login(login) = &mut client.phase {
+            login.step = crate::client::LoginStep::Welcome;
+        }
+        let id = lock(&self.shared.core).open_dedicated(pool.id, self.now);
+        match id {
+            Some(id) => self.open(id, pool, Some((key, parameters))),
+            None => self.close_client(
+                key,
+                Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "no server connection left for replication (pool_size)"),
+            ),
+        }
+    }
+
+    fn replication_ready(&mut self, key: Key, client: Key) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        let pool = server.pool.clone();
+        lock(&self.shared.core).dedicated_ready(server.id);
+        if pool.welcome().is_none() {
+            pool.welcome.store(Some(server.parameters.clone()));
+        }
+        server.work = Work::Client(client);
+        server.link.set_options(underpass_pool::link::LinkOptions { rename_statements: false, ..pool.settings.load().link });
+        server.link.begin();
+        if self.clients.get(client).is_none() {
+            return self.close_server(key, "replication client left");
+        }
+        self.welcome(client);
+        if let Some(client_state) = self.clients.get_mut(client) {
+            client_state.phase = Phase::Linked(key);
+            if client_state.readable || !client_state.inbox.is_empty() {
+                self.start_forwarding(client, key);
+            }
+        }
+    }
+
+}
+
+fn login_of(server: &mut Server) -> &mut ServerLogin {
+    match &mut server.work {
+        Work::Login(login) => login,
+        _ => unreachable!("only called while the server logs in"),
+    }
+}
+
+fn send(server: &mut Server, bytes: &[u8]) -> Result<(), String> {
+    server.outbox.send(&mut server.transport, bytes).map(drop).map_err(|error| format!("server write failed: {error}"))
+}
+
+fn tls_answer(server: &mut Server, settings: &Settings) -> Result<(), String> {
+    let answer = server.inbox.pop();
+    let Some(tls) = &settings.server_tls else { return Err("TLS was switched off during a login".to_owned()) };
+    match answer {
+        Some(b'S') => {
+            let host = login_of(server).host.clone();
+            let name = underpass_tls::ServerSide::server_name(&host)
+                .map_err(|error| format!("TLS handshake failed: {error}"))?;
+            let connection = rustls::ClientConnection::new(tls.config.clone(), name)
+                .map_err(|error| format!("TLS handshake failed: {error}"))?;
+            server.transport.upgrade(connection.into());
+            login_of(server).step = ServerLoginStep::TlsHandshake;
+            Ok(())
+        }
+        Some(b'N') if !tls.sslmode.requires_tls() => send_startup(server, settings),
+        Some(b'N') => Err("server refused TLS (server_tls_sslmode)".to_owned()),
+        Some(b'E') => Err("server refused SSLRequest with an error".to_owned()),
+        _ => Err("unexpected answer to SSLRequest".to_owned()),
+    }
+}
+
+fn drive_handshake(server: &mut Server, settings: &Settings) -> Result<(), String> {
+    let result = server.transport.handshake().map_err(|error| format!("TLS handshake failed: {error}"))?;
+    if result {
+        send_startup(server, settings)?;
+    }
+    Ok(())
+}
+
+fn send_startup(server: &mut Server, settings: &Settings) -> Result<(), String> {
+    let pool = server.pool.clone();
+    let configured = pool.database.settings.load_full();
+    let user = &pool.user.name;
+    let secret = match &configured.password {
+        Some(password) => Some(Secret::parse(password.expose())),
+        None => settings.users.get(user).cloned().or_else(|| pool.secret.load_full().map(|secret| (*secret).clone())),
+    };
+    let proved = pool.proved.load_full();
+    // A password that a client gave (auth_type plain with a verifier, or any) serves like a stored one.
+    let secret = match (secret, proved.as_ref().and_then(|proved| proved.password.as_ref())) {
+        (Some(Secret::Plain(password)), _) => Some(Secret::Plain(password)),
+        (_, Some(password)) => Some(Secret::Plain(password.clone())),
+        (secret, None) => secret,
+    };
+    let channel_binding = match server.transport.tls() {
+        Some(rustls::Connection::Client(connection)) => underpass_tls::ServerSide::end_point_hash(connection),
+        _ => None,
+    };
+    let credentials = Credentials {
+        user: user.as_bytes().to_vec(),
+        secret,
+        keys: proved.and_then(|proved| proved.keys.clone()),
+        channel_binding,
+    };
+    let login = login_of(server);
+    login.auth = Some(ServerAuth::new(settings.auth.clone(), credentials));
+    login.step = ServerLoginStep::Startup;
+    let replication = login.replication.clone();
+    let mut parameters: Vec<(&str, &str)> = vec![("user", user), ("database", configured.server_dbname())];
+    for (name, value) in configured.startup_parameters() {
+        parameters.push((name, value));
+    }
+    if let Some((_, extra)) = &replication {
+        parameters.extend(extra.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    }
+    let mut out = Vec::new();
+    startup_build::startup_message(
+        &mut out,
+        ProtocolVersion::V3_0,
+        parameters.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+    );
+    send(server, &out)
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Timeouts and upkeep, ten times a second.
+
+use std::time::{Duration, Instant};
+
+use underpass_pool::link::Status;
+use underpass_wire::SqlState;
+use underpass_wire::backend::build::{notice_response};
+use underpass_wire::backend::{Report, Severity};
+
+use super::{Entry, Farewell, Worker};
+use crate::client::Phase;
+use crate::server::Work;
+use crate::settings::Settings;
+use crate::shared::{lock, phase};
+
+/// Longest time that a server may take to come to rest after its client left.
+const SETTLE_MAX: Duration = Duration::from_secs(30);
+
+impl Worker {
+    pub(super) fn sweep(&mut self) {
+        let settings = self.shared.settings.load_full();
+        self.sweep_clients(&settings);
+        self.sweep_servers(&settings);
+        self.sweep_cancels(&settings);
+        // Pools belong to no worker: the first one looks after them.
+        if self.index == 0 {
+            self.sweep_pools();
+        }
+        self.console_waits_check();
+        self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
+    }
+
+    fn sweep_clients(&mut self, settings: &Settings) {
+        let now = self.now;
+        let over = |since: Instant, limit: Duration| !limit.is_zero() && now.saturating_duration_since(since) >= limit;
+        let config = &settings.config;
+        let draining = self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get_mut(key) else { continue };
+            let pool = client.pool.as_ref().map(|pool| pool.settings.load_full());
+            let farewell = match &mut client.phase {
+                Phase::Login(_) if over(client.connected_at, config.client_login_timeout) => {
+                    Some(Farewell::told(SqlState::QUERY_CANCELED, "client_login_timeout"))
+                }
+                Phase::Login(login) => {
+                    let (ticket, since) = (login.ticket, client.request_at);
+                    ticket.and_then(|(pool, _)| self.failing_fast(pool, now.saturating_duration_since(since)))
+                }
+                Phase::Closing if over(client.request_at, Duration::from_secs(10)) => {
+                    self.drop_client(key);
+                    continue;
+                }
+                Phase::Waiting { since, notified, .. } => {
+                    let (since, limit) = (*since, pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_wait_timeout));
+                    if over(since, limit) {
+                        Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "query_wait_timeout"))
+                    } else {
+                        if !*notified && over(since, config.query_wait_notify) {
+                            *notified = true;
+                            let why = client.pool.as_ref().and_then(|pool| pool.last_error.load_full());
+                            let mut text = "No server connection available in postgres backend, client being queued".to_owned();
+                            if let Some(why) = why {
+                                text = format!("{text} (last connection attempt: {why})");
+                            }
+                            let mut out = Vec::new();
+                            notice_response(&mut out, &Report::new(Severity::Notice, SqlState::TOO_MANY_CONNECTIONS, &text));
+                            let _ = client.outbox.send(&mut client.transport, &out);
+                        }
+                        None
+                    }
+                }
+                Phase::Idle => {
+                    let limit = pool.as_ref().map_or(Duration::ZERO, |pool| pool.client_idle_timeout);
+                    if over(client.request_at, limit) {
+                        Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
+                    } else if draining && !self.shared.waits_for_clients() {
+                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"))
+                    } else {
+                        None
+                    }
+                }
+                Phase::Linked(server) => {
+                    let server = *server;
+                    let (Some(pool), Some(Entry::Here(linked))) = (pool, self.servers.get(server)) else { continue };
+                    let Some(client) = self.clients.get(key) else { continue };
+                    if client.query_at.is_some_and(|since| linked.link.is_busy() && over(since, pool.query_timeout)) {
+                        Some(Farewell::told(SqlState::QUERY_CANCELED, "query timeout"))
+                    } else if client.transaction_at.is_some_and(|since| over(since, pool.transaction_timeout)) {
+                        Some(Farewell::told(SqlState::QUERY_CANCELED, "transaction timeout"))
+                    } else if linked.link.status() != Status::Idle
+                        && !linked.link.is_busy()
+                        && over(client.request_at, pool.idle_transaction_timeout)
+                    {
+                        Some(Farewell::told(
+                            SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+                            "idle transaction timeout",
+                        ))
+                    } else if linked.link.is_quiescent()
+                        && (over(client.request_at, pool.client_idle_timeout))
+                    {
+                        Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
+                    } else if linked.link.is_quiescent() && draining && !self.shared.waits_for_clients() {
+                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"))
+                    } else {
+                        None
+                    }
+                }
+                _ => None,
+            };
+            if let Some(farewell) = farewell {
+                self.close_client(key, farewell);
+            }
+        }
+    }
+
+    /// A login that waits for a server is told at once when connecting fails: what it waits for will not come soon.
+    fn failing_fast(&self, pool: underpass_pool::PoolId, waited: Duration) -> Option<Farewell> {
+        if waited < Duration::from_millis(200) {
+            return None;
+        }
+        let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let pool = names.pools.get(pool.0 as usize)?;
+        let error = pool.last_error.load_full()?;
+        lock(&self.shared.core).last_connect_failed(pool.id).then(|| {
+            Farewell::told(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, format!("server login has been failing: {error}"))
+        })
+    }
+
+    fn sweep_servers(&mut self, settings: &Settings) {
+        let config = &settings.config;
+        for key in self.servers.keys() {
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            let elapsed = |since: Instant| self.now.saturating_duration_since(since);
+            let reason = match &server.work {
+                Work::Login(_) if !config.server_connect_timeout.is_zero() && elapsed(server.connected_at) >= config.server_connect_timeout => {
+                    Some("connect timeout")
+                }
+                Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => Some("server did not come to rest"),
+                _ => None,
+            };
+            if let Some(reason) = reason {
+                self.close_server(key, reason);
+            }
+        }
+    }
+
+    fn sweep_cancels(&mut self, settings: &Settings) {
+        let limit = settings.config.cancel_wait_timeout;
+        for key in self.cancels.keys() {
+            let late = self.cancels.get(key).is_some_and(|cancel| {
+                !limit.is_zero() && self.now.saturating_duration_since(cancel.since) >= limit
+            });
+            if late {
+                log::warn!("cancel_wait_timeout");
+                self.cancel_finished(key);
+            }
+        }
+    }
+
+    fn sweep_pools(&mut self) {
+        for pool in self.shared.pools() {
+            let expired = {
+                let mut core = lock(&self.shared.core);
+                core.expire(pool.id, self.now)
+            };
+            for (_, server, reason) in expired {
+                self.bury(server, reason.text());
+            }
+            self.launch(pool.id);
+        }
+    }
+}
