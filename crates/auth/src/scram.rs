@@ -27,7 +27,7 @@ pub use server::{ScramServer, ScramServerError, Verified, Verifier};
 /// Length of every SCRAM-SHA-256 key and signature, in bytes.
 pub const KEY_LEN: usize = 32;
 
-/// The most PBKDF2 rounds we compute: about 2 s of one core. A hostile server could otherwise name two
+/// The most PBKDF2 rounds we compute: more than a second of one core. A hostile server could otherwise name two
 /// billion and stop a thread for minutes.
 pub const MAX_ITERATIONS: u32 = 10_000_000;
 
@@ -57,7 +57,7 @@ pub struct ScramKeys {
 }
 
 impl ScramKeys {
-    /// Runs PBKDF2: about 1 ms for 4096 rounds, so callers go through the cache of
+    /// Runs PBKDF2: about 0.5 ms for 4096 rounds, so callers go through the cache of
     /// [`AuthContext`](crate::AuthContext) where a login may repeat. The caller bounds `iterations`.
     pub fn derive(password: &[u8], salt: &[u8], iterations: u32) -> Self {
         let mut salted = Zeroizing::new([0; KEY_LEN]);

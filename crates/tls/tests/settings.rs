@@ -100,7 +100,9 @@ fn server_side_says_what_is_missing_or_wrong() {
     );
     assert!(set(|o, _| o.protocols = "tlsv9".into(), &files.key).contains("server_tls_protocols = tlsv9"));
     assert!(ServerSide::server_name("no such host!").is_err());
-    assert!(ServerSide::server_name("::1").is_ok());
+    for host in ["::1", "10.0.0.1", "db.example.com.", "my_db", "a.b_c.internal"] {
+        assert!(ServerSide::server_name(host).is_ok(), "{host}");
+    }
 }
 
 /// PostgreSQL computes its side of the channel binding with OpenSSL; so does this test, for every kind of

@@ -54,7 +54,7 @@ pub fn bin() -> Option<PathBuf> {
 }
 
 /// PostgreSQL refuses to run as root: then the account `postgres` is used.
-fn account() -> Option<(u32, u32)> {
+pub fn account() -> Option<(u32, u32)> {
     let root = fs::metadata("/proc/self").map(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0);
     if !root.unwrap_or(false) {
         return None;
