@@ -63,6 +63,9 @@ pub fn check(config: &Config, files: &dyn Files) -> Vec<Finding> {
     check.findings
 }
 
+const SYSTEM_AUTHORITIES: &str =
+    "empty, so certificates of any authority the system trusts are accepted; name your own authority's file";
+
 struct Check<'a> {
     config: &'a Config,
     files: &'a dyn Files,
@@ -103,7 +106,7 @@ impl Check<'_> {
             self.error("listen_port", "0 is no port clients can connect to; the default is 6432");
         }
         if self.config.unix_socket_mode > 0o777 {
-            self.error("unix_socket_mode", "more than 0777: write the mode in octal with a leading 0");
+            self.warn("unix_socket_mode", "more than 0777: write the mode in octal with a leading 0");
         } else if self.config.is_set("unix_socket_mode") && self.config.unix_socket_mode & 0o600 != 0o600 {
             self.warn(
                 "unix_socket_mode",
@@ -124,12 +127,15 @@ impl Check<'_> {
                 }
                 self.readable(key, path.as_deref());
             }
-            let verifies = matches!(c.client_tls_sslmode, SslMode::VerifyCa | SslMode::VerifyFull);
-            if verifies && c.client_tls_ca_file.is_none() {
-                self.error(
-                    "client_tls_ca_file",
-                    format!("needed because client_tls_sslmode = {}", c.client_tls_sslmode),
-                );
+            if c.client_tls_ca_file.is_none() {
+                // PgBouncer starts with verify-ca and no file, and then trusts the system's authorities.
+                match c.client_tls_sslmode {
+                    SslMode::VerifyFull => {
+                        self.error("client_tls_ca_file", "needed because client_tls_sslmode = verify-full");
+                    }
+                    SslMode::VerifyCa => self.warn("client_tls_ca_file", SYSTEM_AUTHORITIES),
+                    _ => {}
+                }
             }
             self.readable("client_tls_ca_file", c.client_tls_ca_file.as_deref());
             self.protocols("client_tls_protocols", &c.client_tls_protocols);
@@ -137,10 +143,7 @@ impl Check<'_> {
         if c.server_tls_sslmode != SslMode::Disable {
             let verifies = matches!(c.server_tls_sslmode, SslMode::VerifyCa | SslMode::VerifyFull);
             if verifies && c.server_tls_ca_file.is_none() {
-                self.error(
-                    "server_tls_ca_file",
-                    format!("needed because server_tls_sslmode = {}", c.server_tls_sslmode),
-                );
+                self.warn("server_tls_ca_file", SYSTEM_AUTHORITIES);
             }
             self.readable("server_tls_ca_file", c.server_tls_ca_file.as_deref());
             self.readable("server_tls_key_file", c.server_tls_key_file.as_deref());
@@ -200,6 +203,9 @@ impl Check<'_> {
                 "cert needs client_tls_sslmode = verify-full, so that certificates are verified",
             );
         }
+        if c.auth_type == AuthType::Cert && c.client_tls_ca_file.is_none() {
+            self.error("client_tls_ca_file", "needed because auth_type = cert");
+        }
         let looked_up = c.auth_user.is_some() || self.all_databases().any(|d| d.auth_user.is_some());
         if c.auth_file.is_none() && !looked_up && c.auth_type != AuthType::Any {
             self.warn(
@@ -211,9 +217,12 @@ impl Check<'_> {
             let free: Vec<_> =
                 self.all_databases().filter(|d| d.user.is_none()).map(|d| d.name.clone()).collect();
             if !free.is_empty() {
-                self.error(
+                self.warn(
                     "auth_type",
-                    format!("any needs user= in every database; missing in {}", free.join(", ")),
+                    format!(
+                        "any needs user= in every database, else its clients are refused; missing in {}",
+                        free.join(", ")
+                    ),
                 );
             }
             self.warn("auth_type", "any lets everybody into the console as admin");
@@ -306,7 +315,7 @@ impl Check<'_> {
     fn pools(&mut self) {
         let c = self.config;
         if c.max_client_conn == 0 {
-            self.error("max_client_conn", "0 lets no client in");
+            self.warn("max_client_conn", "0 lets no client in");
         }
         if c.default_pool_size == 0 && self.all_databases().any(|d| d.pool_size.is_none()) {
             self.warn(

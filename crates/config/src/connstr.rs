@@ -100,7 +100,12 @@ impl Reader<'_> {
         for pair in Pairs::new(text) {
             let (key, value) =
                 pair.map_err(|near| ErrorKind::ConnectionString { name: name.to_owned(), near })?;
-            set(self, key, &value)?;
+            set(self, key, &value).map_err(|kind| match kind {
+                ErrorKind::InvalidValue { key, value, expected } => {
+                    ErrorKind::InvalidValue { key: format!("{name}.{key}"), value, expected }
+                }
+                other => other,
+            })?;
         }
         Ok(())
     }

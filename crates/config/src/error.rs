@@ -100,7 +100,7 @@ pub enum ErrorKind {
         "invalid value \"{value}\" for parameter {key}: expected {expected}; correct it or remove the line to get the default"
     )]
     InvalidValue {
-        /// The key, `database.key` inside connection strings.
+        /// The key, `name.key` inside connection strings.
         key: String,
         /// The value found, never a secret.
         value: String,

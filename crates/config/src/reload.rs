@@ -124,7 +124,6 @@ impl Config {
         key::all().iter().filter(|k| k.shown).map(|key| ConfigRow {
             key: key.full_name(),
             value: key.show(self),
-            // The path of the command line is no default; PgBouncer shows null for all three columns' worth of these.
             default: key.default,
             changeable: key.change == Change::Reload,
         })

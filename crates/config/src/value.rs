@@ -62,7 +62,7 @@ impl Value for u32 {
     const TYPE: &'static str = "integer";
     const UNSET: &'static str = "0";
     fn parse(text: &str) -> Result<Self, String> {
-        int_in(text, 0, i32::MAX.into()).map(|n| n as u32)
+        int_in(text, 0, u32::MAX.into()).map(|n| n as u32)
     }
     fn show(&self) -> Option<String> {
         Some(self.to_string())
@@ -340,6 +340,10 @@ impl Value for TlsProtocols {
             }
         }
         let [v1_0, v1_1, v1_2, v1_3] = on;
+        // An empty list restricts nothing, as in PgBouncer.
+        if text.trim_ascii().is_empty() {
+            return Ok(Self { text: text.to_owned(), v1_0: true, v1_1: true, v1_2: true, v1_3: true });
+        }
         if on == [false; 4] {
             return Err("at least one TLS version: secure is a good choice".into());
         }

@@ -192,3 +192,48 @@ fn a_second_main_section_resets() {
     // PgBouncer forgets the port and the socket's directory too, so the file ends with them.
     compare("pool_mode=statement\nmax_client_conn=5\n@again\nquery_timeout=3\n");
 }
+
+#[test]
+fn both_refuse_the_same_files() {
+    let Some(binary) = binary() else { return println!("skipped: no pgbouncer on this machine") };
+    for body in [
+        "[pgbouncer]\nno_such_key = 1\n",
+        "[pgbouncer]\nmax_client_conn = 10k\n",
+        "[pgbouncer]\nmax_client_conn =\n",
+        "[pgbouncer]\nlog_connections = yes\n",
+        "[pgbouncer]\nquery_timeout = 5s\n",
+        "[pgbouncer]\nquery_timeout = -1\n",
+        "[pgbouncer]\npool_mode = fast\n",
+        "[pgbouncer]\nauth_type = ldap\n",
+        "[pgbouncer]\n%include gone.ini\n",
+        "[pgbouncer]\n[underpass]\nthreads = 1\nno_such_key = 1\n",
+        "[pgbouncer]\n[sessions]\n",
+        "[pgbouncer\n",
+        "[databases]\npgbouncer = host=x\n[pgbouncer]\n",
+        "[databases]\na = host=\n[pgbouncer]\n",
+        "[databases]\na = host='x\n[pgbouncer]\n",
+        "[databases]\na = hots=x\n[pgbouncer]\n",
+        "[databases]\na = port=0\n[pgbouncer]\n",
+        "[databases]\na b = host=x\n[pgbouncer]\n",
+        "[databases]\na = host=x\n",
+        "[users]\nu = pool_mode=fast\n[pgbouncer]\n",
+        "listen_port = 1\n[pgbouncer]\n",
+        "[pgbouncer]\njust words\n",
+    ] {
+        assert!(Config::parse("p.ini", body).is_err(), "we accept {body:?}");
+        let dir = tempfile::Builder::new().prefix("underpass-config").tempdir().expect("directory");
+        let Some(ids) = unprivileged(dir.path()) else {
+            return println!("skipped: root and no user to run pgbouncer as");
+        };
+        let mut running = start(&binary, dir.path(), body, ids);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let status = loop {
+            if let Some(status) = running.0.try_wait().expect("wait") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "PgBouncer accepts {body:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert!(!status.success(), "{body:?}");
+    }
+}
