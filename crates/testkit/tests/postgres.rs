@@ -42,13 +42,14 @@ fn the_client_shows_every_message_of_a_pipeline() -> Result<()> {
     let batch = Batch::new()
         .extended("select $1::text", &[Some("a")])
         .sync()
+        // The constant is folded when Bind plans the statement, so there is no BindComplete.
         .extended("select 1/0", &[])
         .extended("select 'skipped'", &[])
         .sync()
         .query("select 'b' as x, null; select 'c'");
     let answers = client.exchange(&batch)?;
     let tags: Vec<String> = answers.iter().map(underpass_testkit::Response::tags).collect();
-    assert_eq!(tags, ["12TDCZ", "12EZ", "TDCTDCZ"]);
+    assert_eq!(tags, ["12TDCZ", "1EZ", "TDCTDCZ"]);
     assert_eq!(answers[0].value(), Some("a"));
     assert_eq!(answers[1].clone().ok().unwrap_err().sqlstate(), Some("22012"));
     assert_eq!(answers[2].column_names(), ["x", "?column?"]);
