@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::connection::Target;
+use crate::faults::FaultKind;
 
 /// How the pooler under test assigns servers; it decides which traffic is legal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -60,6 +61,12 @@ pub struct Config {
     /// One fault every so many transactions, of each kind in turn; 0 for none
     #[arg(long, default_value_t = 100)]
     pub fault_every: u64,
+    /// Do not make these faults, for victims with a known bug
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub skip_fault: Vec<FaultKind>,
+    /// Make only these faults, to find out which one a violation comes from
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub only_fault: Vec<FaultKind>,
     /// Print the counts every so many seconds; 0 for never
     #[arg(long, default_value_t = 0)]
     pub progress: u64,

@@ -57,8 +57,12 @@ kinds! {
 }
 
 impl FaultKind {
-    /// Whether it makes sense under this configuration.
+    /// Whether it makes sense, and is wanted, under this configuration.
     pub fn possible(self, config: &Config) -> bool {
+        let wanted = config.only_fault.is_empty() || config.only_fault.contains(&self);
+        if !wanted || config.skip_fault.contains(&self) {
+            return false;
+        }
         match self {
             Self::IdleInTransaction
             | Self::CommitCut
@@ -299,11 +303,13 @@ async fn terminated(client: &mut Client, mut connection: Connection) -> Checked<
     until_closed(client, connection).await
 }
 
-/// Our server is gone: an error, then the end of the stream; nothing else and nobody else's.
+/// Our server is gone: an error, then the end of the stream; nothing else and nobody else's. The statement that ended it may
+/// have had its own answer before.
 async fn until_closed(client: &mut Client, mut connection: Connection) -> Checked<Option<Connection>> {
     loop {
         match client.message(&mut connection).await {
-            Ok(b'T' | b'E') => {}
+            Ok(b'T' | b'C' | b'E') => {}
+            Ok(b'D') if connection.column() == Some(b"t") => {}
             Ok(tag) => return Err(client.unexpected(&connection, 'E', tag)),
             Err(Stop::Lost(Lost::Closed | Lost::Io(_))) => return Ok(None),
             Err(stop) => return Err(stop),

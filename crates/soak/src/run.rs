@@ -112,8 +112,9 @@ impl Shared {
             return None;
         }
         self.faults_begun.compare_exchange(begun, begun + 1, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let kind = FaultKind::ALL[begun as usize % FaultKind::ALL.len()];
-        kind.possible(config).then_some(kind)
+        let possible: Vec<FaultKind> =
+            FaultKind::ALL.iter().filter(|kind| kind.possible(config)).copied().collect();
+        possible.get((begun % possible.len().max(1) as u64) as usize).copied()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::owner::Kind;
 macro_rules! kinds {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ }) => {
         $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
         pub enum $name { $($(#[$doc])* $variant,)+ }
 
         impl $name {
