@@ -64,10 +64,11 @@ async fn look(connection: &mut Connection, config: &Config) -> Result<Look, Lost
                 let number = |name: &str| text(name).and_then(|value| value.parse().ok()).unwrap_or(0u64);
                 if text("database").is_some_and(|name| name == config.database) {
                     look.waiting += number("cl_waiting");
-                    // Those being cancelled and those that log in are connections to the server as well.
+                    // Those being cancelled and those that log in are servers of the pool as well; `sv_active_cancel` are
+                    // not: they are the short connections that carry a CancelRequest.
                     look.servers += names
                         .iter()
-                        .filter(|name| name.starts_with("sv_"))
+                        .filter(|name| name.starts_with("sv_") && *name != "sv_active_cancel")
                         .map(|name| number(name))
                         .sum::<u64>();
                 }
