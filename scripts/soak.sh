@@ -58,8 +58,8 @@ case $kind in
         PATH=$PATH:/usr/sbin
         (cd "$directory" && as_service pgbouncer -q "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
-        # PgBouncer 1.18 itself leaks when a client disappears in a pipeline, and has no named statements.
-        exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --skip-fault pipeline-cut) ;;
+        # PgBouncer 1.18 itself fails at these two (crates/soak/tests/known_good.rs), and has no named statements.
+        exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --skip-fault pipeline-cut,torn-message) ;;
     underpass)
         binary=$(reachable "$target/underpass" "$directory")
         (cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &

@@ -4,10 +4,16 @@
 use underpass_soak::{Config, FaultKind, PoolMode, Report, TrafficKind, run};
 use underpass_testkit::{Ini, PgBouncer, Pooler, Postgres};
 
-/// PgBouncer 1.18 itself leaks: a client that disappears with Syncs outstanding leaves its server in the pool when one
-/// ReadyForQuery has arrived, and the rest of the answers goes to the next client. The checker found it; here it is skipped.
+/// Two faults that PgBouncer 1.18 does not survive; the checker found both, and they are skipped where 1.18 must pass.
+///
+/// - `PipelineCut`: a client that disappears with Syncs outstanding leaves its server in the pool once one ReadyForQuery has
+///   arrived; the rest of the answers goes to the next client.
+/// - `TornMessage`: the first part of a message has gone on to the server when the client disappears; the pooler's own
+///   reset query or SET then becomes the message's other part, and the server waits for good.
+const PGBOUNCER_FAILS: [FaultKind; 2] = [FaultKind::PipelineCut, FaultKind::TornMessage];
+
 fn config_for_pgbouncer(port: u16, pool_mode: PoolMode) -> Config {
-    Config { skip_fault: vec![FaultKind::PipelineCut], ..config(port, pool_mode) }
+    Config { skip_fault: PGBOUNCER_FAILS.to_vec(), ..config(port, pool_mode) }
 }
 
 fn config(port: u16, pool_mode: PoolMode) -> Config {
@@ -56,8 +62,9 @@ fn pgbouncer_in_transaction_pooling_under_pressure() {
     config.require_faults = 5;
     let report = run(&config).unwrap();
     assert_passed(&report);
+    // One more than the pool while a server is being cancelled.
     let observed = report.observed.as_ref().unwrap();
-    assert!(observed.looks_with_queue > 0 && observed.servers_max <= 5, "{report}");
+    assert!(observed.looks_with_queue > 0 && observed.servers_max <= 6, "{report}");
     assert_eq!(report.traffic(TrafficKind::Prepared), 0);
 }
 
