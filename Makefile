@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door. `make` alone says what there is.
+
+CARGO ?= cargo
+SOAK_TRANSACTIONS ?= 2000000
+FUZZ_SECONDS ?= 60
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test test-soak test-drivers test-regress test-versions test-kernels test-compat lint fmt bench \
+	fuzz-smoke ci ci-full
+
+help: ## this text
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## build, start a private PostgreSQL (or UPSTREAM=postgres://user:password@host:port/db) and the pooler
+	@scripts/run.sh
+
+build: ## all programs, optimised
+	$(CARGO) build --release --workspace --bins
+
+test: ## every test that needs no network: unit, fixtures, short soak (some minutes)
+	@scripts/test.sh
+
+test-soak: ## the leak checker, 2,000,000 transactions (SOAK_TRANSACTIONS=...)
+	@scripts/soak.sh $(SOAK_TRANSACTIONS)
+
+test-drivers: build ## real client drivers, in session and transaction pooling
+	tests/drivers/run.sh
+
+test-regress: build ## PostgreSQL's own regression suite through the pooler
+	tests/regress/run.sh
+
+test-versions: build ## PostgreSQL 14 to 18
+	tests/versions/run.sh
+
+test-kernels: build ## the oldest supported kernel, in a virtual machine
+	tests/kernels/run.sh
+
+test-compat: build ## console and behaviour, compared with PgBouncer
+	tests/compat/run.sh
+
+lint: ## formatting, clippy, documentation, tidy
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	$(CARGO) test --quiet -p underpass-testkit --test tidy
+
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+bench: ## the benchmarks against PgBouncer and a direct connection
+	$(CARGO) run --release -p underpass-bench --
+
+fuzz-smoke: ## every fuzz target for a short time (FUZZ_SECONDS=...)
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+ci: lint test ## what every change must pass
+
+ci-full: ## everything; writes docs/ci-full.md
+	@scripts/ci-full.sh

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules of the source tree that no compiler checks: arrows between layers, length of files, licence, leftovers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
+
+/// ARCHITECTURE.md, "Layers": a crate may use crates of lower layers only. Crates for development stand above all others.
+const LAYERS: [(&str, u32); 14] = [
+    ("underpass-wire", 0),
+    ("underpass-config", 0),
+    ("underpass-auth", 1),
+    ("underpass-pool", 1),
+    ("underpass-console", 1),
+    ("underpass-tls", 1),
+    // A tool of the build: it runs before the kernel edges are compiled and uses none of our crates.
+    ("underpass-bpf-build", 1),
+    ("underpass-sockmap", 2),
+    ("underpass-pooler", 3),
+    ("underpass-cli", 4),
+    ("underpass", 4),
+    ("underpass-testkit", DEVELOPMENT),
+    ("underpass-soak", DEVELOPMENT),
+    ("underpass-bench", DEVELOPMENT),
+];
+const DEVELOPMENT: u32 = 5;
+
+/// Over this many lines a file states the reason in a comment that begins with the words `Long because`.
+const LINES_MAX: usize = 1000;
+
+/// Extensions of the files that are written by hand and carry a licence.
+const SOURCES: [&str; 8] = ["rs", "c", "h", "sh", "py", "java", "go", "js"];
+
+fn root() -> PathBuf {
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate_directory.ancestors().nth(2).expect("crates/testkit is two levels down").to_owned()
+}
+
+/// All files that git knows or would add, with their text; binary files are left out.
+fn files() -> BTreeMap<String, String> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter(|name| !name.ends_with(".lock") && !name.starts_with("fuzz/corpus/"))
+        .filter_map(|name| Some((name.to_owned(), fs::read_to_string(root().join(name)).ok()?)))
+        .collect()
+}
+
+fn is_source(name: &str) -> bool {
+    let path = Path::new(name);
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    SOURCES.contains(&extension) || path.ends_with("Makefile") || name == ".ci/run"
+}
+
+fn metadata() -> Metadata {
+    MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec().expect("cargo metadata")
+}
+
+fn assert_none(what: &str, found: &[String]) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn crates_use_only_lower_layers() {
+    let layers: BTreeMap<&str, u32> = LAYERS.into_iter().collect();
+    let mut wrong = Vec::new();
+    for package in &metadata().packages {
+        let name = package.name.as_str();
+        let Some(&layer) = layers.get(name) else {
+            wrong.push(format!("{name} has no layer in tidy.rs and ARCHITECTURE.md"));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let Some(&below) = layers.get(dependency.name.as_str()) else { continue };
+            let development = dependency.kind == DependencyKind::Development || layer == DEVELOPMENT;
+            if !development && below >= layer {
+                wrong.push(format!("{name} (layer {layer}) uses {} (layer {below})", dependency.name));
+            }
+        }
+    }
+    assert_none("arrows that ARCHITECTURE.md does not allow", &wrong);
+}
+
+#[test]
+fn the_layers_are_those_of_the_architecture() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let mut wrong = Vec::new();
+    for package in &metadata().packages {
+        let short = package.name.trim_start_matches("underpass-");
+        let named = text.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{short}`")));
+        if !named && package.name.as_str() != "underpass" {
+            wrong.push(package.name.to_string());
+        }
+    }
+    assert_none("crates missing in the table of ARCHITECTURE.md", &wrong);
+}
+
+#[test]
+fn lints_and_versions_come_from_the_workspace() {
+    let mut wrong = Vec::new();
+    for package in &metadata().packages {
+        let text = fs::read_to_string(&package.manifest_path).expect("manifest");
+        for line in ["[lints]\nworkspace = true", "license.workspace = true", "edition.workspace = true"] {
+            if !text.contains(line) {
+                wrong.push(format!("{}: no `{}`", package.name, line.replace('\n', " ")));
+            }
+        }
+        // A version is chosen once, with its reason.
+        let own = text.lines().filter(|line| line.contains("version = \"") && !line.starts_with("version"));
+        wrong.extend(own.map(|line| format!("{}: {line}", package.name)));
+    }
+    assert_none("manifests that do not inherit", &wrong);
+}
+
+#[test]
+fn files_are_not_too_long() {
+    let wrong: Vec<String> = files()
+        .iter()
+        .filter(|(name, text)| is_source(name) && !text.contains("Long because"))
+        .map(|(name, text)| (name, text.lines().count()))
+        .filter(|(_, lines)| *lines > LINES_MAX)
+        .map(|(name, lines)| format!("{name}: {lines} lines"))
+        .collect();
+    assert_none("files over 1000 lines without a reason", &wrong);
+}
+
+#[test]
+fn every_source_names_its_licence() {
+    let mut wrong = Vec::new();
+    for (name, text) in files().iter().filter(|(name, _)| is_source(name)) {
+        let head: String = text.lines().take(4).collect::<Vec<_>>().join("\n");
+        let bpf = name.ends_with(".bpf.c") || name.ends_with(".bpf.h");
+        let wanted = if bpf { "(GPL-2.0-only OR BSD-2-Clause)" } else { "" };
+        if !head.contains("SPDX-License-Identifier: ") || !head.contains(wanted) {
+            wrong.push(name.clone());
+        }
+    }
+    assert_none("files without the right SPDX-License-Identifier in the first lines", &wrong);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    // Put together here, so that this file does not find itself.
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+    let code = [concat!("to", "do!("), concat!("unimple", "mented!("), concat!("#[ig", "nore")];
+    let mut wrong = Vec::new();
+    for (name, text) in files().iter().filter(|(name, _)| is_source(name) || name.ends_with(".md")) {
+        for (number, line) in text.lines().enumerate() {
+            let mut words = line.split(|c: char| !c.is_ascii_alphanumeric());
+            if words.any(|word| marks.contains(&word)) || code.iter().any(|call| line.contains(call)) {
+                wrong.push(format!("{name}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none("unfinished work", &wrong);
+}
+
+#[test]
+fn no_machine_is_named() {
+    // Home directories and work trees of whoever wrote a line. Temporary files are everybody's.
+    let homes = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/")];
+    let mut wrong = Vec::new();
+    for (name, text) in files() {
+        for (number, line) in text.lines().enumerate() {
+            let at = homes.iter().find_map(|home| line.find(home));
+            // In the middle of a longer path, or of an address, it names nothing of ours.
+            let alone = at.is_some_and(|at| {
+                !line[..at].ends_with(|c: char| c.is_alphanumeric() || ".$}-_".contains(c))
+            });
+            if alone {
+                wrong.push(format!("{name}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none("paths of one machine", &wrong);
+}

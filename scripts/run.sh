@@ -1,0 +1,97 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# `make run`: from a bare Debian to a pooler that serves. Ctrl-C stops and removes all that was started.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+
+# --- what is needed
+scripts/install.sh run
+version=$(awk -F '"' '/^rust-version/ { print $2 }' Cargo.toml)
+rust_help="Rust $version or newer is needed and Debian's own is older: install it with rustup, https://rustup.rs
+  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- --default-toolchain stable"
+command -v cargo >/dev/null || die "cargo not found. $rust_help"
+have=$(rustc --version | awk '{ print $2 }')
+[ "$(printf '%s\n%s\n' "$version" "$have" | sort -V | head -n 1)" = "$version" ] || die "rustc is $have. $rust_help"
+
+say "building ..."
+cargo build --release --workspace --bins
+target=${CARGO_TARGET_DIR:-target}
+binary=$(realpath "$target/release/underpass" 2>/dev/null) && [ -x "$binary" ] || die "the build made no underpass"
+
+# --- our own directory, readable by the user that serves
+directory=$(mktemp -d /tmp/underpass-run.XXXXXX)
+chmod 755 "$directory"
+[ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"
+POSTGRES_PID= POOLER_PID=
+clean_up() {
+    trap - EXIT INT TERM
+    [ -z "$POOLER_PID" ] || end_process QUIT "$POOLER_PID"
+    [ -z "$POSTGRES_PID" ] || end_process INT "$POSTGRES_PID"
+    rm -rf "$directory"
+    say "stopped, nothing left behind"
+}
+trap clean_up EXIT
+trap 'exit 0' INT TERM
+
+# --- the server
+# Own process groups: Ctrl-C reaches this script, which stops the pooler before the server.
+set -m
+# An ini value in single quotes doubles them.
+quote() { printf "'%s'" "${1//\'/\'\'}"; }
+decode() { local text=${1//+/%2B}; printf '%b' "${text//%/\\x}"; }
+if [ -n "${UPSTREAM:-}" ]; then
+    url='^postgres(ql)?://(([^:@/]+)(:([^@/]*))?@)?([^:/?]+)(:([0-9]+))?(/([^?]*))?'
+    [[ $UPSTREAM =~ $url ]] || die "UPSTREAM is not postgres://user:password@host:port/database"
+    user=$(decode "${BASH_REMATCH[3]:-postgres}")
+    password=$(decode "${BASH_REMATCH[5]:-}")
+    host=${BASH_REMATCH[6]} server_port=${BASH_REMATCH[8]:-5432}
+    database=$(decode "${BASH_REMATCH[10]:-$user}")
+    say "server: $host port $server_port, as given by UPSTREAM"
+else
+    user=postgres password='' host=127.0.0.1 database=postgres
+    server_port=$(free_port 5433)
+    start_postgres "$directory" "$server_port" max_connections=200 || die "PostgreSQL did not start"
+fi
+
+# --- the pooler
+port=$(free_port 6432)
+metrics_port=$(free_port 9127)
+login=
+[ -z "$password" ] || login=" user=$(quote "$user") password=$(quote "$password")"
+umask 077
+cat >"$directory/pgbouncer.ini" <<INI
+[databases]
+* = host=$(quote "$host") port=$server_port$login
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = $port
+unix_socket_dir = $directory
+auth_type = any
+admin_users = admin
+pool_mode = transaction
+max_client_conn = 1000
+[underpass]
+metrics_listen = 127.0.0.1:$metrics_port
+INI
+# auth_type = any logs every client in under the name in the connection string, or the server's own user.
+if [ -z "$password" ]; then
+    sed -i "s/^\* = .*/& user=$user/" "$directory/pgbouncer.ini"
+fi
+[ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory/pgbouncer.ini"
+binary=$(reachable "$binary" "$directory")
+(cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
+POOLER_PID=$!
+wait_port "$port" "$POOLER_PID" 30 || { cat "$directory/pooler.log" >&2; die "the pooler did not start"; }
+
+cat <<TEXT
+
+underpass serves PostgreSQL on 127.0.0.1 port $port (transaction pooling)
+  try      psql "host=127.0.0.1 port=$port user=$user dbname=$database"
+  console  psql "host=127.0.0.1 port=$port user=admin dbname=pgbouncer" -c 'show pools'
+  metrics  curl http://127.0.0.1:$metrics_port/metrics
+  config   $directory/pgbouncer.ini
+  log      $directory/pooler.log
+Ctrl-C stops it.
+TEXT
+wait "$POOLER_PID" || { tail -n 20 "$directory/pooler.log" >&2; die "the pooler ended"; }

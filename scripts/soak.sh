@@ -1,0 +1,71 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
+# project promises: 200 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
+# POOLER=pgbouncer checks Debian's PgBouncer instead, POOLER=direct the server itself.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+transactions=${1:-2000000}
+kind=${POOLER:-underpass}
+
+cargo build --release -p underpass-soak
+[ "$kind" != underpass ] || cargo build --release --workspace --bins
+target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+directory=$(mktemp -d /tmp/underpass-soak.XXXXXX)
+chmod 755 "$directory"
+[ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"
+POSTGRES_PID= POOLER_PID=
+clean_up() {
+    status=$?
+    trap - EXIT INT TERM
+    if [ "$status" -ne 0 ]; then tail -n 40 "$directory"/*.log >&2 || true; fi
+    [ -z "$POOLER_PID" ] || end_process QUIT "$POOLER_PID"
+    [ -z "$POSTGRES_PID" ] || end_process INT "$POSTGRES_PID"
+    rm -rf "$directory"
+    exit "$status"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+server_port=$(free_port 21432)
+start_postgres "$directory" "$server_port" max_connections=300 autovacuum=off
+port=$(free_port 22432)
+cat >"$directory/pgbouncer.ini" <<INI
+[databases]
+* = host=127.0.0.1 port=$server_port
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = $port
+unix_socket_dir = $directory
+auth_type = trust
+auth_file = $directory/userlist.txt
+admin_users = admin
+pool_mode = transaction
+default_pool_size = 20
+max_client_conn = 1000
+INI
+printf '"postgres" ""\n"admin" ""\n' >"$directory/userlist.txt"
+
+faults=1000
+# Short runs cannot make every fault so often.
+[ "$transactions" -ge 2000000 ] || faults=$((transactions / 2200))
+soak=("$target/underpass-soak" --transactions "$transactions" --clients 200 --progress 10 --require-faults "$faults")
+pressed=(--console-user admin --require-clients-per-server 10 --require-queueing)
+case $kind in
+    direct) exec_soak=("${soak[@]}" --port "$server_port" --pool-mode session --prepared) ;;
+    pgbouncer)
+        PATH=$PATH:/usr/sbin
+        (cd "$directory" && as_service pgbouncer -q "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
+        POOLER_PID=$!
+        # PgBouncer 1.18 itself fails at these two (crates/soak/tests/known_good.rs), and has no named statements.
+        exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --skip-fault pipeline-cut,torn-message) ;;
+    underpass)
+        binary=$(reachable "$target/underpass" "$directory")
+        (cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
+        POOLER_PID=$!
+        exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
+    *) die "POOLER is underpass, pgbouncer or direct" ;;
+esac
+[ -z "$POOLER_PID" ] || wait_port "$port" "$POOLER_PID" 30 || die "the pooler did not start"
+"${exec_soak[@]}"
