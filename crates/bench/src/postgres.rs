@@ -138,16 +138,19 @@ impl Server {
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while Instant::now() < deadline {
-            if self.psql("postgres", "select 1").is_ok() {
-                return Ok(());
-            }
+        loop {
+            let error = match self.psql("postgres", "select 1") {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
             if let Some(status) = self._process.ended()? {
                 bail!("postgres ended at start ({status}):\n{}", log_tail(&self.folder.join("server.log")));
             }
+            if Instant::now() > deadline {
+                bail!("postgres did not answer within 60 s: {error:#}\n{}", log_tail(&self.folder.join("server.log")));
+            }
             std::thread::sleep(Duration::from_millis(50));
         }
-        bail!("postgres did not answer within 60 s:\n{}", log_tail(&self.folder.join("server.log")))
     }
 }
 

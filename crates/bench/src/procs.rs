@@ -174,7 +174,7 @@ pub fn output(mut command: Command, what: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Finds a program: beside this one, then on PATH, then where Debian keeps servers.
+/// Finds a program: beside this one, in target/release, among PostgreSQL's own, on PATH, in the sbin folders.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
@@ -186,12 +186,14 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     beside
         .into_iter()
         .chain([release])
+        // Before PATH: there Debian has wrappers in Perl that would be measured too.
+        .chain(postgres_folders())
         .chain(env::split_paths(&path))
         .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .chain(postgres_folders())
         .map(|folder| folder.join(name))
         .find(|path| is_program(path))
-        .map(|path| path.canonicalize().unwrap_or(path))
+        // Links are kept: some programs look at the name they were called by.
+        .map(|path| std::path::absolute(&path).unwrap_or(path))
 }
 
 /// `bin` folders of installed PostgreSQL servers, newest first.
