@@ -19,7 +19,8 @@ fn main() {
         .output()
         .expect("cargo metadata runs");
     assert!(metadata.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&metadata.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo metadata is JSON");
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&metadata.stdout).expect("cargo metadata is JSON");
     let charming = metadata["packages"]
         .as_array()
         .and_then(|packages| packages.iter().find(|package| package["name"] == "charming"))

@@ -40,7 +40,11 @@ impl<'a> View<'a> {
     /// Systems that have samples at a point.
     #[must_use]
     pub fn systems_at(&self, point: &Point) -> Vec<&'a str> {
-        self.samples.iter().filter(|(_, points)| points.contains_key(point)).map(|(system, _)| *system).collect()
+        self.samples
+            .iter()
+            .filter(|(_, points)| points.contains_key(point))
+            .map(|(system, _)| *system)
+            .collect()
     }
 
     /// All good samples of a system at a point.
@@ -62,7 +66,10 @@ impl<'a> View<'a> {
             return plain(system, name);
         }
         let direct = plain(DIRECT, metric::CPU);
-        plain(system, metric::CPU).into_iter().filter_map(|(round, cpu)| Some((round, cpu - direct.get(&round)?))).collect()
+        plain(system, metric::CPU)
+            .into_iter()
+            .filter_map(|(round, cpu)| Some((round, cpu - direct.get(&round)?)))
+            .collect()
     }
 
     /// Values of a metric over rounds.

@@ -11,7 +11,7 @@ use crate::experiments::{self, EXPERIMENTS, Options};
 use crate::hosts::Topology;
 use crate::pgbench::Protocol;
 use crate::sample::Results;
-use crate::{limits, run, systems, table, workloads};
+use crate::{limits, proof, report, run, systems, table, workloads};
 
 #[derive(Parser)]
 #[command(version, about, max_term_width = 110)]
@@ -128,8 +128,12 @@ pub fn report(results: &Results, page: &Path) -> Result<()> {
     for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
         print!("{}", table::of_experiment(experiment, results));
     }
-    print!("{}", table::of_limits(&limits::judge(&limits::table()?, results)));
-    let _ = page;
+    let findings = proof::findings(results, &systems::table(None)?);
+    print!("{}", table::of_proof(&findings));
+    let judged = limits::judge(&limits::table()?, results);
+    print!("{}", table::of_limits(&judged));
+    report::write(results, &judged, &findings, page)?;
+    println!("\npage: {}", page.display());
     Ok(())
 }
 
@@ -147,7 +151,20 @@ fn list() -> Result<()> {
         };
         println!("  {:18} {} ({state})", system.name, system.title);
     }
-    println!("\nWorkloads\n  {}", workloads::NAMES.join(", "));
+    println!("\nWorkloads");
+    for workload in workloads::WORKLOADS {
+        let of_benchbase = match workload.benchbase_rows {
+            0 => String::new(),
+            rows => format!(", {} times BenchBase's scale factor 1", workload.rows as f64 / rows as f64),
+        };
+        let names: Vec<&str> = workload.transactions.iter().map(|transaction| transaction.name).collect();
+        println!(
+            "  {:12} rows = {} at --scale 1{of_benchbase}: {}",
+            workload.name,
+            workload.rows,
+            names.join(", ")
+        );
+    }
     Ok(())
 }
 

@@ -94,7 +94,8 @@ fn read_message(reader: &mut impl Read, body: &mut Vec<u8>) -> io::Result<u8> {
     let mut head = [0; 5];
     reader.read_exact(&mut head)?;
     let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-    let length = length.checked_sub(4).ok_or_else(|| io::Error::other("a message shorter than its own length"))?;
+    let length =
+        length.checked_sub(4).ok_or_else(|| io::Error::other("a message shorter than its own length"))?;
     body.resize(length, 0);
     reader.read_exact(body)?;
     Ok(head[0])

@@ -261,7 +261,9 @@ fn descendants(root: u32) -> io::Result<Vec<u32>> {
         for task in tasks {
             let path = task?.path().join("children");
             match fs::read_to_string(&path) {
-                Ok(text) => pids.extend(text.split_ascii_whitespace().filter_map(|word| word.parse::<u32>().ok())),
+                Ok(text) => {
+                    pids.extend(text.split_ascii_whitespace().filter_map(|word| word.parse::<u32>().ok()))
+                }
                 // Kernels without CONFIG_PROC_CHILDREN: fall back to a search by parent.
                 Err(_) if path.parent().is_some_and(Path::exists) => {
                     pids.extend(children_by_parent()?.remove(&pid).unwrap_or_default());
@@ -281,7 +283,8 @@ fn children_by_parent() -> io::Result<BTreeMap<u32, Vec<u32>>> {
         let entry = entry?;
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse().ok());
+        let parent =
+            stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(1)?.parse().ok());
         if let Some(parent) = parent {
             map.entry(parent).or_default().push(pid);
         }
@@ -316,10 +319,8 @@ fn field(text: &str, name: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    const BEFORE: &str =
-        "cpu  100 0 50 1000 0 0 10 0 0 0\ncpu0 50 0 25 500 0 0 5 0 0 0\ncpu1 50 0 25 500 0 0 5 0 0 0\nctxt 1000\n";
-    const AFTER: &str =
-        "cpu  200 0 100 1040 0 0 60 10 0 0\ncpu0 50 0 25 500 0 0 5 0 0 0\ncpu1 50 0 25 500 0 0 5 0 0 0\nctxt 1500\n";
+    const BEFORE: &str = "cpu  100 0 50 1000 0 0 10 0 0 0\ncpu0 50 0 25 500 0 0 5 0 0 0\ncpu1 50 0 25 500 0 0 5 0 0 0\nctxt 1000\n";
+    const AFTER: &str = "cpu  200 0 100 1040 0 0 60 10 0 0\ncpu0 50 0 25 500 0 0 5 0 0 0\ncpu1 50 0 25 500 0 0 5 0 0 0\nctxt 1500\n";
 
     #[test]
     fn busy_is_elapsed_minus_idle_and_divided_as_sampled() {

@@ -118,7 +118,16 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 the project are about this table.",
         paper: "none; closest are Tigger 6.5 and 6.6, and kpgpool 6.1 and 6.5, which give throughput and pooler CPU apart",
         scale: NONE,
-        systems: &["direct", "pgbouncer", "pgbouncer-unix", "ours-off", "ours-off-1", "ours-d", "ours-a", "ours-b"],
+        systems: &[
+            "direct",
+            "pgbouncer",
+            "pgbouncer-unix",
+            "ours-off",
+            "ours-off-1",
+            "ours-d",
+            "ours-a",
+            "ours-b",
+        ],
         plan: plans::tax,
     },
     Experiment {
@@ -205,7 +214,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "OLTP workloads",
         shows: "Throughput of whole workloads at full speed, where the queries do work and a pooler is a smaller part.",
         paper: "Tigger 6.1 for the choice of workloads; at full speed only its 6.8",
-        scale: PaperScale { data: "1.9 to 4.4 GB each", clients: "10,000 (figure 16: not given)", seconds: "not given" },
+        scale: PaperScale {
+            data: "1.9 to 4.4 GB each",
+            clients: "10,000 (figure 16: not given)",
+            seconds: "not given",
+        },
         systems: ALL,
         plan: plans::workloads,
     },
@@ -265,7 +278,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         shows: "Elapsed time of pg_dump over many tables of integers. The client is the bottleneck, so a pooler \
                 should add nothing; what it costs in CPU is shown beside.",
         paper: "Tigger 6.7, figure 15",
-        scale: PaperScale { data: "20 tables of 50,000,000 rows, 34 GB", clients: "1", seconds: "until done" },
+        scale: PaperScale {
+            data: "20 tables of 50,000,000 rows, 34 GB",
+            clients: "1",
+            seconds: "until done",
+        },
         systems: ALL,
         plan: plans::dump,
     },

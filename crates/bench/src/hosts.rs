@@ -131,7 +131,8 @@ mod tests {
         }
         let hosts = Hosts::make(Topology::Netns).unwrap();
         let names: Vec<String> = hosts.names().map(str::to_owned).collect();
-        for (from, to) in [(0, hosts.pooler_from_client), (1, hosts.server_from_pooler), (0, hosts.server_from_client)]
+        for (from, to) in
+            [(0, hosts.pooler_from_client), (1, hosts.server_from_pooler), (0, hosts.server_from_client)]
         {
             let mut route = Command::new("ip");
             route.args(["-n", &names[from], "route", "get", to]);

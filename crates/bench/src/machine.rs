@@ -43,14 +43,18 @@ pub fn describe(server: &Server, systems: &[&System], topology: &str) -> Meta {
 fn revision() -> String {
     let Some(revision) = line_of("git", &["rev-parse", "--short=12", "HEAD"]) else { return String::new() };
     // Untracked files such as logs do not change what was built.
-    let changed = line_of("git", &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|line| !line.is_empty());
+    let changed = line_of("git", &["status", "--porcelain", "--untracked-files=no"])
+        .is_some_and(|line| !line.is_empty());
     if changed { format!("{revision}-dirty") } else { revision }
 }
 
 fn line_of(program: &str, arguments: &[&str]) -> Option<String> {
     let program = crate::procs::find_program(program)?;
     let output = Command::new(program).args(arguments).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("").to_owned())
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("").to_owned())
 }
 
 fn field_of(path: &str, name: &str) -> String {

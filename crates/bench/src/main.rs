@@ -19,6 +19,8 @@ mod plans;
 mod postgres;
 mod preflight;
 mod procs;
+mod proof;
+mod report;
 mod run;
 mod runner;
 mod sample;

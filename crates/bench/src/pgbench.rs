@@ -119,7 +119,8 @@ pub fn measure(
     let reader = thread::spawn(move || read_lines(BufReader::new(stderr), pid, cgroup, &sender));
 
     // Logins of many clients through a slow system come on top of the run itself.
-    let patience = Duration::from_secs(u64::from(seconds + WARM_UP_S + TAIL_S) + 60 + u64::from(load.clients / 50));
+    let patience =
+        Duration::from_secs(u64::from(seconds + WARM_UP_S + TAIL_S) + 60 + u64::from(load.clients / 50));
     let began = std::time::Instant::now();
     let (mut lines, mut messages) = (Vec::new(), Vec::new());
     loop {

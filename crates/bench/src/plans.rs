@@ -30,7 +30,14 @@ fn pgbench(group: u32, point: Point, setup: Setup, load: Load) -> Step {
     Step { group, point, setup, work: Work::Pgbench { load, workload: String::new() } }
 }
 
-fn workload_step(group: u32, point: Point, setup: Setup, mut load: Load, name: &str, options: &Options) -> Step {
+fn workload_step(
+    group: u32,
+    point: Point,
+    setup: Setup,
+    mut load: Load,
+    name: &str,
+    options: &Options,
+) -> Step {
     let workload = workloads::find(name).expect("names are checked before a plan is made");
     load.scripts = workload.scripts();
     load.variables = workload.variables(options.scale);
@@ -146,7 +153,8 @@ pub fn protocol(options: &Options) -> Vec<Step> {
 
 /// BEGIN, a query, COMMIT over a range of clients.
 pub fn sweep(options: &Options) -> Vec<Step> {
-    let clients = options.clients_or(if options.quick { &[1, 8, 32] } else { &[1, 2, 4, 8, 16, 32, 64, 128] });
+    let clients =
+        options.clients_or(if options.quick { &[1, 8, 32] } else { &[1, 2, 4, 8, 16, 32, 64, 128] });
     let steps = clients.iter().enumerate().map(|(index, &count)| {
         let point = Point::default().with("clients", count);
         let load = Load::new(count, Protocol::Simple, "begin;\nselect 1;\ncommit;\n");
@@ -188,7 +196,12 @@ pub fn extended(options: &Options) -> Vec<Step> {
     for (index, &count) in clients.iter().enumerate() {
         for mode in [Protocol::Extended, Protocol::Prepared] {
             let point = Point::default().with("clients", count).with("mode", mode.name());
-            steps.push(pgbench(index as u32, point, setup(options, most(&clients)), Load::new(count, mode, script)));
+            steps.push(pgbench(
+                index as u32,
+                point,
+                setup(options, most(&clients)),
+                Load::new(count, mode, script),
+            ));
         }
     }
     steps
@@ -298,7 +311,11 @@ pub fn slow(options: &Options) -> Vec<Step> {
             group: index as u32,
             point: Point::default().with("clients", count).with("mb", megabytes),
             setup,
-            work: Work::Task(Task::SlowReader { readers: count, megabytes, pause_s: if options.quick { 5 } else { 15 } }),
+            work: Work::Task(Task::SlowReader {
+                readers: count,
+                megabytes,
+                pause_s: if options.quick { 5 } else { 15 },
+            }),
         }
     });
     steps.collect()
@@ -320,7 +337,12 @@ pub fn proof(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[1]);
     let steps = clients.iter().enumerate().map(|(index, &count)| {
         let point = Point::default().with("clients", count).with("mode", "simple");
-        pgbench(index as u32, point, setup(options, most(&clients)), Load::new(count, Protocol::Simple, SELECT_1))
+        pgbench(
+            index as u32,
+            point,
+            setup(options, most(&clients)),
+            Load::new(count, Protocol::Simple, SELECT_1),
+        )
     });
     steps.collect()
 }

@@ -147,7 +147,10 @@ impl Server {
                 bail!("postgres ended at start ({status}):\n{}", log_tail(&self.folder.join("server.log")));
             }
             if Instant::now() > deadline {
-                bail!("postgres did not answer within 60 s: {error:#}\n{}", log_tail(&self.folder.join("server.log")));
+                bail!(
+                    "postgres did not answer within 60 s: {error:#}\n{}",
+                    log_tail(&self.folder.join("server.log"))
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -38,7 +38,11 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
         && load.protocol == Protocol::Prepared
         && !system.prepared.contains(&setup.pool_mode)
     {
-        return Some(format!("{} has no named statements in {} pooling", system.title, setup.pool_mode.name()));
+        return Some(format!(
+            "{} has no named statements in {} pooling",
+            system.title,
+            setup.pool_mode.name()
+        ));
     }
     if topology == Topology::Netns && (setup.server_unix || system.server_unix || setup.client_unix) {
         return Some(format!("{}: a unix socket does not reach another host", system.title));
@@ -127,7 +131,9 @@ pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) ->
 fn descriptor_problem(planned: &[Planned<'_>]) -> Option<String> {
     let most = planned
         .iter()
-        .map(|(step, _)| u64::from(clients_of(step) + step.setup.pool_size).max(u64::from(step.setup.max_clients)))
+        .map(|(step, _)| {
+            u64::from(clients_of(step) + step.setup.pool_size).max(u64::from(step.setup.max_clients))
+        })
         .max()
         .unwrap_or(0);
     let needed = most + SPARE_DESCRIPTORS;

@@ -201,7 +201,9 @@ fn postgres_folders() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir("/usr/lib/postgresql") else { return Vec::new() };
     let mut versions: Vec<(u32, PathBuf)> = entries
         .flatten()
-        .filter_map(|entry| Some((entry.file_name().to_string_lossy().parse().ok()?, entry.path().join("bin"))))
+        .filter_map(|entry| {
+            Some((entry.file_name().to_string_lossy().parse().ok()?, entry.path().join("bin")))
+        })
         .collect();
     versions.sort();
     versions.into_iter().rev().map(|(_, path)| path).collect()

@@ -43,14 +43,17 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     check_workloads(&options)?;
     let table = systems::table(arguments.systems_file.as_deref())?;
     let plans = plan(arguments, &options, &table)?;
-    let planned: Vec<(&Step, &System)> =
-        plans.iter().flat_map(|plan| plan.cells.iter().map(|(step, system)| (&plan.steps[*step], *system))).collect();
+    let planned: Vec<(&Step, &System)> = plans
+        .iter()
+        .flat_map(|plan| plan.cells.iter().map(|(step, system)| (&plan.steps[*step], *system)))
+        .collect();
     let needs = preflight::server_needs(&planned);
     preflight::check(&planned, needs, arguments.topology)?;
     announce(&plans, rounds, seconds);
 
     let account = Account::for_servers()?;
-    let folder = tempfile::Builder::new().prefix("underpass-bench-").tempdir().context("no temporary folder")?;
+    let folder =
+        tempfile::Builder::new().prefix("underpass-bench-").tempdir().context("no temporary folder")?;
     open_to_all(folder.path())?;
     let hosts = Hosts::make(arguments.topology)?;
     let server = Server::start(folder.path(), &account, &hosts, needs)?;
@@ -72,9 +75,10 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
             .map(|(step, system)| Cell { experiment: plan.experiment, step: &plan.steps[*step], system })
             .collect();
         let began = Instant::now();
-        let outcome = Runner::new(place, &stop, seconds).run(&cells, rounds, &mut results, |sample, done, total| {
-            show_progress(sample, done, total, began);
-        });
+        let outcome =
+            Runner::new(place, &stop, seconds).run(&cells, rounds, &mut results, |sample, done, total| {
+                show_progress(sample, done, total, began);
+            });
         // What was measured is kept, whatever happened after it.
         results.write(&arguments.output)?;
         outcome.with_context(|| format!("experiment {}", plan.experiment.name))?;
@@ -193,9 +197,13 @@ fn load_data(
         }
         match &step.work {
             Work::Pgbench { workload, .. } => {
-                let Some(found) = workloads::find(workload).filter(|_| loaded.insert(workload.clone())) else { continue };
+                let Some(found) = workloads::find(workload).filter(|_| loaded.insert(workload.clone()))
+                else {
+                    continue;
+                };
                 let began = Instant::now();
-                let data = found.load(server, options.scale).with_context(|| format!("loading {workload}"))?;
+                let data =
+                    found.load(server, options.scale).with_context(|| format!("loading {workload}"))?;
                 if data.rows > 0 {
                     let seconds = began.elapsed().as_secs_f64();
                     println!("loaded {workload}: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
@@ -217,11 +225,16 @@ fn show_progress(sample: &Sample, done: usize, total: usize, began: Instant) {
     let left = began.elapsed().as_secs_f64() / done as f64 * (total - done) as f64;
     let outcome = match &sample.error {
         Some(error) => format!("FAILED: {}", error.lines().next().unwrap_or("")),
-        None => [(metric::TPS, "tps"), (metric::CPU, "us CPU"), (metric::SECONDS, "s"), (metric::MEMORY_GROWTH, "MiB")]
-            .iter()
-            .filter_map(|(name, unit)| Some(format!("{:.1} {unit}", sample.metrics.get(*name)?)))
-            .collect::<Vec<_>>()
-            .join(", "),
+        None => [
+            (metric::TPS, "tps"),
+            (metric::CPU, "us CPU"),
+            (metric::SECONDS, "s"),
+            (metric::MEMORY_GROWTH, "MiB"),
+        ]
+        .iter()
+        .filter_map(|(name, unit)| Some(format!("{:.1} {unit}", sample.metrics.get(*name)?)))
+        .collect::<Vec<_>>()
+        .join(", "),
     };
     println!(
         "[{done}/{total}, {:.0} s left] round {} {} {} {}: {outcome}",
@@ -246,5 +259,6 @@ fn command_line() -> String {
 /// The server account must get through the run's folder; everything in it has an owner of its own.
 fn open_to_all(path: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).context("cannot open the temporary folder")
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+        .context("cannot open the temporary folder")
 }

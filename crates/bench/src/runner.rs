@@ -124,7 +124,9 @@ impl<'a> Runner<'a> {
             .filter(|_| cell.system.paused_percent > 0.0)
             .map(|pid| Pauser::start(pid, cell.system.paused_percent / 100.0));
         match &cell.step.work {
-            Work::Pgbench { load, .. } => pgbench::measure(load, self.seconds, instance, self.place, self.stop),
+            Work::Pgbench { load, .. } => {
+                pgbench::measure(load, self.seconds, instance, self.place, self.stop)
+            }
             Work::Task(task) => task.run(self.seconds, instance, self.place, self.stop),
         }
     }
@@ -207,7 +209,9 @@ mod tests {
         let steps = (EXPERIMENTS[0].plan)(&options);
         let cells: Vec<Cell<'_>> = steps
             .iter()
-            .flat_map(|step| systems[..3].iter().map(move |system| Cell { experiment: &EXPERIMENTS[0], step, system }))
+            .flat_map(|step| {
+                systems[..3].iter().map(move |system| Cell { experiment: &EXPERIMENTS[0], step, system })
+            })
             .collect();
         let round = shuffled(&cells, &mut rand::rng());
         assert_eq!(round.len(), cells.len());

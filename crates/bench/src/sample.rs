@@ -121,7 +121,10 @@ impl Point {
     /// A key in which 8 comes before 64.
     #[must_use]
     pub fn sort_key(&self) -> Vec<(String, u64, String)> {
-        self.0.iter().map(|(name, value)| (name.clone(), value.parse().unwrap_or(u64::MAX), value.clone())).collect()
+        self.0
+            .iter()
+            .map(|(name, value)| (name.clone(), value.parse().unwrap_or(u64::MAX), value.clone()))
+            .collect()
     }
 }
 

@@ -32,7 +32,9 @@ pub enum Kind {
 }
 
 /// When a server connection goes back to its pool; PgBouncer's `pool_mode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum PoolMode {
     /// When the client disconnects.
@@ -297,7 +299,10 @@ impl Instance {
         let file = Path::new(&system.config).file_name().context("config names no file")?;
         let config = folder.join(file);
         fs::write(&config, template::fill(text, &values).with_context(|| system.config.clone())?)?;
-        fs::write(folder.join("userlist.txt"), format!("\"{USER}\" \"\"\n\"{SCRAM_USER}\" \"{PASSWORD}\"\n"))?;
+        fs::write(
+            folder.join("userlist.txt"),
+            format!("\"{USER}\" \"\"\n\"{SCRAM_USER}\" \"{PASSWORD}\"\n"),
+        )?;
         for file in fs::read_dir(&folder)? {
             place.account.give(&file?.path())?;
         }
@@ -342,7 +347,9 @@ impl Instance {
     /// Carries the exit status and the end of the log.
     pub fn check_alive(&mut self) -> Result<()> {
         if let Some(status) = self.process.as_mut().map(Running::ended).transpose()?.flatten() {
-            let log = [self.log.clone(), self.log.with_file_name("pooler.log")].map(|path| log_tail(&path)).concat();
+            let log = [self.log.clone(), self.log.with_file_name("pooler.log")]
+                .map(|path| log_tail(&path))
+                .concat();
             bail!("it has ended ({status}):\n{log}");
         }
         Ok(())
@@ -369,7 +376,8 @@ impl Instance {
                 Ok(answer) if answer.trim() == "42" => return Ok(()),
                 Ok(answer) => bail!("system {}: select 42 gave {answer:?}", system.name),
                 Err(error) if Instant::now() > deadline => {
-                    let log = [self.log.clone(), self.log.with_file_name("pooler.log")].map(|path| log_tail(&path));
+                    let log =
+                        [self.log.clone(), self.log.with_file_name("pooler.log")].map(|path| log_tail(&path));
                     bail!("system {} does not answer: {error:#}\n{}", system.name, log.concat());
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
@@ -402,8 +410,11 @@ fn values(
     if unix && place.hosts.apart() {
         bail!("system {}: a unix socket does not reach another host; use --topology loopback", system.name);
     }
-    let server_host =
-        if unix { place.server.socket_folder().display().to_string() } else { place.hosts.server_from_pooler.into() };
+    let server_host = if unix {
+        place.server.socket_folder().display().to_string()
+    } else {
+        place.hosts.server_from_pooler.into()
+    };
     let (certificate, key) = (place.server.certificate(), place.server.key());
     let tls_lines = match (setup.client_tls, system.kind) {
         (false, _) | (_, Kind::Direct) => String::new(),
@@ -417,7 +428,8 @@ fn values(
         }
     };
     let as_root = system.as_root && place.account.switch_to.is_some();
-    let extra = if system.is_ours() { system.extra.clone() } else { format!("{}\n{}", system.extra, setup.extra) };
+    let extra =
+        if system.is_ours() { system.extra.clone() } else { format!("{}\n{}", system.extra, setup.extra) };
     Ok(BTreeMap::from([
         ("server_host", server_host),
         ("server_port", place.server.port.to_string()),

@@ -3,16 +3,18 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{BASELINE, View};
+use crate::analysis::{BASELINE, DIRECT, View};
 use crate::experiments::Experiment;
 use crate::limits::Judged;
+use crate::proof::Finding;
 use crate::sample::{Point, Results, metric};
 use crate::stats::{Estimate, Summary};
 
 /// A column: metric, heading, digits after the point.
-type Column = (&'static str, &'static str, usize);
+pub type Column = (&'static str, &'static str, usize);
 
-const COLUMNS: &[Column] = &[
+/// The columns of every table, as far as there are values.
+pub const COLUMNS: &[Column] = &[
     (metric::TPS, "tps", 0),
     (metric::LATENCY_MEAN, "mean ms", 3),
     (metric::LATENCY_P99, "p99 ms", 3),
@@ -28,7 +30,11 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// The metric of which a table shows the ratio to PgBouncer: the tax where there is one.
-fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'static str, Estimate)> {
+#[must_use]
+pub fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'static str, Estimate)> {
+    if system == BASELINE || system == DIRECT {
+        return None;
+    }
     [metric::TAX, metric::TPS, metric::MEMORY_GROWTH, metric::SECONDS]
         .into_iter()
         .find_map(|name| Some((name, view.ratio(system, BASELINE, point, name)?)))
@@ -42,15 +48,17 @@ pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
     for point in view.points() {
         let _ = writeln!(text, "\n  {}{}", point.label(), data_of(point, results));
         let systems = in_table_order(&view.systems_at(point), results);
-        let columns: Vec<&Column> =
-            COLUMNS.iter().filter(|(name, ..)| systems.iter().any(|s| !view.values(s, point, name).is_empty())).collect();
+        let columns: Vec<&Column> = COLUMNS
+            .iter()
+            .filter(|(name, ..)| systems.iter().any(|s| !view.values(s, point, name).is_empty()))
+            .collect();
         let mut rows = vec![heading(&columns)];
         for system in systems {
             let mut row = vec![system.to_owned()];
             row.extend(columns.iter().map(|(name, _, digits)| cell(&view, system, point, name, *digits)));
-            let ratio = if system == BASELINE { None } else { headline(&view, system, point) };
+            let ratio = headline(&view, system, point);
             row.push(ratio.map_or_else(String::new, |(name, estimate)| {
-                format!("{} {}", name.split('_').next().unwrap_or(name), interval(&estimate))
+                format!("{} {}", short(name), interval(&estimate))
             }));
             rows.push(row);
         }
@@ -59,9 +67,22 @@ pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
     let failed = results.samples.iter().filter(|s| s.experiment == experiment.name && s.error.is_some());
     for sample in failed.take(10) {
         let error = sample.error.as_deref().unwrap_or_default();
-        let _ = writeln!(text, "  failed: {} {} round {}: {error}", sample.system, sample.point.label(), sample.round);
+        let _ = writeln!(
+            text,
+            "  failed: {} {} round {}: {error}",
+            sample.system,
+            sample.point.label(),
+            sample.round
+        );
     }
     text
+}
+
+/// What the twins say about the method.
+#[must_use]
+pub fn of_proof(findings: &[Finding]) -> String {
+    findings.iter().map(|finding| format!("\n  {}", finding.text)).collect::<String>()
+        + if findings.is_empty() { "" } else { "\n" }
 }
 
 /// The verdicts.
@@ -70,7 +91,11 @@ pub fn of_limits(judged: &[Judged]) -> String {
     if judged.is_empty() {
         return String::new();
     }
-    let mut rows = vec![["limit", "point", "bound", "aim", "measured, 90 % interval", "rounds", "verdict"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["limit", "point", "bound", "aim", "measured, 90 % interval", "rounds", "verdict"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     for one in judged {
         rows.push(vec![
             one.limit.source.clone(),
@@ -83,6 +108,12 @@ pub fn of_limits(judged: &[Judged]) -> String {
         ]);
     }
     format!("\nLimits\n{}", aligned(&rows))
+}
+
+/// A metric's name without its unit.
+#[must_use]
+pub fn short(name: &str) -> &str {
+    name.split('_').next().unwrap_or(name)
 }
 
 /// `0.82 [0.79, 0.86]`, marked when it is too wide to decide anything.
@@ -118,7 +149,8 @@ fn data_of(point: &Point, results: &Results) -> String {
 }
 
 /// Systems as the table of systems orders them, so that every block reads alike.
-fn in_table_order<'a>(systems: &[&'a str], results: &Results) -> Vec<&'a str> {
+#[must_use]
+pub fn in_table_order<'a>(systems: &[&'a str], results: &Results) -> Vec<&'a str> {
     let order: Vec<String> = crate::systems::table(None)
         .map(|table| table.into_iter().map(|system| system.name).collect())
         .unwrap_or_else(|_| results.meta.titles.keys().cloned().collect());
@@ -130,7 +162,9 @@ fn in_table_order<'a>(systems: &[&'a str], results: &Results) -> Vec<&'a str> {
 /// Rows as columns of equal width: the first to the left, the others to the right.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {

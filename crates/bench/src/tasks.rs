@@ -55,7 +55,13 @@ impl Task {
     ///
     /// # Errors
     /// When a client or program fails, a result is incomplete, or `stop` is set.
-    pub fn run(&self, seconds: u32, instance: &Instance, place: Place<'_>, stop: &AtomicBool) -> Result<Measured> {
+    pub fn run(
+        &self,
+        seconds: u32,
+        instance: &Instance,
+        place: Place<'_>,
+        stop: &AtomicBool,
+    ) -> Result<Measured> {
         match *self {
             Self::Idle { clients, rate } => idle(clients, rate, seconds, instance, place, stop),
             Self::SlowReader { readers, megabytes, pause_s } => {
@@ -112,7 +118,8 @@ fn idle(
             bail!("interrupted");
         }
         open.push(
-            Client::connect(&instance.endpoint).with_context(|| format!("client {} of {clients}", number + 1))?,
+            Client::connect(&instance.endpoint)
+                .with_context(|| format!("client {} of {clients}", number + 1))?,
         );
     }
     // Servers that were opened for logins settle, and so does the allocator.
@@ -134,12 +141,16 @@ fn slow_reader(
 ) -> Result<Measured> {
     let rows = megabytes * 1_000_000 / ROW_BYTES;
     // A set-returning function in the select list streams; in FROM it would first be stored, which costs memory too.
-    let sql = format!("copy (select repeat('x', {}) from (select generate_series(1, {rows})) t) to stdout", ROW_BYTES - 1);
+    let sql = format!(
+        "copy (select repeat('x', {}) from (select generate_series(1, {rows})) t) to stdout",
+        ROW_BYTES - 1
+    );
     let pss = || -> Result<f64> {
         let Some(pid) = instance.pid() else { return Ok(0.0) };
         Ok(Tree::default().with_memory(pid)?.pss_kib / 1024.0)
     };
-    let mut clients = (0..readers).map(|_| Client::connect(&instance.endpoint)).collect::<std::io::Result<Vec<_>>>()?;
+    let mut clients =
+        (0..readers).map(|_| Client::connect(&instance.endpoint)).collect::<std::io::Result<Vec<_>>>()?;
     // A query each first: what a backend allocates for its first query is no queue.
     for client in &mut clients {
         client.send_query("copy (select 1) to stdout")?;
@@ -171,7 +182,8 @@ fn slow_reader(
     }
     let seconds = resumed.elapsed().as_secs_f64();
     let end = Reading::take(instance.pid(), instance.cgroup())?;
-    let busy = Busy::between(&reading.machine, &end.machine, end.at.duration_since(reading.at).as_secs_f64() * 1e6);
+    let busy =
+        Busy::between(&reading.machine, &end.machine, end.at.duration_since(reading.at).as_secs_f64() * 1e6);
     Ok((
         named([
             (metric::MEMORY_GROWTH, growth),
