@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use crate::experiments::{self, EXPERIMENTS, Options};
+use crate::hosts::Topology;
+use crate::pgbench::Protocol;
+use crate::sample::Results;
+use crate::{limits, proof, report, run, systems, table, workloads};
+
+#[derive(Parser)]
+#[command(version, about, max_term_width = 110)]
+/// Measures PostgreSQL poolers side by side: direct, PgBouncer, Pgpool-II, Underpass.
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure and report.
+    Run(Box<RunArgs>),
+    /// Make tables and the page again from result files.
+    Report {
+        /// Result file of a run.
+        results: PathBuf,
+        /// Where the page goes; next to the result file without this.
+        #[arg(long)]
+        html: Option<PathBuf>,
+    },
+    /// Say which experiments, systems and workloads there are.
+    List,
+}
+
+/// What to measure.
+#[derive(Args, Debug, Clone)]
+pub struct RunArgs {
+    /// Experiments; see `list`. Without it: all of them, or the short selection with --quick.
+    #[arg(short, long, value_delimiter = ',')]
+    pub experiment: Vec<String>,
+    /// Systems. Without it: the experiment's own, as far as installed.
+    #[arg(short, long, value_delimiter = ',')]
+    pub systems: Vec<String>,
+    /// Clients, a list. Without it: the experiment's own.
+    #[arg(short, long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=50_000))]
+    pub clients: Vec<u32>,
+    /// Protocols, a list.
+    #[arg(short, long, value_delimiter = ',')]
+    pub modes: Vec<Protocol>,
+    /// Workloads, a list, where an experiment has several.
+    #[arg(short, long, value_delimiter = ',')]
+    pub workloads: Vec<String>,
+    /// Seconds of one measurement; warm-up comes on top.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Rounds. Below 10 no limit is decided.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Server connections per pool, a list: the first everywhere, further ones where clients exceed it.
+    #[arg(long, value_delimiter = ',', default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub pool_size: Vec<u32>,
+    /// Transactions per second of the experiments with a fixed rate.
+    #[arg(long, default_value_t = 2000.0)]
+    pub rate: f64,
+    /// Size of the workloads as a multiple of the default.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: u32,
+    /// Where client, pooler and server are.
+    #[arg(long, value_enum, default_value_t)]
+    pub topology: Topology,
+    /// A few minutes: fewer experiments, points, clients and rounds.
+    #[arg(short, long)]
+    pub quick: bool,
+    /// Result file; the page gets the same name with .html.
+    #[arg(short, long, default_value = "target/bench/results.json")]
+    pub output: PathBuf,
+    /// Table of systems in place of the built-in one.
+    #[arg(long)]
+    pub systems_file: Option<PathBuf>,
+}
+
+impl RunArgs {
+    /// The part that shapes experiments.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        let list = |values: &Vec<u32>| (!values.is_empty()).then(|| values.clone());
+        Options {
+            clients: list(&self.clients),
+            modes: (!self.modes.is_empty()).then(|| self.modes.clone()),
+            pool_sizes: self.pool_size.clone(),
+            workloads: (!self.workloads.is_empty()).then(|| self.workloads.clone()),
+            rate: self.rate,
+            scale: self.scale,
+            quick: self.quick,
+        }
+    }
+}
+
+/// Parses the command line and does what it says.
+///
+/// # Errors
+/// Whatever went wrong, for the user.
+pub fn run() -> Result<ExitCode> {
+    match Cli::parse().command {
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Report { results, html } => {
+            let page = html.unwrap_or_else(|| results.with_extension("html"));
+            report(&Results::read(&results)?, &page)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::List => {
+            list()?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Prints tables and verdicts and writes the page.
+///
+/// # Errors
+/// When the page cannot be written.
+pub fn report(results: &Results, page: &Path) -> Result<()> {
+    for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
+        print!("{}", table::of_experiment(experiment, results));
+    }
+    let findings = proof::findings(results, &systems::table(None)?);
+    print!("{}", table::of_proof(&findings));
+    let judged = limits::judge(&limits::table()?, results);
+    print!("{}", table::of_limits(&judged));
+    report::write(results, &judged, &findings, page)?;
+    println!("\npage: {}", page.display());
+    Ok(())
+}
+
+fn list() -> Result<()> {
+    println!("Experiments");
+    for experiment in EXPERIMENTS {
+        println!("  {:12} {} ({})", experiment.name, experiment.title, experiment.paper);
+    }
+    println!("\nSystems");
+    for system in systems::table(None)? {
+        let state = if system.is_pooler() {
+            system.version_line().unwrap_or_else(|error| format!("missing: {error}"))
+        } else {
+            "no pooler".to_owned()
+        };
+        println!("  {:18} {} ({state})", system.name, system.title);
+    }
+    println!("\nWorkloads");
+    for workload in workloads::WORKLOADS {
+        let of_benchbase = match workload.benchbase_rows {
+            0 => String::new(),
+            rows => format!(", {} times BenchBase's scale factor 1", workload.rows as f64 / rows as f64),
+        };
+        let names: Vec<&str> = workload.transactions.iter().map(|transaction| transaction.name).collect();
+        println!(
+            "  {:12} rows = {} at --scale 1{of_benchbase}: {}",
+            workload.name,
+            workload.rows,
+            names.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// The experiments that the command line selects.
+///
+/// # Errors
+/// When a name is unknown; lists the known ones.
+pub fn selected(arguments: &RunArgs) -> Result<Vec<&'static experiments::Experiment>> {
+    /// What `--quick` measures without a choice of its own.
+    const QUICK: &[&str] = &["tax", "many", "queries", "slow", "proof"];
+    if arguments.experiment.is_empty() {
+        let all = EXPERIMENTS.iter().filter(|e| !arguments.quick || QUICK.contains(&e.name));
+        return Ok(all.collect());
+    }
+    arguments
+        .experiment
+        .iter()
+        .map(|name| {
+            experiments::find(name).ok_or_else(|| {
+                let known: Vec<&str> = EXPERIMENTS.iter().map(|e| e.name).collect();
+                anyhow::anyhow!("unknown experiment {name}: one of {}", known.join(", "))
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of experiments: what each shows, which experiment of which paper it follows, and its points.
+
+use crate::pgbench::{Load, Protocol};
+use crate::plans;
+use crate::systems::Setup;
+use crate::tasks::Task;
+
+/// Settings of the command line that shape the points of an experiment.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Clients, or the experiment's own.
+    pub clients: Option<Vec<u32>>,
+    /// Protocols, or the experiment's own.
+    pub modes: Option<Vec<Protocol>>,
+    /// Pool sizes: the first everywhere, further ones where there are more clients than that.
+    pub pool_sizes: Vec<u32>,
+    /// Workloads, or the experiment's own.
+    pub workloads: Option<Vec<String>>,
+    /// Transactions per second of the experiments with a fixed rate.
+    pub rate: f64,
+    /// Size of workloads as a multiple of their small default.
+    pub scale: u32,
+    /// Smaller and shorter everywhere.
+    pub quick: bool,
+}
+
+impl Options {
+    /// Clients of the command line, else `own`.
+    #[must_use]
+    pub fn clients_or(&self, own: &[u32]) -> Vec<u32> {
+        self.clients.clone().unwrap_or_else(|| own.to_vec())
+    }
+
+    /// Protocols of the command line, else `own`.
+    #[must_use]
+    pub fn modes_or(&self, own: &[Protocol]) -> Vec<Protocol> {
+        self.modes.clone().unwrap_or_else(|| own.to_vec())
+    }
+
+    /// Workloads of the command line, else `own`.
+    #[must_use]
+    pub fn workloads_or(&self, own: &[&str]) -> Vec<String> {
+        self.workloads.clone().unwrap_or_else(|| own.iter().map(|name| (*name).to_owned()).collect())
+    }
+}
+
+/// What is done at a point.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// pgbench with its built-in way of measuring; the workload's data must be loaded.
+    Pgbench {
+        /// The load.
+        load: Load,
+        /// Workload whose tables it needs.
+        workload: String,
+    },
+    /// Something of our own.
+    Task(Task),
+}
+
+/// One point of an experiment, for every system.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Steps of one group follow each other closely: what is compared must be measured at about the same time.
+    pub group: u32,
+    /// Coordinates.
+    pub point: crate::sample::Point,
+    /// Equal settings.
+    pub setup: Setup,
+    /// What is done.
+    pub work: Work,
+}
+
+/// The scale at which a paper ran its experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct PaperScale {
+    /// Rows and size of its data, as far as it says.
+    pub data: &'static str,
+    /// Clients.
+    pub clients: &'static str,
+    /// Length, as far as it says.
+    pub seconds: &'static str,
+}
+
+/// One experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// What `--experiment` takes.
+    pub name: &'static str,
+    /// Its heading.
+    pub title: &'static str,
+    /// What it shows, one paragraph.
+    pub shows: &'static str,
+    /// Section of a paper that it follows, or why it follows none.
+    pub paper: &'static str,
+    /// That paper's scale.
+    pub scale: PaperScale,
+    /// Systems when the command line names none; those not installed are left out, said aloud.
+    pub systems: &'static [&'static str],
+    /// Its points.
+    pub plan: fn(&Options) -> Vec<Step>,
+}
+
+const NONE: PaperScale = PaperScale { data: "-", clients: "-", seconds: "-" };
+const ALL: &[&str] = &["direct", "pgbouncer", "ours-off", "ours-d", "ours-a", "ours-b"];
+const WITH_PGPOOL: &[&str] = &["direct", "pgbouncer", "pgpool", "ours-off", "ours-d", "ours-a", "ours-b"];
+const USER_SPACE: &[&str] = &["direct", "pgbouncer", "ours-off", "ours-off-1"];
+
+/// Every experiment in the order of the report.
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "tax",
+        title: "The tax of a pooler",
+        shows: "How much CPU a pooler adds to the cheapest transaction there is, select 1, beyond what a direct \
+                connection costs in the same round, and what is left of the throughput. All systems share the same \
+                cores with pgbench and PostgreSQL, so CPU that a pooler wastes is throughput lost. The limits of \
+                the project are about this table.",
+        paper: "none; closest are Tigger 6.5 and 6.6, and kpgpool 6.1 and 6.5, which give throughput and pooler CPU apart",
+        scale: NONE,
+        systems: &[
+            "direct",
+            "pgbouncer",
+            "pgbouncer-unix",
+            "ours-off",
+            "ours-off-1",
+            "ours-d",
+            "ours-a",
+            "ours-b",
+        ],
+        plan: plans::tax,
+    },
+    Experiment {
+        name: "many",
+        title: "Many clients at a fixed rate",
+        shows: "Latency when many connections are open and few are active: the same 2,000 transactions per second \
+                spread over all of them, counted from the moment each should have begun. A pooler wins when it \
+                saves PostgreSQL its idle processes and loses when its own work per transaction shows.",
+        paper: "Tigger 6.2, table 2 and figure 10",
+        scale: PaperScale {
+            data: "SmallBank 3.4 GB, TATP 1.9 GB, Twitter 4.4 GB, YCSB 2.3 GB",
+            clients: "10,000",
+            seconds: "not given, 5 runs",
+        },
+        systems: ALL,
+        plan: plans::many,
+    },
+    Experiment {
+        name: "serverless",
+        title: "Serverless clients",
+        shows: "Each transaction opens a connection, runs one query and closes, as a function in a cloud does. \
+                Session pooling, YCSB reads at a fixed rate; by trust, where the pooler saves the fork of a backend, \
+                and by SCRAM, where the exchange of proofs is added.",
+        paper: "Tigger 6.3, figure 11",
+        scale: PaperScale { data: "YCSB 2.3 GB", clients: "10,000", seconds: "not given, 5 runs" },
+        systems: ALL,
+        plan: plans::serverless,
+    },
+    Experiment {
+        name: "protocol",
+        title: "Protocol efficiency",
+        shows: "Throughput of empty statements, where nothing but the handling of messages counts: session against \
+                transaction pooling, TCP against a unix socket to the server, and the three ways to submit a \
+                statement. What transaction pooling costs over session pooling is the price of finding transaction \
+                ends. Ours with kernel_path off is the same code with the kernel's fast path switched off.",
+        paper: "Tigger 6.5, figure 13; kpgpool 6.3 and 6.4 for sessions and prepared statements",
+        scale: PaperScale { data: "none (No-op)", clients: "20", seconds: "not given, 5 runs" },
+        systems: WITH_PGPOOL,
+        plan: plans::protocol,
+    },
+    Experiment {
+        name: "sweep",
+        title: "Concurrency with explicit transactions",
+        shows: "Throughput and latency of BEGIN, one query, COMMIT as clients grow past the pool: three round trips \
+                per transaction, in the simple protocol.",
+        paper: "kpgpool 6.1 and 6.2, figures 6.1 and 6.2",
+        scale: PaperScale { data: "not given", clients: "up to high load, not given", seconds: "not given" },
+        systems: ALL,
+        plan: plans::sweep,
+    },
+    Experiment {
+        name: "queries",
+        title: "Queries per transaction",
+        shows: "How the cost of handing a server connection over spreads over more queries per transaction; 0 means \
+                a query outside of any transaction. Session pooling of the same is the bound, for it never hands over.",
+        paper: "kpgpool 6.3, figures 6.3 and 6.4",
+        scale: PaperScale { data: "not given", clients: "not given", seconds: "not given" },
+        systems: ALL,
+        plan: plans::queries,
+    },
+    Experiment {
+        name: "extended",
+        title: "Prepared statements in transactions",
+        shows: "Two executions of one prepared statement per transaction, parameters differing. PgBouncer 1.18 has \
+                no named statements in transaction pooling and is shown with the unnamed statement instead.",
+        paper: "kpgpool 6.4, figures 6.5 and 6.6",
+        scale: PaperScale { data: "not given", clients: "not given", seconds: "not given" },
+        systems: ALL,
+        plan: plans::extended,
+    },
+    Experiment {
+        name: "cpu",
+        title: "Where the CPU goes",
+        shows: "The same YCSB reads at the same fixed rate through every system: user, system and softirq time of the \
+                whole machine and of the pooler's cgroup, and context switches, per transaction. Work that a lane \
+                moves out of the pooler's process must not hide in softirqs or in PostgreSQL: hence the machine.",
+        paper: "Tigger 6.6, figure 14a; kpgpool 6.5, figure 6.7 (cgroup only)",
+        scale: PaperScale { data: "YCSB 2.3 GB", clients: "10,000", seconds: "not given, 5 runs" },
+        systems: ALL,
+        plan: plans::cpu,
+    },
+    Experiment {
+        name: "workloads",
+        title: "OLTP workloads",
+        shows: "Throughput of whole workloads at full speed, where the queries do work and a pooler is a smaller part.",
+        paper: "Tigger 6.1 for the choice of workloads; at full speed only its 6.8",
+        scale: PaperScale {
+            data: "1.9 to 4.4 GB each",
+            clients: "10,000 (figure 16: not given)",
+            seconds: "not given",
+        },
+        systems: ALL,
+        plan: plans::workloads,
+    },
+    Experiment {
+        name: "cores",
+        title: "Cores",
+        shows: "Throughput when the pooler may use one CPU and when it may use two; the other parts are not limited.",
+        paper: "Tigger 6.8, figure 16 (there by instance size, 2 to 32 virtual CPUs)",
+        scale: PaperScale { data: "TPC-C 2.1 GB, YCSB 2.3 GB", clients: "not given", seconds: "not given" },
+        systems: ALL,
+        plan: plans::cores,
+    },
+    Experiment {
+        name: "tls",
+        title: "TLS clients",
+        shows: "The tax with encrypted clients: a lane cannot read what is encrypted, so this is user space against \
+                user space.",
+        paper: "none",
+        scale: NONE,
+        systems: USER_SPACE,
+        plan: plans::tls,
+    },
+    Experiment {
+        name: "logins",
+        title: "Logins per second",
+        shows: "Connections that open, run select 1 and close, as fast as they go: by trust, by SCRAM and over TLS, in \
+                both pool modes. With more threads a pooler should log in more clients per second.",
+        paper: "none; Tigger 6.3 has the latency of it",
+        scale: NONE,
+        systems: USER_SPACE,
+        plan: plans::logins,
+    },
+    Experiment {
+        name: "idle",
+        title: "Idle clients",
+        shows: "Memory of the pooler (Pss) with many logged-in clients that do nothing, and the latency of 2,000 \
+                transactions per second of other clients beside them.",
+        paper: "none; the clients of Tigger 6.2 are mostly idle",
+        scale: NONE,
+        systems: &["pgbouncer", "ours-off", "ours-off-1"],
+        plan: plans::idle,
+    },
+    Experiment {
+        name: "slow",
+        title: "Slow readers",
+        shows: "A client asks for 2.4 GB and stops reading. What the pooler's process and the kernel (MemAvailable) \
+                hold for it after a while must be a small constant, as for a direct connection; then it reads on and \
+                must get every byte.",
+        paper: "none; the papers do not treat it",
+        scale: NONE,
+        systems: ALL,
+        plan: plans::slow,
+    },
+    Experiment {
+        name: "dump",
+        title: "Large transfer",
+        shows: "Elapsed time of pg_dump over many tables of integers. The client is the bottleneck, so a pooler \
+                should add nothing; what it costs in CPU is shown beside.",
+        paper: "Tigger 6.7, figure 15",
+        scale: PaperScale {
+            data: "20 tables of 50,000,000 rows, 34 GB",
+            clients: "1",
+            seconds: "until done",
+        },
+        systems: ALL,
+        plan: plans::dump,
+    },
+    Experiment {
+        name: "proof",
+        title: "Proof of the method",
+        shows: "Two identical PgBouncers must not differ, and one that is stopped for 5 % of the time must be found \
+                slower: if either fails, no other table of this run is worth reading.",
+        paper: "none",
+        scale: NONE,
+        systems: &["direct", "pgbouncer", "pgbouncer-twin", "pgbouncer-slowed"],
+        plan: plans::proof,
+    },
+];
+
+/// The experiment of that name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Experiment> {
+    EXPERIMENTS.iter().find(|experiment| experiment.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    pub(crate) fn options(quick: bool) -> Options {
+        Options {
+            clients: None,
+            modes: None,
+            pool_sizes: vec![20],
+            workloads: None,
+            rate: 2000.0,
+            scale: 1,
+            quick,
+        }
+    }
+
+    #[test]
+    fn every_experiment_has_distinct_points_and_known_systems() {
+        let systems = crate::systems::table(None).unwrap();
+        for experiment in EXPERIMENTS {
+            for quick in [false, true] {
+                let steps = (experiment.plan)(&options(quick));
+                assert!(!steps.is_empty(), "{}", experiment.name);
+                let points: BTreeSet<_> = steps.iter().map(|step| &step.point).collect();
+                assert_eq!(points.len(), steps.len(), "{}: two steps at one point", experiment.name);
+            }
+            for name in experiment.systems {
+                assert!(systems.iter().any(|system| system.name == *name), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_paragraph_is_one() {
+        for experiment in EXPERIMENTS {
+            assert!(experiment.shows.len() > 80 && !experiment.shows.contains("  "), "{}", experiment.name);
+        }
+    }
+
+    #[test]
+    fn further_pool_sizes_apply_only_to_more_clients() {
+        let mut options = options(false);
+        options.clients = Some(vec![8, 64]);
+        options.pool_sizes = vec![20, 64];
+        let pools: Vec<(String, String)> = plans::tax(&options)
+            .iter()
+            .filter(|step| step.point.get("mode") == "simple")
+            .map(|step| (step.point.get("clients").to_owned(), step.point.get("pool").to_owned()))
+            .collect();
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(pools, vec![pair("8", "20"), pair("64", "20"), pair("64", "64")]);
+    }
+}

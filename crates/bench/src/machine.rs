@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Facts about the machine and the revision that go into a result file.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use crate::postgres::Server;
+use crate::sample::{FORMAT, Meta};
+use crate::systems::System;
+
+/// Facts about this machine, the programs and the working tree.
+#[must_use]
+pub fn describe(server: &Server, systems: &[&System], topology: &str) -> Meta {
+    let mut versions = BTreeMap::from([("postgres".to_owned(), server.version.clone())]);
+    if let Some(line) = line_of("pgbench", &["--version"]) {
+        versions.insert("pgbench".to_owned(), line);
+    }
+    for system in systems.iter().filter(|system| system.is_pooler()) {
+        versions.insert(system.name.clone(), system.version_line().unwrap_or_default());
+    }
+    Meta {
+        format: FORMAT,
+        began: line_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).unwrap_or_default(),
+        revision: revision(),
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+        cpu: field_of("/proc/cpuinfo", "model name"),
+        cpus: thread::available_parallelism().map_or(0, usize::from),
+        memory_mib: field_of("/proc/meminfo", "MemTotal")
+            .split(' ')
+            .next()
+            .and_then(|kib| kib.parse::<u64>().ok())
+            .unwrap_or(0)
+            / 1024,
+        versions,
+        topology: topology.to_owned(),
+        titles: systems.iter().map(|system| (system.name.clone(), system.title.clone())).collect(),
+        ..Meta::default()
+    }
+}
+
+fn revision() -> String {
+    let Some(revision) = line_of("git", &["rev-parse", "--short=12", "HEAD"]) else { return String::new() };
+    // Untracked files such as logs do not change what was built.
+    let changed = line_of("git", &["status", "--porcelain", "--untracked-files=no"])
+        .is_some_and(|line| !line.is_empty());
+    if changed { format!("{revision}-dirty") } else { revision }
+}
+
+fn line_of(program: &str, arguments: &[&str]) -> Option<String> {
+    let program = crate::procs::find_program(program)?;
+    let output = Command::new(program).args(arguments).output().ok()?;
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("").to_owned())
+}
+
+fn field_of(path: &str, name: &str) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.split_once(':'))
+        .map_or_else(String::new, |(_, value)| value.trim().to_owned())
+}

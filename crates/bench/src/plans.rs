@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The points of each experiment.
+
+use crate::experiments::{Options, Step, Work};
+use crate::pgbench::{Load, Protocol};
+use crate::sample::Point;
+use crate::systems::{Login, PoolMode, Setup};
+use crate::tasks::Task;
+use crate::workloads;
+
+const ALL_MODES: &[Protocol] = &[Protocol::Simple, Protocol::Extended, Protocol::Prepared];
+const SELECT_1: &str = "select 1;\n";
+
+/// Clients that the system must admit beyond those of the load: checks and administration.
+const SPARE_CLIENTS: u32 = 20;
+
+fn first_pool(options: &Options) -> u32 {
+    options.pool_sizes.first().copied().unwrap_or(20)
+}
+
+fn setup(options: &Options, most_clients: u32) -> Setup {
+    Setup::plain(first_pool(options), most_clients + SPARE_CLIENTS)
+}
+
+fn most(clients: &[u32]) -> u32 {
+    clients.iter().copied().max().unwrap_or(1)
+}
+
+fn pgbench(group: u32, point: Point, setup: Setup, load: Load) -> Step {
+    Step { group, point, setup, work: Work::Pgbench { load, workload: String::new() } }
+}
+
+fn workload_step(
+    group: u32,
+    point: Point,
+    setup: Setup,
+    mut load: Load,
+    name: &str,
+    options: &Options,
+) -> Step {
+    let workload = workloads::find(name).expect("names are checked before a plan is made");
+    load.scripts = workload.scripts();
+    load.variables = workload.variables(options.scale);
+    Step { group, point, setup, work: Work::Pgbench { load, workload: name.to_owned() } }
+}
+
+/// Named statements are compared with PgBouncer's unnamed ones, so those are measured beside them.
+fn with_extended(mut modes: Vec<Protocol>) -> Vec<Protocol> {
+    if modes.contains(&Protocol::Prepared) && !modes.contains(&Protocol::Extended) {
+        modes.push(Protocol::Extended);
+    }
+    modes.sort();
+    modes.dedup();
+    modes
+}
+
+/// Extended and prepared share a group because one is the other's measure.
+fn group_of(index: usize, mode: Protocol) -> u32 {
+    2 * index as u32 + u32::from(mode != Protocol::Simple)
+}
+
+/// select 1 over clients, pool sizes and protocols.
+pub fn tax(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[1, 8] } else { &[1, 8, 64] });
+    let modes = with_extended(options.modes_or(if options.quick { &[Protocol::Simple] } else { ALL_MODES }));
+    let several = options.pool_sizes.len() > 1;
+    let mut steps = Vec::new();
+    for (index, &count) in clients.iter().enumerate() {
+        for (nth, &pool) in options.pool_sizes.iter().enumerate() {
+            if nth > 0 && count <= first_pool(options) {
+                continue;
+            }
+            for &mode in &modes {
+                let mut point = Point::default().with("clients", count).with("mode", mode.name());
+                if several {
+                    point = point.with("pool", pool);
+                }
+                let group = group_of(index * options.pool_sizes.len() + nth, mode);
+                let setup = Setup::plain(pool, most(&clients) + SPARE_CLIENTS);
+                steps.push(pgbench(group, point, setup, Load::new(count, mode, SELECT_1)));
+            }
+        }
+    }
+    steps
+}
+
+/// A fixed rate over many connections.
+pub fn many(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[200] } else { &[1000] });
+    let names = options.workloads_or(if options.quick {
+        &["noop"]
+    } else {
+        &["noop", "smallbank", "tatp", "twitter", "ycsb"]
+    });
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for name in &names {
+            let point = Point::default().with("clients", count).with("workload", name);
+            let mut load = Load::new(count, Protocol::Simple, "");
+            load.rate = Some(options.rate);
+            let group = steps.len() as u32;
+            steps.push(workload_step(group, point, setup(options, most(&clients)), load, name, options));
+        }
+    }
+    steps
+}
+
+/// Connect per transaction at a fixed rate, session pooling.
+pub fn serverless(options: &Options) -> Vec<Step> {
+    // A direct connection manages about 600 logins per second on two cores: a rate it can carry keeps latency finite.
+    let rate = options.rate.min(300.0);
+    let clients = options.clients_or(&[20]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for (login, name) in [(Login::Trust, "trust"), (Login::Scram, "scram")] {
+            let setup = Setup { pool_mode: PoolMode::Session, login, ..setup(options, most(&clients)) };
+            let mut load = Load::new(count, Protocol::Simple, "");
+            load.rate = Some(rate);
+            load.reconnect = true;
+            let point = Point::default().with("clients", count).with("login", name);
+            let group = steps.len() as u32;
+            steps.push(workload_step(group, point, setup, load, "ycsb", options));
+        }
+    }
+    steps
+}
+
+/// Empty statements over pool modes, server sockets and protocols.
+pub fn protocol(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[20]);
+    let modes = with_extended(options.modes_or(if options.quick { &[Protocol::Simple] } else { ALL_MODES }));
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
+            for server_unix in [false, true] {
+                for &mode in &modes {
+                    let mut setup = Setup { pool_mode, server_unix, ..setup(options, most(&clients)) };
+                    // A session holds its server connection, so fewer would only make clients wait.
+                    setup.pool_size = setup.pool_size.max(count);
+                    let point = Point::default()
+                        .with("clients", count)
+                        .with("pooling", pool_mode.name())
+                        .with("server", if server_unix { "unix" } else { "tcp" })
+                        .with("mode", mode.name());
+                    let group = group_of(steps.len() / modes.len(), mode);
+                    steps.push(pgbench(group, point, setup, Load::new(count, mode, ";\n")));
+                }
+            }
+        }
+    }
+    steps
+}
+
+/// BEGIN, a query, COMMIT over a range of clients.
+pub fn sweep(options: &Options) -> Vec<Step> {
+    let clients =
+        options.clients_or(if options.quick { &[1, 8, 32] } else { &[1, 2, 4, 8, 16, 32, 64, 128] });
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let point = Point::default().with("clients", count);
+        let load = Load::new(count, Protocol::Simple, "begin;\nselect 1;\ncommit;\n");
+        pgbench(index as u32, point, setup(options, most(&clients)), load)
+    });
+    steps.collect()
+}
+
+/// A growing number of queries per transaction in both pool modes.
+pub fn queries(options: &Options) -> Vec<Step> {
+    let counts: &[u32] = if options.quick { &[0, 1, 8] } else { &[0, 1, 2, 4, 8, 16] };
+    let clients = options.clients_or(&[16]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for &queries in counts {
+            for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
+                let script = match queries {
+                    0 => SELECT_1.to_owned(),
+                    _ => format!("begin;\n{}commit;\n", SELECT_1.repeat(queries as usize)),
+                };
+                let mut setup = Setup { pool_mode, ..setup(options, most(&clients)) };
+                setup.pool_size = setup.pool_size.max(count);
+                let point = Point::default()
+                    .with("clients", count)
+                    .with("queries", queries)
+                    .with("pooling", pool_mode.name());
+                steps.push(pgbench(queries, point, setup, Load::new(count, Protocol::Simple, &script)));
+            }
+        }
+    }
+    steps
+}
+
+/// Two executions of a prepared statement per transaction.
+pub fn extended(options: &Options) -> Vec<Step> {
+    let script = "\\set a random(1, 1000000)\nbegin;\nselect :a + 1;\nselect :a + 1;\ncommit;\n";
+    let clients = options.clients_or(if options.quick { &[8] } else { &[1, 8, 32] });
+    let mut steps = Vec::new();
+    for (index, &count) in clients.iter().enumerate() {
+        for mode in [Protocol::Extended, Protocol::Prepared] {
+            let point = Point::default().with("clients", count).with("mode", mode.name());
+            steps.push(pgbench(
+                index as u32,
+                point,
+                setup(options, most(&clients)),
+                Load::new(count, mode, script),
+            ));
+        }
+    }
+    steps
+}
+
+/// YCSB reads at a fixed rate, for the division of CPU.
+pub fn cpu(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[100] } else { &[1000] });
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let mut load = Load::new(count, Protocol::Simple, "");
+        load.rate = Some(options.rate);
+        let point = Point::default().with("clients", count);
+        workload_step(index as u32, point, setup(options, most(&clients)), load, "ycsb", options)
+    });
+    steps.collect()
+}
+
+/// Each workload at full speed.
+pub fn workloads(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[16]);
+    let names = options.workloads_or(if options.quick { &["ycsb"] } else { workloads::NAMES });
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for name in &names {
+            let point = Point::default().with("clients", count).with("workload", name);
+            let load = Load::new(count, Protocol::Simple, "");
+            let group = steps.len() as u32;
+            steps.push(workload_step(group, point, setup(options, most(&clients)), load, name, options));
+        }
+    }
+    steps
+}
+
+/// One and two CPUs for the pooler.
+pub fn cores(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[32]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for name in options.workloads_or(&["noop", "ycsb"]) {
+            for (cores, cpus) in [(1, "0"), (2, "0-1")] {
+                let setup = Setup { cpus: Some(cpus.to_owned()), ..setup(options, most(&clients)) };
+                let point =
+                    Point::default().with("clients", count).with("cores", cores).with("workload", &name);
+                let load = Load::new(count, Protocol::Simple, "");
+                let group = steps.len() as u32 / 2;
+                steps.push(workload_step(group, point, setup, load, &name, options));
+            }
+        }
+    }
+    steps
+}
+
+/// The tax with TLS clients.
+pub fn tls(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[8] } else { &[1, 8, 64] });
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let setup = Setup { client_tls: true, ..setup(options, most(&clients)) };
+        let point = Point::default().with("clients", count).with("mode", "simple");
+        pgbench(index as u32, point, setup, Load::new(count, Protocol::Simple, SELECT_1))
+    });
+    steps.collect()
+}
+
+/// Connect, select 1, close, as fast as it goes.
+pub fn logins(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[4]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
+            for (login, client_tls, name) in
+                [(Login::Trust, false, "trust"), (Login::Scram, false, "scram"), (Login::Trust, true, "tls")]
+            {
+                let setup = Setup { pool_mode, login, client_tls, ..setup(options, most(&clients)) };
+                let mut load = Load::new(count, Protocol::Simple, SELECT_1);
+                load.reconnect = true;
+                let point = Point::default()
+                    .with("clients", count)
+                    .with("login", name)
+                    .with("pooling", pool_mode.name());
+                steps.push(pgbench(steps.len() as u32, point, setup, load));
+            }
+        }
+    }
+    steps
+}
+
+/// Idle clients beside a fixed rate.
+pub fn idle(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[1000] } else { &[10_000] });
+    let steps = clients.iter().enumerate().map(|(index, &count)| Step {
+        group: index as u32,
+        point: Point::default().with("clients", count),
+        setup: setup(options, count + 64),
+        work: Work::Task(Task::Idle { clients: count, rate: options.rate }),
+    });
+    steps.collect()
+}
+
+/// Readers that stop.
+pub fn slow(options: &Options) -> Vec<Step> {
+    let readers = options.clients_or(if options.quick { &[1] } else { &[1, 8] });
+    let megabytes = if options.quick { 300 } else { 2400 };
+    let steps = readers.iter().enumerate().map(|(index, &count)| {
+        let mut setup = setup(options, most(&readers));
+        setup.pool_size = setup.pool_size.max(count);
+        Step {
+            group: index as u32,
+            point: Point::default().with("clients", count).with("mb", megabytes),
+            setup,
+            work: Work::Task(Task::SlowReader {
+                readers: count,
+                megabytes,
+                pause_s: if options.quick { 5 } else { 15 },
+            }),
+        }
+    });
+    steps.collect()
+}
+
+/// pg_dump of many tables.
+pub fn dump(options: &Options) -> Vec<Step> {
+    let rows = if options.quick { 100_000 } else { 1_000_000 } * u64::from(options.scale);
+    vec![Step {
+        group: 0,
+        point: Point::default().with("tables", 20).with("rows", rows),
+        setup: Setup { pool_mode: PoolMode::Session, ..setup(options, 20) },
+        work: Work::Task(Task::Dump { tables: 20, rows }),
+    }]
+}
+
+/// select 1 with one client: the slowed twin loses what it is stopped for.
+pub fn proof(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[1]);
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let point = Point::default().with("clients", count).with("mode", "simple");
+        pgbench(
+            index as u32,
+            point,
+            setup(options, most(&clients)),
+            Load::new(count, Protocol::Simple, SELECT_1),
+        )
+    });
+    steps.collect()
+}

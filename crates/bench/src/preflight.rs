@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that can be wrong is said before the run starts, with what to do about it.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::counters::memory_available_mib;
+use crate::experiments::{Step, Work};
+use crate::hosts::Topology;
+use crate::pgbench::Protocol;
+use crate::postgres::ServerNeeds;
+use crate::procs::find_program;
+use crate::systems::{Setup, System};
+
+/// Memory of one PostgreSQL backend in MiB that is not shared, once it has run a few statements. Measured on
+/// PostgreSQL 15: 2 to 4 with small catalogs.
+const BACKEND_MIB: f64 = 4.0;
+/// Memory of one client with its sockets in a pooler and in the load generator, in MiB.
+const CLIENT_MIB: f64 = 0.1;
+/// Memory of one child process of Pgpool-II in MiB.
+const PGPOOL_CHILD_MIB: f64 = 2.0;
+/// Descriptors for logs, libraries and event loops beside those for connections.
+const SPARE_DESCRIPTORS: u64 = 200;
+
+/// A step for a system.
+pub type Planned<'a> = (&'a Step, &'a System);
+
+/// Why a system does not take part in a step, or `None` if it does.
+#[must_use]
+pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Option<String> {
+    let setup = &step.setup;
+    if system.is_pooler() && !system.pool_modes.contains(&setup.pool_mode) {
+        return Some(format!("{} has no {} pooling", system.title, setup.pool_mode.name()));
+    }
+    if let Work::Pgbench { load, .. } = &step.work
+        && load.protocol == Protocol::Prepared
+        && !system.prepared.contains(&setup.pool_mode)
+    {
+        return Some(format!(
+            "{} has no named statements in {} pooling",
+            system.title,
+            setup.pool_mode.name()
+        ));
+    }
+    if topology == Topology::Netns && (setup.server_unix || system.server_unix || setup.client_unix) {
+        return Some(format!("{}: a unix socket does not reach another host", system.title));
+    }
+    if let (Work::Task(task), Topology::Netns) = (&step.work, topology)
+        && task.connects_itself()
+    {
+        return Some("this measurement runs on loopback only".to_owned());
+    }
+    None
+}
+
+/// What the private PostgreSQL must carry for the planned work.
+#[must_use]
+pub fn server_needs(planned: &[Planned<'_>]) -> ServerNeeds {
+    let pools: BTreeSet<(&str, &Setup)> = planned
+        .iter()
+        .filter(|(_, system)| system.is_pooler())
+        .map(|(step, system)| (system.name.as_str(), &step.setup))
+        .collect();
+    let pooled: u32 = pools.iter().map(|(name, setup)| server_connections(name, setup)).sum();
+    let direct = planned
+        .iter()
+        .filter(|(_, system)| !system.is_pooler())
+        .map(|(step, _)| clients_of(step))
+        .max()
+        .unwrap_or(0);
+    let available = memory_available_mib().unwrap_or(4096.0);
+    // Data of the quick and default scales fits; a quarter of what is free leaves the rest to backends.
+    let shared_buffers_mib = (available / 4.0).clamp(128.0, 4096.0) as u32;
+    ServerNeeds { connections: pooled + direct + 30, shared_buffers_mib }
+}
+
+fn server_connections(system: &str, setup: &Setup) -> u32 {
+    if system == "pgpool" { setup.max_clients } else { setup.pool_size }
+}
+
+fn clients_of(step: &Step) -> u32 {
+    match &step.work {
+        Work::Pgbench { load, .. } => load.clients,
+        Work::Task(task) => u32::try_from(task.descriptors()).unwrap_or(u32::MAX),
+    }
+}
+
+/// Checks programs, descriptors and memory, and raises the limit of descriptors as far as needed.
+///
+/// # Errors
+/// A list of everything that is missing.
+pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) -> Result<()> {
+    let mut problems = Vec::new();
+    for (program, package) in [
+        ("initdb", "postgresql"),
+        ("postgres", "postgresql"),
+        ("psql", "postgresql-client"),
+        ("pgbench", "postgresql-contrib or postgresql"),
+        ("setpriv", "util-linux"),
+    ] {
+        if find_program(program).is_none() {
+            problems.push(format!("{program} not found: install {package}"));
+        }
+    }
+    if topology == Topology::Netns {
+        for (program, package) in [("ip", "iproute2"), ("nsenter", "util-linux")] {
+            if find_program(program).is_none() {
+                problems.push(format!("{program} not found: install {package}, or use --topology loopback"));
+            }
+        }
+    }
+    let mut named = BTreeSet::new();
+    for (_, system) in planned {
+        if system.is_pooler()
+            && named.insert(&system.name)
+            && let Err(error) = system.program()
+        {
+            problems.push(format!("{error:#}"));
+        }
+    }
+    problems.extend(descriptor_problem(planned));
+    problems.extend(memory_problem(planned, needs));
+    if problems.is_empty() {
+        return Ok(());
+    }
+    bail!("cannot run:\n  {}", problems.join("\n  "))
+}
+
+fn descriptor_problem(planned: &[Planned<'_>]) -> Option<String> {
+    let most = planned
+        .iter()
+        .map(|(step, _)| {
+            u64::from(clients_of(step) + step.setup.pool_size).max(u64::from(step.setup.max_clients))
+        })
+        .max()
+        .unwrap_or(0);
+    let needed = most + SPARE_DESCRIPTORS;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    if soft >= needed {
+        return None;
+    }
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, needed, hard.max(needed))
+        .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard));
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    (raised.is_err() || soft < needed).then(|| {
+        format!(
+            "{needed} file descriptors are needed and the limit is {hard}: raise it (ulimit -Hn {needed} as root) or \
+             use fewer --clients"
+        )
+    })
+}
+
+fn memory_problem(planned: &[Planned<'_>], needs: ServerNeeds) -> Option<String> {
+    let clients = planned.iter().map(|(step, _)| clients_of(step)).max().unwrap_or(0);
+    let children: u32 = planned
+        .iter()
+        .filter(|(_, system)| system.name == "pgpool")
+        .map(|(step, _)| step.setup.max_clients)
+        .max()
+        .unwrap_or(0);
+    let mib = f64::from(needs.connections) * BACKEND_MIB
+        + f64::from(needs.shared_buffers_mib)
+        + f64::from(clients) * CLIENT_MIB
+        + f64::from(children) * PGPOOL_CHILD_MIB;
+    let available = memory_available_mib().ok()?;
+    (mib > available).then(|| {
+        format!(
+            "about {mib:.0} MiB of memory are needed ({} connections of PostgreSQL) and {available:.0} are free: use \
+             fewer --clients, or leave out the system direct",
+            needs.connections
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pgbench::Load;
+    use crate::sample::Point;
+    use crate::systems::table;
+
+    fn step(clients: u32, protocol: Protocol) -> Step {
+        Step {
+            group: 0,
+            point: Point::default(),
+            setup: Setup::plain(20, clients + 20),
+            work: Work::Pgbench { load: Load::new(clients, protocol, "select 1;"), workload: String::new() },
+        }
+    }
+
+    fn system(name: &str) -> System {
+        table(None).unwrap().into_iter().find(|system| system.name == name).unwrap()
+    }
+
+    #[test]
+    fn systems_are_left_out_of_what_they_cannot_do() {
+        let simple = step(1, Protocol::Simple);
+        let prepared = step(1, Protocol::Prepared);
+        let skip = |step: &Step, name: &str| reason_to_skip(step, &system(name), Topology::Loopback);
+        assert_eq!(skip(&simple, "pgbouncer"), None);
+        assert!(skip(&prepared, "pgbouncer").unwrap().contains("named statements"));
+        assert_eq!(skip(&prepared, "ours-off"), None);
+        assert!(skip(&simple, "pgpool").unwrap().contains("transaction pooling"));
+        assert!(reason_to_skip(&simple, &system("pgbouncer-unix"), Topology::Netns).is_some());
+    }
+
+    #[test]
+    fn the_server_gets_room_for_every_pool_and_the_direct_clients() {
+        let step = step(64, Protocol::Simple);
+        let (direct, pgbouncer) = (system("direct"), system("pgbouncer"));
+        let needs = server_needs(&[(&step, &direct), (&step, &pgbouncer)]);
+        assert_eq!(needs.connections, 20 + 64 + 30);
+    }
+
+    #[test]
+    fn missing_programs_and_memory_are_named_together() {
+        let step = step(10_000_000, Protocol::Simple);
+        let mut missing = system("pgbouncer");
+        missing.command[0] = "no-such-pooler".into();
+        let direct = system("direct");
+        let planned = [(&step, &direct), (&step, &missing)];
+        let error = check(&planned, server_needs(&planned), Topology::Loopback).unwrap_err().to_string();
+        assert!(error.contains("no-such-pooler") && error.contains("memory"), "{error}");
+    }
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The page of a run: one HTML file that needs no network.
+
+mod charts;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::analysis::View;
+use crate::experiments::{EXPERIMENTS, Experiment};
+use crate::limits::{Judged, Verdict};
+use crate::proof::Finding;
+use crate::sample::{Point, Results};
+use crate::stats::Summary;
+use crate::table::{self, interval};
+
+const PAGE: &str = include_str!("../../../../bench/templates/report.html");
+/// Apache ECharts, from the `charming` crate's own sources; see build.rs.
+const ECHARTS: &str = include_str!(concat!(env!("OUT_DIR"), "/echarts.min.js"));
+
+/// Clients and MB from which an experiment may be called a repeat of a paper's.
+const REPEAT_CLIENTS: u64 = 1_000;
+const REPEAT_MB: f64 = 1_000.0;
+
+/// Writes the page.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(results: &Results, judged: &[Judged], findings: &[Finding], path: &Path) -> Result<()> {
+    let page = render(results, judged, findings)?;
+    fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn render(results: &Results, judged: &[Judged], findings: &[Finding]) -> Result<String> {
+    let mut body = String::new();
+    body.push_str(&machine(results));
+    body.push_str(&proof(findings));
+    body.push_str(&limits(judged));
+    for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
+        body.push_str(&section(experiment, results)?);
+    }
+    // The script goes in last: it is large and might itself contain a place's name.
+    Ok(PAGE.replace("{{body}}", &body).replace("{{echarts}}", ECHARTS))
+}
+
+fn section(experiment: &Experiment, results: &Results) -> Result<String> {
+    let view = View::of(results, experiment.name);
+    let mut text = format!(
+        "<section id=\"{name}\"><h2>{title}</h2><p>{shows}</p><p class=\"paper\">Follows: {paper}.</p>",
+        name = experiment.name,
+        title = escape(experiment.title),
+        shows = escape(experiment.shows),
+        paper = escape(experiment.paper),
+    );
+    text.push_str(&scale(experiment, &view, results));
+    for chart in charts::of(&view, results) {
+        let options = serde_json::to_string(&chart.options)?.replace("</", "<\\/");
+        let _ = write!(
+            text,
+            "<figure><figcaption>{}</figcaption><div class=\"chart\" style=\"height:{}px\"></div>\
+             <script type=\"application/json\">{options}</script></figure>",
+            escape(&chart.caption),
+            chart.height
+        );
+    }
+    for point in view.points() {
+        text.push_str(&point_table(&view, point, results));
+    }
+    text.push_str("</section>\n");
+    Ok(text)
+}
+
+/// Our scale beside the paper's, and whether the word repeat is allowed.
+fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String {
+    let points = view.points();
+    let most_clients =
+        points.iter().filter_map(|point| point.get("clients").parse::<u64>().ok()).max().unwrap_or(1);
+    let used: Vec<_> = results
+        .meta
+        .data
+        .iter()
+        .filter(|(name, data)| data.rows > 0 && points.iter().any(|point| uses(experiment, point, name)))
+        .collect();
+    let ours = if used.is_empty() {
+        "none".to_owned()
+    } else {
+        used.iter()
+            .map(|(name, data)| format!("{name} {} rows, {:.0} MB", data.rows, data.mb))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    let largest = used.iter().map(|(_, data)| data.mb).fold(0.0, f64::max);
+    let verdict = if experiment.scale.clients == "-" {
+        "no paper has this experiment"
+    } else if most_clients >= REPEAT_CLIENTS && largest >= REPEAT_MB {
+        "large enough to be called a repeat"
+    } else {
+        "smaller than the paper's: not a repeat of it"
+    };
+    format!(
+        "<div class=\"scroll\"><table><tr><th>scale</th><th>data</th><th>clients</th><th>seconds</th></tr>\
+         <tr><td>here</td><td>{ours}</td><td>{most_clients}</td><td>{} in each of {} rounds</td></tr>\
+         <tr><td>paper</td><td>{}</td><td>{}</td><td>{}</td></tr></table></div><p class=\"paper\">{verdict}</p>",
+        results.meta.seconds,
+        results.meta.rounds,
+        escape(experiment.scale.data),
+        escape(experiment.scale.clients),
+        escape(experiment.scale.seconds),
+    )
+}
+
+/// Points name their workload where an experiment has several; those with one fixed workload run on YCSB.
+fn uses(experiment: &Experiment, point: &Point, workload: &str) -> bool {
+    match point.get("workload") {
+        "" => workload == "ycsb" && matches!(experiment.name, "cpu" | "serverless"),
+        name => name == workload,
+    }
+}
+
+fn point_table(view: &View<'_>, point: &Point, results: &Results) -> String {
+    let systems = table::in_table_order(&view.systems_at(point), results);
+    let columns: Vec<_> = table::COLUMNS
+        .iter()
+        .filter(|(name, ..)| systems.iter().any(|system| !view.values(system, point, name).is_empty()))
+        .collect();
+    let mut text =
+        format!("<h3>{}</h3><div class=\"scroll\"><table><tr><th>system</th>", escape(&point.label()));
+    for (_, heading, _) in &columns {
+        let _ = write!(text, "<th>{heading}</th>");
+    }
+    text.push_str("<th>ratio to PgBouncer</th></tr>");
+    for system in systems {
+        let _ = write!(text, "<tr><td>{}</td>", escape(&charts::title(results, system)));
+        for (name, _, digits) in &columns {
+            let value = Summary::of(&view.values(system, point, name));
+            let shown = value.map_or_else(String::new, |summary| {
+                format!(
+                    "{:.digits$} <small>{:.digits$}–{:.digits$}</small>",
+                    summary.median, summary.low, summary.high
+                )
+            });
+            let _ = write!(text, "<td>{shown}</td>");
+        }
+        let ratio = table::headline(view, system, point).map_or_else(String::new, |(name, estimate)| {
+            format!("{} {}", table::short(name), interval(&estimate))
+        });
+        let _ = write!(text, "<td>{ratio}</td></tr>");
+    }
+    text.push_str("</table></div>\n");
+    text
+}
+
+fn machine(results: &Results) -> String {
+    let meta = &results.meta;
+    let mut text = String::from("<section><div class=\"scroll\"><table class=\"facts\">");
+    let mut row = |name: &str, value: &str| {
+        let _ = write!(text, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
+    };
+    row("began", &meta.began);
+    row("revision", &meta.revision);
+    row("kernel", &meta.kernel);
+    row("CPU", &format!("{} x {}", meta.cpus, meta.cpu));
+    row("memory", &format!("{} MiB", meta.memory_mib));
+    row("hosts", &meta.topology);
+    row("command", &meta.command);
+    for (name, version) in &meta.versions {
+        row(name, version);
+    }
+    for skipped in &meta.skipped {
+        row("left out", skipped);
+    }
+    if results.interrupted {
+        row("interrupted", "holds what was measured until then");
+    }
+    let failed = results.samples.iter().filter(|sample| sample.error.is_some()).count();
+    if failed > 0 {
+        row("failed", &format!("{failed} of {} measurements", results.samples.len()));
+    }
+    text.push_str("</table></div></section>\n");
+    text
+}
+
+fn proof(findings: &[Finding]) -> String {
+    if findings.is_empty() {
+        return String::new();
+    }
+    let items: String = findings
+        .iter()
+        .map(|finding| {
+            let class = if finding.holds { "met" } else { "not-met" };
+            format!("<li class=\"{class}\">{}</li>", escape(&finding.text))
+        })
+        .collect();
+    format!("<section><h2>The method proves itself</h2><ul>{items}</ul></section>\n")
+}
+
+fn limits(judged: &[Judged]) -> String {
+    if judged.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "<section><h2>Limits</h2><div class=\"scroll\"><table><tr><th>limit</th><th>point</th><th>bound</th><th>aim</th>\
+         <th>median, 90 % interval</th><th>rounds</th><th>verdict</th></tr>",
+    );
+    for one in judged {
+        let class = match one.verdict {
+            Verdict::Met => "met",
+            Verdict::NotMet => "not-met",
+            Verdict::Undecided => "undecided",
+        };
+        let _ = write!(
+            text,
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td></tr>",
+            escape(&one.limit.source),
+            escape(&one.point.label()),
+            escape(&one.limit.bound()),
+            one.limit.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
+            interval(&one.estimate),
+            one.estimate.rounds,
+            one.verdict
+        );
+    }
+    text.push_str("</table></div></section>\n");
+    text
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::sample;
+
+    #[test]
+    fn the_page_is_one_file_with_its_charts_and_without_the_network() {
+        let mut results = Results::default();
+        results.meta.cpu = "a <b> & c".into();
+        let point = Point::default().with("clients", 8);
+        for round in 0..3 {
+            results.samples.push(sample("direct", round, &point, 20.0, 80_000.0));
+            results.samples.push(sample("pgbouncer", round, &point, 30.0, 60_000.0));
+        }
+        let page = render(&results, &[], &[]).unwrap();
+        assert!(page.contains("echarts") && page.contains("\"type\":\"bar\""));
+        assert!(page.contains("a &lt;b&gt; &amp; c"));
+        assert!(!page.contains("{{"), "a place was left");
+        let without_script = page.replace(ECHARTS, "");
+        assert!(!without_script.contains("src=") && !without_script.contains("https://"));
+        assert!(without_script.contains("width=device-width"));
+    }
+
+    #[test]
+    fn only_a_large_run_is_called_a_repeat() {
+        let experiment = crate::experiments::find("many").unwrap();
+        let mut results = Results::default();
+        let point = Point::default().with("clients", 1000).with("workload", "ycsb");
+        let mut one = sample("direct", 0, &point, 1.0, 1.0);
+        one.experiment = "many".into();
+        results.samples.push(one);
+        let data = |mb| crate::sample::LoadedData { rows: 10, mb };
+        results.meta.data.insert("ycsb".into(), data(120.0));
+        assert!(scale(experiment, &View::of(&results, "many"), &results).contains("not a repeat"));
+        results.meta.data.insert("ycsb".into(), data(2300.0));
+        assert!(scale(experiment, &View::of(&results, "many"), &results).contains("called a repeat"));
+    }
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What one measurement yields, and the file that keeps all of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::stats::quantile_sorted;
+
+/// Version of the result file; raised when a field changes its meaning.
+pub const FORMAT: u32 = 1;
+
+/// Names of the metrics of a sample. Times are microseconds unless the name says `ms` or `s`.
+pub mod metric {
+    /// Transactions per second.
+    pub const TPS: &str = "tps";
+    /// Mean latency in milliseconds, from the intended start where the rate is fixed.
+    pub const LATENCY_MEAN: &str = "latency_mean_ms";
+    /// 99th percentile of the latency in milliseconds.
+    pub const LATENCY_P99: &str = "latency_p99_ms";
+    /// Busy time of the whole machine per transaction.
+    pub const CPU: &str = "cpu_us";
+    /// The user part of [`CPU`].
+    pub const CPU_USER: &str = "cpu_user_us";
+    /// The system part of [`CPU`].
+    pub const CPU_SYSTEM: &str = "cpu_system_us";
+    /// The softirq and irq part of [`CPU`].
+    pub const CPU_SOFTIRQ: &str = "cpu_softirq_us";
+    /// Time stolen by the hypervisor per transaction.
+    pub const CPU_STEAL: &str = "cpu_steal_us";
+    /// CPU time of the pooler's processes per transaction, by its cgroup where there is one.
+    pub const POOLER_CPU: &str = "pooler_cpu_us";
+    /// The user part of [`POOLER_CPU`].
+    pub const POOLER_USER: &str = "pooler_user_us";
+    /// Context switches of the whole machine per transaction.
+    pub const SWITCHES: &str = "switches";
+    /// Context switches of the pooler per transaction.
+    pub const POOLER_SWITCHES: &str = "pooler_switches";
+    /// CPU time per transaction above the direct connection's of the same round; derived, not stored.
+    pub const TAX: &str = "tax_us";
+    /// Memory of the pooler (Pss) in MiB.
+    pub const MEMORY: &str = "memory_mib";
+    /// Growth of the pooler's memory in MiB.
+    pub const MEMORY_GROWTH: &str = "memory_growth_mib";
+    /// Shrinkage of MemAvailable in MiB: kernel memory included.
+    pub const UNAVAILABLE: &str = "unavailable_mib";
+    /// Elapsed time of one whole task in seconds.
+    pub const SECONDS: &str = "seconds";
+    /// CPU of the whole machine for one whole task in seconds.
+    pub const CPU_SECONDS: &str = "cpu_s";
+    /// Transactions that failed.
+    pub const FAILED: &str = "failed";
+}
+
+/// The distribution of latencies of one sample in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Smallest.
+    pub min: f64,
+    /// 25th percentile.
+    pub p25: f64,
+    /// Median.
+    pub p50: f64,
+    /// 75th percentile.
+    pub p75: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Largest.
+    pub max: f64,
+    /// Mean.
+    pub mean: f64,
+    /// Transactions that were logged; a sample of all when the load is not rate limited.
+    pub count: usize,
+}
+
+impl Latency {
+    /// Summarises latencies in milliseconds; `None` without any.
+    #[must_use]
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        Some(Self {
+            min: *values.first()?,
+            p25: quantile_sorted(&values, 0.25)?,
+            p50: quantile_sorted(&values, 0.5)?,
+            p75: quantile_sorted(&values, 0.75)?,
+            p99: quantile_sorted(&values, 0.99)?,
+            max: *values.last()?,
+            mean: values.iter().sum::<f64>() / values.len() as f64,
+            count: values.len(),
+        })
+    }
+}
+
+/// Where in an experiment a measurement belongs: the same point is measured for every system.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Point(pub BTreeMap<String, String>);
+
+impl Point {
+    /// Adds a coordinate.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.0.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    /// The value of a coordinate, empty if it has none.
+    #[must_use]
+    pub fn get(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    /// `clients=8 mode=simple` and so on; numbers sort as numbers through [`Point::sort_key`].
+    #[must_use]
+    pub fn label(&self) -> String {
+        self.0.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    }
+
+    /// A key in which 8 comes before 64.
+    #[must_use]
+    pub fn sort_key(&self) -> Vec<(String, u64, String)> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.clone(), value.parse().unwrap_or(u64::MAX), value.clone()))
+            .collect()
+    }
+}
+
+/// One measurement of one system at one point in one round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Experiment by its name.
+    pub experiment: String,
+    /// System by its name.
+    pub system: String,
+    /// Round, from 0.
+    pub round: u32,
+    /// Place in the whole run's order, from 0: shows the interleaving.
+    pub order: u32,
+    /// Seconds since the run began.
+    pub at_s: f64,
+    /// Where in the experiment.
+    pub point: Point,
+    /// Metrics by name, see [`metric`].
+    pub metrics: BTreeMap<String, f64>,
+    /// Latency distribution where single transactions were logged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_ms: Option<Latency>,
+    /// Why there is no result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What was measured where.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Meta {
+    /// Version of this file's shape.
+    pub format: u32,
+    /// When the run began, UTC.
+    pub began: String,
+    /// Git revision of the working tree, `-dirty` when it differs; empty outside a repository.
+    pub revision: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Processor model.
+    pub cpu: String,
+    /// CPUs that this process may use.
+    pub cpus: usize,
+    /// Main memory in MiB.
+    pub memory_mib: u64,
+    /// Versions of programs by name.
+    pub versions: BTreeMap<String, String>,
+    /// Where the hosts are: `loopback` or `netns`.
+    pub topology: String,
+    /// The command line that repeats the run.
+    pub command: String,
+    /// Titles of systems by name.
+    pub titles: BTreeMap<String, String>,
+    /// Rows and MB of each workload that was loaded.
+    pub data: BTreeMap<String, LoadedData>,
+    /// Seconds of one measurement.
+    pub seconds: u32,
+    /// Rounds asked for.
+    pub rounds: u32,
+    /// Points left out because a system cannot do them, with the reason.
+    pub skipped: Vec<String>,
+}
+
+/// Size of a loaded workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadedData {
+    /// Rows over all its tables.
+    pub rows: u64,
+    /// Size of its tables and indexes in MB (10^6 bytes).
+    pub mb: f64,
+}
+
+/// A result file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Results {
+    /// What was measured where.
+    pub meta: Meta,
+    /// True when Ctrl-C ended it early.
+    pub interrupted: bool,
+    /// Every measurement in order.
+    pub samples: Vec<Sample>,
+}
+
+impl Results {
+    /// Reads a result file.
+    ///
+    /// # Errors
+    /// When it is missing, not JSON, or of another version.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let results: Self =
+            serde_json::from_str(&text).with_context(|| format!("{}: not a result file", path.display()))?;
+        anyhow::ensure!(
+            results.meta.format == FORMAT,
+            "{}: format {} but this program reads {FORMAT}",
+            path.display(),
+            results.meta.format
+        );
+        Ok(results)
+    }
+
+    /// Writes the file through a temporary name, so that a crash leaves the old one.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let unfinished = path.with_extension("json.part");
+        fs::write(&unfinished, serde_json::to_vec_pretty(self)?)
+            .and_then(|()| fs::rename(&unfinished, path))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_summarised() {
+        let latency = Latency::of((1..=101).map(f64::from).collect()).unwrap();
+        assert_eq!((latency.min, latency.p50, latency.p99, latency.max), (1.0, 51.0, 100.0, 101.0));
+        assert_eq!(Latency::of(Vec::new()), None);
+    }
+
+    #[test]
+    fn points_sort_by_number() {
+        let eight = Point::default().with("clients", 8);
+        let many = Point::default().with("clients", 64);
+        assert!(eight.sort_key() < many.sort_key());
+        assert_eq!(eight.label(), "clients=8");
+    }
+
+    #[test]
+    fn a_result_file_survives_the_disk_and_another_format_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/results.json");
+        let mut results = Results { meta: Meta { format: FORMAT, ..Meta::default() }, ..Results::default() };
+        results.samples.push(Sample {
+            experiment: "tax".into(),
+            system: "direct".into(),
+            round: 0,
+            order: 0,
+            at_s: 1.0,
+            point: Point::default().with("clients", 1),
+            metrics: BTreeMap::from([(metric::TPS.to_owned(), 5.0)]),
+            latency_ms: None,
+            error: None,
+        });
+        results.write(&path).unwrap();
+        assert_eq!(Results::read(&path).unwrap().samples[0].metrics[metric::TPS], 5.0);
+        results.meta.format = FORMAT + 1;
+        results.write(&path).unwrap();
+        assert!(Results::read(&path).unwrap_err().to_string().contains("format"));
+    }
+}

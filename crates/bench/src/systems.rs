@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of systems (`bench/systems.toml`) and running instances of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+use crate::counters::Cgroup;
+use crate::hosts::Hosts;
+use crate::postgres::{DATABASE, PASSWORD, SCRAM_USER, Server, USER, free_port, log_tail};
+use crate::procs::{Account, Launch, Running, find_program};
+use crate::template;
+
+const TABLE: &str = include_str!("../../../bench/systems.toml");
+
+/// How a configuration spells its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// No pooler: clients connect to PostgreSQL.
+    Direct,
+    /// pgbouncer.ini, which Underpass reads too.
+    Pgbouncer,
+    /// pgpool.conf.
+    Pgpool,
+}
+
+/// When a server connection goes back to its pool; PgBouncer's `pool_mode`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum PoolMode {
+    /// When the client disconnects.
+    Session,
+    /// When the transaction ends.
+    Transaction,
+}
+
+impl PoolMode {
+    /// PgBouncer's spelling.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Transaction => "transaction",
+        }
+    }
+}
+
+/// One entry of the table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct System {
+    /// What `--systems` takes.
+    pub name: String,
+    /// What the report prints.
+    pub title: String,
+    /// How its configuration spells settings.
+    pub kind: Kind,
+    /// Program and arguments; `{{config}}` is the written configuration.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Arguments that print the version.
+    #[serde(default)]
+    pub version: Vec<String>,
+    /// Template in bench/templates.
+    #[serde(default)]
+    pub config: String,
+    /// What it can do.
+    pub pool_modes: Vec<PoolMode>,
+    /// Pool modes in which named prepared statements work.
+    pub prepared: Vec<PoolMode>,
+    /// Reaches PostgreSQL by unix socket.
+    #[serde(default)]
+    pub server_unix: bool,
+    /// Started as root, told to switch itself.
+    #[serde(default)]
+    pub as_root: bool,
+    /// Lines for the template.
+    #[serde(default)]
+    pub extra: String,
+    /// Same program as that system; for the proof of the method.
+    #[serde(default)]
+    pub twin_of: Option<String>,
+    /// Share of the time in percent for which the harness stops it.
+    #[serde(default)]
+    pub paused_percent: f64,
+}
+
+#[derive(Deserialize)]
+struct Table {
+    system: Vec<System>,
+}
+
+/// All systems that this program knows, from its built-in table or from `path`.
+///
+/// # Errors
+/// When the table cannot be read or names a system twice.
+pub fn table(path: Option<&Path>) -> Result<Vec<System>> {
+    let (text, origin) = match path {
+        Some(path) => (
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?,
+            path.display().to_string(),
+        ),
+        None => (TABLE.to_owned(), "bench/systems.toml".to_owned()),
+    };
+    let systems = toml::from_str::<Table>(&text).with_context(|| origin.clone())?.system;
+    for (index, system) in systems.iter().enumerate() {
+        if systems[..index].iter().any(|other| other.name == system.name) {
+            bail!("{origin}: system {} appears twice", system.name);
+        }
+    }
+    Ok(systems)
+}
+
+impl System {
+    /// True when it stands between client and server.
+    #[must_use]
+    pub fn is_pooler(&self) -> bool {
+        self.kind != Kind::Direct
+    }
+
+    /// True for Underpass itself.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.command.first().is_some_and(|program| program == "underpass")
+    }
+
+    /// Where its program is.
+    ///
+    /// # Errors
+    /// When it is not installed, with what to do.
+    pub fn program(&self) -> Result<PathBuf> {
+        let name = self.command.first().context("has no command")?;
+        find_program(name).with_context(|| {
+            let advice = match name.as_str() {
+                "underpass" => "build it with cargo build --release --workspace".to_owned(),
+                "pgpool" => "apt-get install pgpool2".to_owned(),
+                other => format!("install {other} or leave the system out"),
+            };
+            format!("system {}: program {name} not found: {advice}", self.name)
+        })
+    }
+
+    /// The first line that its program prints about its version.
+    ///
+    /// # Errors
+    /// When the program is missing or cannot run.
+    pub fn version_line(&self) -> Result<String> {
+        let program = self.program()?;
+        let output = Command::new(&program).args(&self.version).output()?;
+        // Pgpool-II writes its version to standard error.
+        let text = [output.stdout, output.stderr].concat();
+        Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or("").to_owned())
+    }
+}
+
+/// How clients log in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Login {
+    /// No password.
+    #[default]
+    Trust,
+    /// SCRAM-SHA-256 on both legs.
+    Scram,
+}
+
+/// Settings that are equal for all systems at one point of an experiment.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Setup {
+    /// Session or transaction pooling.
+    pub pool_mode: PoolMode,
+    /// `default_pool_size`.
+    pub pool_size: u32,
+    /// `max_client_conn`; children of Pgpool-II.
+    pub max_clients: u32,
+    /// How clients log in.
+    pub login: Login,
+    /// Clients use TLS.
+    pub client_tls: bool,
+    /// Clients connect by unix socket.
+    pub client_unix: bool,
+    /// Poolers reach PostgreSQL by unix socket.
+    pub server_unix: bool,
+    /// CPUs of the pooler as `taskset` takes them.
+    pub cpus: Option<String>,
+    /// Further lines for PgBouncer's section.
+    pub extra: String,
+}
+
+impl Setup {
+    /// Transaction pooling over TCP, trust, no TLS.
+    #[must_use]
+    pub fn plain(pool_size: u32, max_clients: u32) -> Self {
+        Self {
+            pool_mode: PoolMode::Transaction,
+            pool_size,
+            max_clients,
+            login: Login::Trust,
+            client_tls: false,
+            client_unix: false,
+            server_unix: false,
+            cpus: None,
+            extra: String::new(),
+        }
+    }
+}
+
+/// Where and as whom a client connects.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Address or folder of the unix socket.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// User.
+    pub user: &'static str,
+    /// TLS.
+    pub tls: bool,
+}
+
+impl Endpoint {
+    /// Adds the connection to a libpq program's environment.
+    pub fn apply(&self, command: &mut Command) {
+        command
+            .env("PGHOST", &self.host)
+            .env("PGPORT", self.port.to_string())
+            .env("PGUSER", self.user)
+            .env("PGDATABASE", DATABASE)
+            .env("PGPASSWORD", PASSWORD)
+            .env("PGSSLMODE", if self.tls { "require" } else { "disable" })
+            .env("PGGSSENCMODE", "disable")
+            .env("PGCONNECT_TIMEOUT", "20");
+    }
+}
+
+/// What an instance needs from its surroundings.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The run's temporary folder.
+    pub folder: &'a Path,
+    /// The server account.
+    pub account: &'a Account,
+    /// The hosts.
+    pub hosts: &'a Hosts,
+    /// PostgreSQL.
+    pub server: &'a Server,
+}
+
+/// A system that runs with one setup.
+#[derive(Debug)]
+pub struct Instance {
+    process: Option<Running>,
+    cgroup: Option<Cgroup>,
+    log: PathBuf,
+    /// Where its clients connect.
+    pub endpoint: Endpoint,
+}
+
+impl Instance {
+    /// Writes the configuration, starts the system and waits until it answers a query.
+    ///
+    /// # Errors
+    /// When it does not start or answer; carries the end of its log.
+    pub fn start(system: &System, setup: &Setup, place: Place<'_>) -> Result<Self> {
+        let user = match setup.login {
+            Login::Trust => USER,
+            Login::Scram => SCRAM_USER,
+        };
+        let mut instance = if system.is_pooler() {
+            Self::start_pooler(system, setup, place, user)?
+        } else {
+            let unix = setup.client_unix || system.server_unix;
+            let host = if unix {
+                place.server.socket_folder().display().to_string()
+            } else {
+                place.hosts.server_from_client.to_owned()
+            };
+            let endpoint = Endpoint { host, port: place.server.port, user, tls: setup.client_tls };
+            Self { process: None, cgroup: None, log: PathBuf::new(), endpoint }
+        };
+        instance.wait_until_answers(system, place)?;
+        Ok(instance)
+    }
+
+    fn start_pooler(system: &System, setup: &Setup, place: Place<'_>, user: &'static str) -> Result<Self> {
+        let folder = unused_folder(place.folder, &system.name)?;
+        place.account.give(&folder)?;
+        let port = free_port()?;
+        let text = template::of(&system.config)?;
+        let values = values(system, setup, place, &folder, port)?;
+        let file = Path::new(&system.config).file_name().context("config names no file")?;
+        let config = folder.join(file);
+        fs::write(&config, template::fill(text, &values).with_context(|| system.config.clone())?)?;
+        fs::write(
+            folder.join("userlist.txt"),
+            format!("\"{USER}\" \"\"\n\"{SCRAM_USER}\" \"{PASSWORD}\"\n"),
+        )?;
+        for file in fs::read_dir(&folder)? {
+            place.account.give(&file?.path())?;
+        }
+
+        let launch =
+            Launch { netns: place.hosts.pooler.clone(), cpus: setup.cpus.clone(), keep_user: system.as_root };
+        let log = folder.join("output.log");
+        let sink = fs::File::create(&log)?;
+        let mut command = launch.command(place.account, system.program()?);
+        for argument in &system.command[1..] {
+            command.arg(argument.replace("{{config}}", &config.display().to_string()));
+        }
+        command.stdin(Stdio::null()).stdout(sink.try_clone()?).stderr(sink);
+        // SIGINT would be PgBouncer's and Pgpool-II's wait for clients; at the end of a run there is nothing to wait for.
+        let process = Running::start(command, &system.name, Signal::SIGTERM)?;
+        let cgroup = Cgroup::create(&format!("{}-{}", system.name, process.pid()))
+            .filter(|group| group.add(process.pid()).is_ok());
+        let host = if setup.client_unix {
+            folder.display().to_string()
+        } else {
+            place.hosts.pooler_from_client.to_owned()
+        };
+        let endpoint = Endpoint { host, port, user, tls: setup.client_tls };
+        Ok(Self { process: Some(process), cgroup, log, endpoint })
+    }
+
+    /// Its process, `None` for a direct connection.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Running::pid)
+    }
+
+    /// Its cgroup where there is one.
+    #[must_use]
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_ref().map(Cgroup::path)
+    }
+
+    /// Fails when its process has ended.
+    ///
+    /// # Errors
+    /// Carries the exit status and the end of the log.
+    pub fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.process.as_mut().map(Running::ended).transpose()?.flatten() {
+            let log = [self.log.clone(), self.log.with_file_name("pooler.log")]
+                .map(|path| log_tail(&path))
+                .concat();
+            bail!("it has ended ({status}):\n{log}");
+        }
+        Ok(())
+    }
+
+    /// One query, to see that it answers.
+    ///
+    /// # Errors
+    /// When psql fails.
+    pub fn ask(&self, place: Place<'_>, sql: &str) -> Result<String> {
+        let psql = find_program("psql").context("psql not found")?;
+        let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
+        let mut command = launch.command(place.account, psql);
+        command.args(["-X", "-q", "-A", "-t", "-c", sql]);
+        self.endpoint.apply(&mut command);
+        crate::procs::output(command, "psql")
+    }
+
+    fn wait_until_answers(&mut self, system: &System, place: Place<'_>) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            self.check_alive().with_context(|| format!("system {} does not start", system.name))?;
+            match self.ask(place, "select 42") {
+                Ok(answer) if answer.trim() == "42" => return Ok(()),
+                Ok(answer) => bail!("system {}: select 42 gave {answer:?}", system.name),
+                Err(error) if Instant::now() > deadline => {
+                    let log =
+                        [self.log.clone(), self.log.with_file_name("pooler.log")].map(|path| log_tail(&path));
+                    bail!("system {} does not answer: {error:#}\n{}", system.name, log.concat());
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+}
+
+fn unused_folder(parent: &Path, name: &str) -> Result<PathBuf> {
+    for number in 0.. {
+        let folder = parent.join(format!("{name}-{number}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot make {}", folder.display())),
+        }
+    }
+    unreachable!("the loop has no end")
+}
+
+/// The values of a template for one instance.
+fn values(
+    system: &System,
+    setup: &Setup,
+    place: Place<'_>,
+    folder: &Path,
+    port: u16,
+) -> Result<BTreeMap<&'static str, String>> {
+    let unix = setup.server_unix || system.server_unix;
+    if unix && place.hosts.apart() {
+        bail!("system {}: a unix socket does not reach another host; use --topology loopback", system.name);
+    }
+    let server_host = if unix {
+        place.server.socket_folder().display().to_string()
+    } else {
+        place.hosts.server_from_pooler.into()
+    };
+    let (certificate, key) = (place.server.certificate(), place.server.key());
+    let tls_lines = match (setup.client_tls, system.kind) {
+        (false, _) | (_, Kind::Direct) => String::new(),
+        (true, Kind::Pgbouncer) => format!(
+            "client_tls_sslmode = require\nclient_tls_cert_file = {}\nclient_tls_key_file = {}",
+            certificate.display(),
+            key.display()
+        ),
+        (true, Kind::Pgpool) => {
+            format!("ssl = on\nssl_cert = '{}'\nssl_key = '{}'", certificate.display(), key.display())
+        }
+    };
+    let as_root = system.as_root && place.account.switch_to.is_some();
+    let extra =
+        if system.is_ours() { system.extra.clone() } else { format!("{}\n{}", system.extra, setup.extra) };
+    Ok(BTreeMap::from([
+        ("server_host", server_host),
+        ("server_port", place.server.port.to_string()),
+        ("listen_addr", place.hosts.pooler_from_client.to_owned()),
+        ("listen_port", port.to_string()),
+        ("spare_port", free_port()?.to_string()),
+        ("unix_dir", folder.display().to_string()),
+        ("dir", folder.display().to_string()),
+        ("auth_type", if setup.login == Login::Scram { "scram-sha-256" } else { "trust" }.to_owned()),
+        ("auth_file", folder.join("userlist.txt").display().to_string()),
+        ("pool_mode", setup.pool_mode.name().to_owned()),
+        ("pool_size", setup.pool_size.to_string()),
+        ("max_client_conn", setup.max_clients.to_string()),
+        ("children", setup.max_clients.to_string()),
+        ("tls_lines", tls_lines),
+        ("prepared_lines", format!("max_prepared_statements = 200\n{}", setup.extra)),
+        ("user_line", if as_root { format!("user = {}", place.account.name) } else { String::new() }),
+        ("extra", extra),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_table_is_sound() {
+        let systems = table(None).unwrap();
+        for system in &systems {
+            assert_eq!(system.is_pooler(), !system.command.is_empty(), "{}", system.name);
+            assert!(!system.pool_modes.is_empty(), "{}", system.name);
+            if system.is_pooler() {
+                template::of(&system.config).unwrap();
+                assert!(system.command.iter().any(|word| word.contains("{{config}}")), "{}", system.name);
+            }
+            if let Some(twin) = &system.twin_of {
+                assert!(systems.iter().any(|other| &other.name == twin), "{}", system.name);
+            }
+        }
+        assert!(systems.iter().any(|system| system.name == "ours-off"));
+    }
+
+    #[test]
+    fn a_table_with_a_double_or_unknown_field_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("systems.toml");
+        let entry = "[[system]]\nname='x'\ntitle='x'\nkind='direct'\npool_modes=[]\nprepared=[]\n";
+        fs::write(&path, format!("{entry}{entry}")).unwrap();
+        assert!(table(Some(&path)).unwrap_err().to_string().contains("twice"));
+        fs::write(&path, format!("{entry}colour='red'\n")).unwrap();
+        assert!(format!("{:#}", table(Some(&path)).unwrap_err()).contains("colour"));
+    }
+
+    #[test]
+    fn a_missing_program_names_what_to_do() {
+        let mut system = table(None).unwrap().into_iter().find(|system| system.name == "pgpool").unwrap();
+        system.command[0] = "no-such-pooler".to_owned();
+        assert!(system.program().unwrap_err().to_string().contains("install no-such-pooler"));
+    }
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tables of the terminal.
+
+use std::fmt::Write as _;
+
+use crate::analysis::{BASELINE, DIRECT, View};
+use crate::experiments::Experiment;
+use crate::limits::Judged;
+use crate::proof::Finding;
+use crate::sample::{Point, Results, metric};
+use crate::stats::{Estimate, Summary};
+
+/// A column: metric, heading, digits after the point.
+pub type Column = (&'static str, &'static str, usize);
+
+/// The columns of every table, as far as there are values.
+pub const COLUMNS: &[Column] = &[
+    (metric::TPS, "tps", 0),
+    (metric::LATENCY_MEAN, "mean ms", 3),
+    (metric::LATENCY_P99, "p99 ms", 3),
+    (metric::CPU, "CPU us", 1),
+    (metric::TAX, "tax us", 1),
+    (metric::POOLER_CPU, "pooler us", 1),
+    (metric::SWITCHES, "switches", 2),
+    (metric::MEMORY, "MiB", 1),
+    (metric::MEMORY_GROWTH, "growth MiB", 2),
+    (metric::UNAVAILABLE, "unavail. MiB", 1),
+    (metric::SECONDS, "seconds", 2),
+    (metric::CPU_SECONDS, "CPU s", 2),
+];
+
+/// The metric of which a table shows the ratio to PgBouncer: the tax where there is one.
+#[must_use]
+pub fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'static str, Estimate)> {
+    if system == BASELINE || system == DIRECT {
+        return None;
+    }
+    [metric::TAX, metric::TPS, metric::MEMORY_GROWTH, metric::SECONDS]
+        .into_iter()
+        .find_map(|name| Some((name, view.ratio(system, BASELINE, point, name)?)))
+}
+
+/// All tables of one experiment.
+#[must_use]
+pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
+    let view = View::of(results, experiment.name);
+    let mut text = format!("\n{} ({})\n", experiment.title, experiment.paper);
+    for point in view.points() {
+        let _ = writeln!(text, "\n  {}{}", point.label(), data_of(point, results));
+        let systems = in_table_order(&view.systems_at(point), results);
+        let columns: Vec<&Column> = COLUMNS
+            .iter()
+            .filter(|(name, ..)| systems.iter().any(|s| !view.values(s, point, name).is_empty()))
+            .collect();
+        let mut rows = vec![heading(&columns)];
+        for system in systems {
+            let mut row = vec![system.to_owned()];
+            row.extend(columns.iter().map(|(name, _, digits)| cell(&view, system, point, name, *digits)));
+            let ratio = headline(&view, system, point);
+            row.push(ratio.map_or_else(String::new, |(name, estimate)| {
+                format!("{} {}", short(name), interval(&estimate))
+            }));
+            rows.push(row);
+        }
+        text.push_str(&aligned(&rows));
+    }
+    let failed = results.samples.iter().filter(|s| s.experiment == experiment.name && s.error.is_some());
+    for sample in failed.take(10) {
+        let error = sample.error.as_deref().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "  failed: {} {} round {}: {error}",
+            sample.system,
+            sample.point.label(),
+            sample.round
+        );
+    }
+    text
+}
+
+/// What the twins say about the method.
+#[must_use]
+pub fn of_proof(findings: &[Finding]) -> String {
+    findings.iter().map(|finding| format!("\n  {}", finding.text)).collect::<String>()
+        + if findings.is_empty() { "" } else { "\n" }
+}
+
+/// The verdicts.
+#[must_use]
+pub fn of_limits(judged: &[Judged]) -> String {
+    if judged.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![
+        ["limit", "point", "bound", "aim", "measured, 90 % interval", "rounds", "verdict"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for one in judged {
+        rows.push(vec![
+            one.limit.source.clone(),
+            one.point.label(),
+            one.limit.bound(),
+            one.limit.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
+            interval(&one.estimate),
+            one.estimate.rounds.to_string(),
+            one.verdict.to_string(),
+        ]);
+    }
+    format!("\nLimits\n{}", aligned(&rows))
+}
+
+/// A metric's name without its unit.
+#[must_use]
+pub fn short(name: &str) -> &str {
+    name.split('_').next().unwrap_or(name)
+}
+
+/// `0.82 [0.79, 0.86]`, marked when it is too wide to decide anything.
+#[must_use]
+pub fn interval(estimate: &Estimate) -> String {
+    let wide = if estimate.half_width() > crate::limits::MAX_HALF_WIDTH { " wide" } else { "" };
+    format!("{:.2} [{:.2}, {:.2}]{wide}", estimate.median, estimate.low, estimate.high)
+}
+
+fn heading(columns: &[&Column]) -> Vec<String> {
+    let names = columns.iter().map(|(_, title, _)| (*title).to_owned());
+    ["system".to_owned()].into_iter().chain(names).chain([format!("ratio to {BASELINE}")]).collect()
+}
+
+/// The median, with half the distance of the quartiles as spread.
+fn cell(view: &View<'_>, system: &str, point: &Point, name: &str, digits: usize) -> String {
+    match Summary::of(&view.values(system, point, name)) {
+        Some(summary) if summary.rounds > 1 => {
+            format!("{:.digits$} ±{:.digits$}", summary.median, (summary.high - summary.low) / 2.0)
+        }
+        Some(summary) => format!("{:.digits$}", summary.median),
+        None => String::new(),
+    }
+}
+
+fn data_of(point: &Point, results: &Results) -> String {
+    results
+        .meta
+        .data
+        .get(point.get("workload"))
+        .filter(|data| data.rows > 0)
+        .map_or_else(String::new, |data| format!(" ({} rows, {:.0} MB)", data.rows, data.mb))
+}
+
+/// Systems as the table of systems orders them, so that every block reads alike.
+#[must_use]
+pub fn in_table_order<'a>(systems: &[&'a str], results: &Results) -> Vec<&'a str> {
+    let order: Vec<String> = crate::systems::table(None)
+        .map(|table| table.into_iter().map(|system| system.name).collect())
+        .unwrap_or_else(|_| results.meta.titles.keys().cloned().collect());
+    let mut sorted = systems.to_vec();
+    sorted.sort_by_key(|name| order.iter().position(|known| known == name).unwrap_or(usize::MAX));
+    sorted
+}
+
+/// Rows as columns of equal width: the first to the left, the others to the right.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        text.push_str("  ");
+        for (column, value) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[column] - value.chars().count());
+            match column {
+                0 => text.extend([value.as_str(), pad.as_str()]),
+                _ => text.extend(["  ", pad.as_str(), value.as_str()]),
+            }
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::tests::sample;
+
+    #[test]
+    fn a_table_shows_medians_and_the_ratio() {
+        let point = Point::default().with("clients", 8);
+        let mut results = Results::default();
+        for round in 0..3 {
+            results.samples.push(sample("direct", round, &point, 20.0, 80_000.0));
+            results.samples.push(sample("pgbouncer", round, &point, 30.0, 60_000.0));
+            results.samples.push(sample("ours-off", round, &point, 28.0, 62_000.0));
+        }
+        let experiment = crate::experiments::find("tax").unwrap();
+        let text = of_experiment(experiment, &results);
+        assert!(text.contains("tax 0.80 [0.80, 0.80]"), "{text}");
+        assert!(text.find("direct").unwrap() < text.find("ours-off").unwrap());
+    }
+
+    #[test]
+    fn columns_align() {
+        let rows = vec![vec!["a".into(), "1".into()], vec!["bb".into(), "22".into()]];
+        assert_eq!(aligned(&rows), "  a    1\n  bb  22\n");
+    }
+}
