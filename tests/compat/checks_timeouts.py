@@ -214,20 +214,23 @@ def server_login_retry(t):
     assert attempts >= 2, f"{attempts} attempts"
 
 
-@check("timeout/server-down-fails-fast")
+@check("timeout/server-down-client-is-told", slow=True)
 def server_down(t):
-    port = host.free_port()
-    p = t.tx({"server_login_retry": "15", "query_wait_timeout": "2"},
-             databases={"p0": f"host=127.0.0.1 port={port}"})
-    first = t.background(lambda: t.connect(p).query("SELECT 1"))
+    p = t.tx({"query_wait_timeout": "1"}, databases={"p0": f"host=127.0.0.1 port={host.free_port()}"})
+    fails("query_wait_timeout|server login has been failing", lambda: t.connect(p).query("SELECT 1"))
     p.wait_log("closing because: connect failed")
-    # Who was there before the failure waits for a retry; who comes after it is told at once.
+
+
+@check("timeout/server-login-fails-fast")
+def server_login_fails(t):
+    p = t.tx(databases={"p0": t.target(user="plain_user", password="wrong")})
+    fails("password authentication failed", lambda: t.connect(p).query("SELECT 1"))
+    # server_login_retry has not passed: who comes now is told at once, with the reason.
     start = time.monotonic()
-    fails("server login has been failing, (try again later|cached error)",
+    fails("server login has been failing, (try again later|cached error: .*password authentication failed)",
           lambda: t.connect(p).query("SELECT 1"))
     took = time.monotonic() - start
     assert took < 0.5, f"told after {took:.1f} s"
-    fails("", first.result)
 
 
 @check("timeout/cancel_wait_timeout", slow=True)

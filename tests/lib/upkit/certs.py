@@ -2,6 +2,7 @@
 """A throw-away certificate authority, made with the openssl command."""
 
 import os
+import shutil
 import subprocess
 
 from . import host
@@ -36,6 +37,10 @@ class Certificates:
         for path in (cert, key):
             host.own(path)
         return cert, key
+
+    def close(self):
+        """Removes the directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _path(self, name):
         return os.path.join(self.directory, name)
