@@ -295,7 +295,7 @@ def hba_peer(t):
 
 @check("hba/reload")
 def hba_reload(t):
-    p = hba_pooler(t, "host all bob 0.0.0.0/0 reject\nhost all admin all trust\n")
+    p = hba_pooler(t, "host all bob 0.0.0.0/0 reject\nhost all admin 0.0.0.0/0 trust\n")
     fails("login rejected", p.connect, "bob")
     p.write("hba.conf", "host all all 0.0.0.0/0 trust\n")
     p.admin("RELOAD")
@@ -306,7 +306,7 @@ def hba_reload(t):
 def hba_replication(t):
     p = hba_pooler(t, "host replication replica 0.0.0.0/0 trust\nhost all all 0.0.0.0/0 reject\n")
     fails("login rejected", p.connect, "replica")
-    client = t.connect(p, "replica", params={"replication": "database"})
+    client = t.connect(p, "replica", params={"replication": "true"})
     same(len(client.rows("IDENTIFY_SYSTEM")), 1)
 
 

@@ -111,12 +111,6 @@ def client_scram(t):
     client.query("SELECT 1")
 
 
-@check("tls-client/channel-binding-offered")
-def client_channel_binding(t):
-    p = tls_pooler(t, "require", {"auth_type": "scram-sha-256"})
-    assert "SCRAM-SHA-256-PLUS" in t.connect(p, tls=verify(t)).mechanisms
-
-
 @check("tls-client/protocols")
 def client_protocols(t):
     p = tls_pooler(t, "require", {"client_tls_protocols": "tlsv1.2"})
@@ -178,14 +172,6 @@ def client_garbage(t):
     conn.send_raw(b"this is no ClientHello, not at all" * 20)
     dropped(None, conn)
     t.connect(p, tls=verify(t)).query("SELECT 1")
-
-
-@check("tls-client/direct")
-def client_direct(t):
-    p = tls_pooler(t)
-    client = t.connect(p, tls=verify(t, direct=True))
-    same(client.sock.selected_alpn_protocol(), "postgresql")
-    client.query("SELECT 1")
 
 
 @check("tls-client/large-values")

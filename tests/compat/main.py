@@ -65,8 +65,9 @@ def main():
     if which == "direct":
         raise host.SetupError("POOLER=direct: there is no console to check without a pooler")
     pooler.command(which)
-    differences = report.Differences(os.path.join(HERE, "differences.tsv"), which)
-    results = report.Report("compat", which, differences, options.o, options.v)
+    label = pooler.label(which)
+    differences = report.Differences(os.path.join(HERE, "differences.tsv"), label)
+    results = report.Report("compat", label, differences, options.o, options.v)
     work = queue.SimpleQueue()
     # Slow checks first, so that no thread is left alone with one at the end.
     for check in sorted(checks, key=lambda c: -c.slow):

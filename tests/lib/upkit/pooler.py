@@ -71,6 +71,14 @@ def version(which):
     return (out.stdout or out.stderr).splitlines()[0] if (out.stdout or out.stderr) else which
 
 
+def label(which):
+    """Name for lists of differences: underpass, direct, pgbouncer-1.18."""
+    if which != "pgbouncer":
+        return which
+    found = re.search(r"(\d+\.\d+)", version(which))
+    return f"pgbouncer-{found[1]}" if found else which
+
+
 class StartFailed(Exception):
     """The pooler ended before it answered; `output` is what it wrote."""
 
@@ -146,7 +154,7 @@ class Pooler:
     # --- process
 
     def start(self, wait=True):
-        """Starts the process; with `wait`, until it accepts on its unix socket or TCP port."""
+        """Starts the process; with `wait`, until it accepts on its unix socket (TCP if it has none)."""
         self.output = open(self.path("output"), "w+", encoding="utf-8", errors="replace")
         # Relative %include is resolved against the working directory.
         self.process = subprocess.Popen([*command(self.which), *self.args, self.ini], cwd=self.directory,
@@ -157,14 +165,16 @@ class Pooler:
 
     def _accepts(self):
         if self.process.poll() is not None:
-            raise StartFailed(self.process.returncode, self.stderr() + self.log())
-        for address in (self.directory, "127.0.0.1"):
-            try:
-                wire.Conn(address, self.port, handshake=False).sock.close()
-                return True
-            except OSError:
-                continue
-        return False
+            raise StartFailed(self.process.returncode, self.log() or self.stderr())
+        # The unix socket comes last in PgBouncer's start; where there is none, TCP must do.
+        unix = self.settings["unix_socket_dir"]
+        address = unix if unix else "127.0.0.1"
+        port = self.port if unix else self.settings["listen_port"]
+        try:
+            wire.Conn(address, port, handshake=False).sock.close()
+            return True
+        except OSError:
+            return False
 
     def stderr(self):
         """What the process wrote to standard output and error."""

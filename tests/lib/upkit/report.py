@@ -10,7 +10,7 @@ import time
 class Differences:
     """Checks that a given pooler is known not to pass, with the reason.
 
-    Tab-separated file: pooler, check (may end in *), reason. A listed check that passes is a failure too, so that
+    Tab-separated file: pooler (see `applies`), check (may end in *), reason. A listed check that passes is a failure too, so that
     the list stays true.
     """
 
@@ -26,7 +26,7 @@ class Differences:
                 if len(parts) != 3:
                     raise ValueError(f"{path}:{number}: expected pooler, check, reason separated by tabs")
                 pooler, check, reason = parts
-                if pooler != which:
+                if not applies(pooler, which):
                     continue
                 if check.endswith("*"):
                     self.prefixes.append((check[:-1], reason))
@@ -42,6 +42,16 @@ class Differences:
     def is_exact(self, check):
         """False when only a prefix names it: then passing is allowed."""
         return check in self.exact
+
+
+def applies(pattern, which):
+    """Whether a line's pooler means `which`: "pgbouncer" is any version, "pgbouncer-1.18" one, "<" older ones."""
+    if pattern == which or which.startswith(pattern + "-"):
+        return True
+    if "<" not in pattern or "-" not in which:
+        return False
+    (name, limit), (kind, version) = pattern.split("<"), which.split("-")
+    return kind == name and [int(n) for n in version.split(".")] < [int(n) for n in limit.split(".")]
 
 
 class Report:
