@@ -1,0 +1,5 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# A core smoke test on other kernels, in an emulated machine.
+# POOLER=underpass (default) or pgbouncer chooses the pooler; --help lists the options.
+exec env PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 python3 "$(dirname "$0")/main.py" "$@"
