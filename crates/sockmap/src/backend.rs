@@ -27,8 +27,7 @@ pub(crate) fn backend_socket(server: BorrowedFd<'_>, pid_hint: Option<u32>) -> i
         io::Error::other("the server's end of the connection is not in this network namespace")
     })?;
     let wanted = format!("socket:[{inode}]");
-    let hinted = pid_hint.into_iter().filter(|&pid| comm(pid).is_some_and(|c| c.starts_with("postgres")));
-    for pid in hinted.chain(processes()?) {
+    for pid in pid_hint.into_iter().chain(processes()?) {
         let Some(number) = fd_of(pid, &wanted) else { continue };
         let Some(pid) = Pid::from_raw(pid as i32) else { continue };
         let process = pidfd_open(pid, PidfdFlags::empty())?;
