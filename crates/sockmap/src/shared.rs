@@ -144,7 +144,7 @@ unsafe fn load_state(state: *mut types::wire_state) -> StreamState {
     unsafe {
         out.need = AtomicU32::from_ptr(&raw mut (*state).need).load(Ordering::Acquire);
         out.head_len = AtomicU8::from_ptr(&raw mut (*state).hdr_len).load(Ordering::Acquire);
-        for (i, byte) in out.head.iter_mut().enumerate() {
+        for (i, byte) in out.head.iter_mut().enumerate().take(out.head_len.into()) {
             *byte = AtomicU8::from_ptr(&raw mut (*state).hdr[i]).load(Ordering::Acquire);
         }
     }

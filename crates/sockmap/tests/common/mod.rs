@@ -2,6 +2,7 @@
 //! Shared by the lane tests: private socket pairs, protocol messages, a small user-space half of a pooler.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod ends;
 pub mod pooler;
 
 use std::io::{Read, Write};

@@ -242,6 +242,14 @@ impl Pooler {
         };
         self.clients.insert(id, client);
         self.client_ids.insert(slot, id);
+        if self.o.pinned {
+            let server = self.o.datapath.pop_idle(self.pool, None).map_err(io::Error::other)?;
+            let sid = self.server_ids[&server.ok_or_else(|| io::Error::other("no server for a session"))?];
+            let (c, s) = (self.clients.get_mut(&id).unwrap(), self.servers.get_mut(&sid).unwrap());
+            c.server = Some(sid);
+            self.o.datapath.link(c.slot, s.slot, &c.link).map_err(io::Error::other)?;
+            self.release(id, sid);
+        }
         self.pump(id);
         Ok(())
     }
