@@ -17,6 +17,7 @@ use underpass_config::{Config, UnixSocketDir};
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
+use crate::lanes::Lanes;
 use crate::net;
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -56,6 +57,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     refuse_root(config, options)?;
     raise_descriptor_limit(config);
     let listeners = listen(config)?;
+    // With the privileges of the start: programs and maps are made here and only used later.
+    let lanes = Lanes::open(config)?.map(Arc::new);
     let user = options.user.clone().or_else(|| config.user.clone());
     if let (Some(user), true) = (&user, rustix::process::getuid().is_root()) {
         become_user(user)?;
@@ -86,6 +89,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
+        lanes,
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),

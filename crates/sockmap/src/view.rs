@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 
-use crate::datapath::{ClientSlot, Datapath, ServerSlot};
+use crate::datapath::{ClientSlot, Datapath, PoolSlot, ServerSlot};
 use crate::error::Error;
 use crate::handover::{LinkState, server_of};
 use crate::names::{Counter, Reason};
+use crate::shared::POOL_ORDINALS_MAX;
 use crate::skel::types;
 use crate::socket;
 use crate::words::{DIR_USER, PEER_LINKED};
@@ -88,6 +89,23 @@ impl Datapath {
                 query_ns: c.query_ns(i).load(Relaxed),
             },
         })
+    }
+
+    /// The ordinals now in the idle set of a pool, lowest first.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn idle_ordinals(&self, pool: PoolSlot) -> Result<Vec<u32>, Error> {
+        let p = self.check_pool(pool)?;
+        let mut ordinals = Vec::new();
+        for word in 0..POOL_ORDINALS_MAX / 64 {
+            let mut bits = self.pools.idle(p, word).load(SeqCst);
+            while bits != 0 {
+                ordinals.push(word as u32 * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+        Ok(ordinals)
     }
 
     /// The client that a server is linked to.

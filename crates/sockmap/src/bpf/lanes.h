@@ -152,6 +152,7 @@ struct lane_event {
 	X(TYPE, "type", "A message type that a lane does not forward.")                                       \
 	X(LENGTH, "length", "A message length below 4 or above the limit.")                                   \
 	X(SPLIT, "split", "A request's head is split between two chunks.")                                    \
+	X(BATCH, "batch", "Extended-protocol messages without their Sync in the same chunk.")                \
 	X(MESSAGES, "messages", "More messages in one chunk than a program may walk.")                        \
 	X(DEPTH, "depth", "Too many ReadyForQuery outstanding.")                                              \
 	X(NAMED_STATEMENT, "named_statement", "A named prepared statement that needs renaming.")             \
@@ -169,7 +170,7 @@ struct lane_event {
 	X(NO_CLIENT, "no_client", "The server sent something while no client was linked.")                    \
 	X(AFTER_RFQ, "after_rfq", "Messages followed the last ReadyForQuery.")                                \
 	X(RFQ_UNEXPECTED, "rfq_unexpected", "A ReadyForQuery that nobody asked for, or with a bad status.")   \
-	X(DIRTY, "dirty", "The server changed a reported parameter or its session state; checked first.")     \
+	X(DIRTY, "dirty", "The server reports a parameter or dropped statements: user space keeps the books.") \
 	X(RETIRE, "retire", "The server is to be closed or checked before its next use.")                     \
 	X(HELD, "held", "The transaction ended while user space held the link.")                              \
 	X(TARGET, "target", "The target socket is gone or refused the redirect.")                             \

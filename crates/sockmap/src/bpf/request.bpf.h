@@ -125,6 +125,8 @@ static __always_inline void scan_request(struct request_scan *s)
 		s->reason = REASON_MESSAGES;
 	else if (s->w.hdr_len) /* so that hand-over is never inside a head */
 		s->reason = REASON_SPLIT;
+	else if (s->open) /* so that hand-over never leaves answers that user space cannot count */
+		s->reason = REASON_BATCH;
 }
 
 #undef WIRE_LOAD

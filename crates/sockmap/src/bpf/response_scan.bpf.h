@@ -57,13 +57,16 @@ static long RESPONSE_NAME(response_step)(__u32 i, void *context)
 		s->status = m.status;
 		break;
 	case 'C':
-		if (RESPONSE_NAME(drops_statements)(source, &m, s->end))
-			s->dirty = 1;
+		if (RESPONSE_NAME(drops_statements)(source, &m, s->end)) {
+			s->reason = REASON_DIRTY;
+			return 1;
+		}
 		break;
-	case 'S':
-	case 'A':
-		s->dirty = 1;
+	case 'A': /* a notification belongs to whoever is linked */
 		break;
+	case 'S': /* user space must learn the value before anybody else is linked */
+		s->reason = REASON_DIRTY;
+		return 1;
 	case 'G':
 		s->copy_in = 1;
 		break;
