@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PostgreSQL's own regression suite, directly and through session pooling, compared test by test.
 
-pg_regress comes from Debian's postgresql-server-dev package, the SQL from the source package: both are fetched when
-run, with a private apt configuration, into a cache directory. A test counts as passed when its output through the
+pg_regress, its library and the SQL come from Debian's source package, the headers and libraries that they are built
+with from postgresql-server-dev: both are fetched when run, with a private apt configuration, into a cache directory. A test counts as passed when its output through the
 pooler is the same as directly, or when its difference is in differences.tsv.
 """
 
@@ -93,21 +93,32 @@ def fetch(major):
 
 
 def build_library(suite, package, major):
-    """regress.so and the two modules of contrib/spi that triggers need, in one directory."""
+    """pg_regress, regress.so and the two modules of contrib/spi that triggers need, in one directory."""
     directory = host.cache_dir("regress", major, "lib")
     include = os.path.join(package, "usr/include/postgresql", major, "server")
     library = os.path.join(directory, "regress.so")
+    client = command("pg_config", "--includedir").strip() if shutil.which("pg_config") else "/usr/include/postgresql"
     if not os.path.exists(library):
-        client = command("pg_config", "--includedir").strip() if shutil.which("pg_config") else "/usr/include/postgresql"
         command("cc", "-shared", "-fPIC", "-O1", "-w", "-D_GNU_SOURCE", f"-I{include}", f"-I{client}", "-o", library,
                 os.path.join(suite, "regress.c"))
+    program = os.path.join(directory, "pg_regress")
+    if not os.path.exists(program):
+        # Debian does not ship the program for every version, so it is built from the same source.
+        # The build's install paths: overridden by --bindir and --dlpath, but the source includes them.
+        with open(os.path.join(directory, "pg_config_paths.h"), "w", encoding="utf-8") as header:
+            header.writelines(f'#define {name} ""\n' for name in ("PGBINDIR", "PGSHAREDIR", "LIBDIR"))
+        archives = os.path.join(package, "usr/lib/postgresql", major, "lib")
+        command("cc", "-O1", "-w", "-DFRONTEND", "-D_GNU_SOURCE", '-DHOST_TUPLE="x86_64-linux-gnu"',
+                '-DSHELLPROG="/bin/sh"', '-DDLSUFFIX=".so"', f"-I{include}", f"-I{client}", f"-I{directory}", f"-I{suite}", "-o", program,
+                os.path.join(suite, "pg_regress.c"), os.path.join(suite, "pg_regress_main.c"), f"-L{archives}",
+                "-lpgcommon", "-lpgport", "-lm")
     server_lib = os.path.join(os.path.dirname(host.pg_bin().rstrip("/")), "lib")
     for module in ("refint.so", "autoinc.so"):
         shutil.copy(os.path.join(server_lib, module), directory)
     return directory
 
 
-def run_suite(name, suite, package, library, major, port, schedule):
+def run_suite(name, suite, library, port, schedule):
     """Runs pg_regress against `port`; test -> (status, output), and what it printed."""
     work = host.temp_dir(f"regress-{name}")
     inputs = os.path.join(work, "input")
@@ -115,7 +126,7 @@ def run_suite(name, suite, package, library, major, port, schedule):
     for path, directories, files in os.walk(work):
         for entry in [path, *(os.path.join(path, e) for e in directories + files)]:
             host.own(entry)
-    program = os.path.join(package, "usr/lib/postgresql", major, "lib/pgxs/src/test/regress/pg_regress")
+    program = os.path.join(library, "pg_regress")
     done = subprocess.run(
         [program, f"--inputdir={inputs}", f"--outputdir={inputs}", f"--bindir={host.pg_bin().rstrip('/')}",
          f"--dlpath={library}", "--host=127.0.0.1", f"--port={port}", "--user=postgres", "--max-concurrent-tests=10",
@@ -156,7 +167,7 @@ def main():
     results = report.Report("regress", label, differences, options.o, options.v)
 
     with postgres.Postgres(settings=SETTINGS, tls=False) as server:
-        direct, said = run_suite("direct", suite, package, library, major, server.port, options.s)
+        direct, said = run_suite("direct", suite, library, server.port, options.s)
         if not direct:
             raise host.SetupError(f"pg_regress ran no test: {said[-800:]}")
     with postgres.Postgres(settings=SETTINGS, tls=False) as server:
@@ -166,7 +177,7 @@ def main():
                     "auth_query": "SELECT rolname, 'x' FROM pg_authid WHERE rolname = $1"}
         with pooler.Pooler({"*": f"host=127.0.0.1 port={server.port}"}, settings, which=which,
                            auth_file='"postgres" "x"\n') as target:
-            pooled, said = run_suite("pooled", suite, package, library, major, target.port, options.s)
+            pooled, said = run_suite("pooled", suite, library, target.port, options.s)
             if not pooled:
                 print(said[-800:], target.log()[-1500:])
     for test, (status, text) in direct.items():
