@@ -25,7 +25,7 @@ same() { [ "$1" = "$2" ] || { echo "got $1, expected $2"; return 1; }; }
 
 echo "@@note kernel $(uname -r)"
 check initdb as_postgres initdb -D /work/data -U postgres -A trust -N --locale=C
-check server as_postgres pg_ctl -D /work/data -w -t 120 -o "'-c fsync=off -c max_connections=30 -c shared_buffers=16MB'" -l /tmp/pg.log start
+check server as_postgres pg_ctl -D /work/data -w -t 120 -o "'-c fsync=off -c max_connections=30 -c shared_buffers=16MB -k /tmp'" -l /tmp/pg.log start
 if [ @KIND@ = underpass ]; then
 	check underpass-check /bin/pooler check
 	/bin/pooler check 2>&1 | while read -r line; do echo "@@note $line"; done
