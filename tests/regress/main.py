@@ -20,8 +20,9 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 
 from upkit import host, pooler, postgres, report
 
-# pg_regress asks for these by PGOPTIONS and environment; as server settings they hold whatever a pooler forwards.
-SETTINGS = {"intervalstyle": "postgres_verbose", "max_prepared_transactions": "10", "max_connections": "150"}
+# pg_regress asks for the first three by PGOPTIONS and environment. A pooler turns start-up values into SET, so that
+# RESET goes to the server's default instead: as server settings they are the same thing.
+SETTINGS = {"intervalstyle": "postgres_verbose", "datestyle": "postgres, mdy", "timezone": "PST8PDT", "max_prepared_transactions": "10", "max_connections": "150"}
 RUN_TIMEOUT_S = 1800
 
 
