@@ -14,6 +14,7 @@ fn check(name: &str, pool_mode: PoolMode) {
     config.transactions = 40_000;
     config.pool_mode = pool_mode;
     config.prepared = true;
+    config.silence = 20;
     config.fault_every = 50;
     config.console_user = Some("pooler_admin".into());
     config.console_password = "pooler_admin_password".into();
