@@ -6,6 +6,7 @@
 
 mod client;
 mod lanes;
+mod gather;
 mod net;
 mod pool;
 mod resolver;
@@ -18,6 +19,9 @@ mod transport;
 mod worker;
 
 pub use run::{Options, check, run};
+
+/// What SHOW VERSION and `--version` say. Exporters look for PgBouncer's version in it.
+pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.
 fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {

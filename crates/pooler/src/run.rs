@@ -18,7 +18,9 @@ use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
 use crate::lanes::Lanes;
+use crate::gather::Periods;
 use crate::net;
+use underpass_console::Timestamp;
 use crate::resolver::Resolver;
 use crate::settings::Settings;
 use crate::shared::{Mailbox, Names, Shared, phase};
@@ -93,6 +95,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),
+        periods: Mutex::new(Periods::new(Timestamp(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64))),
         settings: ArcSwap::from_pointee(settings),
     });
     for warning in warnings {

@@ -17,6 +17,7 @@ use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::lanes::Lanes;
+use crate::gather::Periods;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -99,6 +100,8 @@ pub(crate) struct Shared {
     pub started: Instant,
     pub started_wall: SystemTime,
     pub last_error: ArcSwapOption<String>,
+    /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
+    pub periods: Mutex<Periods>,
 }
 
 /// Databases, users and pools by name. Entries live as long as the process.
