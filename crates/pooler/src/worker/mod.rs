@@ -38,6 +38,9 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 const READS_PER_TURN: usize = 8;
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// The peer has ended its stream. It is told once, possibly together with bytes that come before the end: whoever stops reading at a
+/// short read must know that an end follows.
+const GONE: EventFlags = EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR);
 /// Events taken from epoll at a time.
 const EVENTS_MAX: usize = 512;
 
@@ -171,7 +174,7 @@ impl Worker {
             for again in std::mem::take(&mut self.again) {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
-                    Again::Server(key) => self.server_readable(key),
+                    Again::Server(key) => self.server_readable(key, false),
                 }
             }
             if self.now >= next_tick {
@@ -189,7 +192,7 @@ impl Worker {
         const SERVER: u64 = Source::Server as u64;
         const CANCEL: u64 = Source::Cancel as u64;
         const LISTENER: u64 = Source::Listener as u64;
-        let incoming = flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        let incoming = flags.intersects(EventFlags::IN | GONE);
         match token >> 56 {
             CLIENT => {
                 if flags.contains(EventFlags::OUT) {
@@ -204,7 +207,7 @@ impl Worker {
                     self.server_writable(key);
                 }
                 if incoming {
-                    self.server_readable(key);
+                    self.server_readable(key, flags.intersects(GONE));
                 }
             }
             CANCEL => self.cancel_event(key),

@@ -148,6 +148,8 @@ impl Worker {
                 inbox: Vec::new(),
                 outbox: Outbox::default(),
                 readable: false,
+                ended: false,
+                refusal: None,
                 cancel_key: Vec::new(),
                 connected_at: now,
                 request_at: now,
