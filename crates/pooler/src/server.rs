@@ -88,8 +88,10 @@ pub(crate) struct Server {
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client is full.
     pub readable: bool,
-    /// A hang-up was seen: reading goes on to the end of the stream.
+    /// The peer has ended its stream; bytes may come before the end.
     pub ended: bool,
+    /// Body of the ErrorResponse to the pooler's own question, until the ReadyForQuery behind it arrives.
+    pub refusal: Option<Vec<u8>>,
     pub cancel_key: Vec<u8>,
     pub connected_at: Instant,
     pub request_at: Instant,

@@ -572,7 +572,7 @@ impl Worker {
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
             return self.client_io_failed(key, &error);
         }
-        if client.readable || !client.inbox.is_empty() {
+        if client.readable || client.ended || !client.inbox.is_empty() {
             self.again.push(Again::Client(key));
         } else {
             self.lane_offer(key);

@@ -150,6 +150,7 @@ impl Worker {
                 outbox: Outbox::default(),
                 readable: false,
                 ended: false,
+                refusal: None,
                 cancel_key: Vec::new(),
                 connected_at: now,
                 request_at: now,
