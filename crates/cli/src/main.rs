@@ -63,7 +63,8 @@ fn main() -> ExitCode {
     let mut config_paths = vec![pooler.file];
     config_paths.extend(pooler.overlay);
     let result = if pooler.check {
-        underpass_pooler::check(&config_paths).map(|warnings| warnings.iter().for_each(|warning| println!("{warning}")))
+        underpass_pooler::check(&config_paths)
+            .map(|warnings| warnings.iter().for_each(|warning| println!("{warning}")))
     } else {
         underpass_pooler::run(&underpass_pooler::Options {
             config_paths,

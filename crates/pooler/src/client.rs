@@ -137,4 +137,3 @@ impl Client {
 pub(crate) fn key_of(client: ClientRef) -> Key {
     Key { index: client.slot, generation: client.generation }
 }
-

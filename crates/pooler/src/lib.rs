@@ -5,8 +5,8 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
-mod lanes;
 mod gather;
+mod lanes;
 mod net;
 mod pool;
 mod resolver;
@@ -21,7 +21,8 @@ mod worker;
 pub use run::{Options, check, run};
 
 /// What SHOW VERSION and `--version` say. Exporters look for PgBouncer's version in it.
-pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
+pub const VERSION: &str =
+    concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.
 fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {

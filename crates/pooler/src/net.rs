@@ -137,7 +137,12 @@ pub(crate) fn listen_unix(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
         let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, STREAM_FLAGS, None)?;
         match rustix::net::connect(&probe, &address) {
             Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)?,
-            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this unix socket")),
+            _ => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "another process listens on this unix socket",
+                ));
+            }
         }
     }
     rustix::net::bind(&fd, &address)?;

@@ -9,8 +9,8 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use underpass_config::{CheckQuery, Database, PoolMode};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
-use underpass_sockmap::PoolSlot;
 use underpass_pool::{PoolId, params::SharedParameters};
+use underpass_sockmap::PoolSlot;
 
 use crate::settings::Settings;
 

@@ -17,14 +17,14 @@ use underpass_config::{Config, UnixSocketDir};
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
-use crate::lanes::Lanes;
 use crate::gather::Periods;
+use crate::lanes::Lanes;
 use crate::net;
-use underpass_console::Timestamp;
 use crate::resolver::Resolver;
 use crate::settings::Settings;
 use crate::shared::{Mailbox, Names, Shared, phase};
 use crate::worker::{Listener, Worker};
+use underpass_console::Timestamp;
 
 /// How the pooler is started.
 #[derive(Debug, Clone, Default)]
@@ -75,7 +75,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     // Signals are taken by one thread; the others never see them.
     let mut signals = SigSet::empty();
-    for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2] {
+    for signal in
+        [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2]
+    {
         signals.add(signal);
     }
     signals.thread_block()?;
@@ -95,7 +97,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),
-        periods: Mutex::new(Periods::new(Timestamp(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64))),
+        periods: Mutex::new(Periods::new(Timestamp(
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64,
+        ))),
         settings: ArcSwap::from_pointee(settings),
     });
     for warning in warnings {
@@ -108,7 +112,10 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     for index in 0..threads {
         let worker = Worker::new(index as u16, shared.clone(), listeners.clone());
         workers.push(
-            std::thread::Builder::new().name(format!("worker {index}")).spawn(move || worker.run()).context("cannot start a thread")?,
+            std::thread::Builder::new()
+                .name(format!("worker {index}"))
+                .spawn(move || worker.run())
+                .context("cannot start a thread")?,
         );
     }
     log::info!("process up: underpass {}, {threads} threads", env!("CARGO_PKG_VERSION"));
@@ -137,13 +144,16 @@ fn signal_loop_step(shared: &Arc<Shared>, signals: &SigSet) -> anyhow::Result<bo
 fn refuse_root(config: &Config, options: &Options) -> anyhow::Result<()> {
     let has_user = options.user.is_some() || config.user.is_some();
     if rustix::process::getuid().is_root() && !has_user {
-        anyhow::bail!("will not run as root: set `user` in [pgbouncer], give -u USER, or start as another user");
+        anyhow::bail!(
+            "will not run as root: set `user` in [pgbouncer], give -u USER, or start as another user"
+        );
     }
     Ok(())
 }
 
 fn become_user(name: &str) -> anyhow::Result<()> {
-    let user = nix::unistd::User::from_name(name)?.with_context(|| format!("user \"{name}\" does not exist: change `user`"))?;
+    let user = nix::unistd::User::from_name(name)?
+        .with_context(|| format!("user \"{name}\" does not exist: change `user`"))?;
     let c_name = std::ffi::CString::new(name)?;
     nix::unistd::initgroups(&c_name, user.gid)?;
     nix::unistd::setgid(user.gid)?;
@@ -156,13 +166,17 @@ fn raise_descriptor_limit(config: &Config) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
     let pools = config.databases.len().max(1) as u64;
-    let needed = u64::from(config.max_client_conn) + pools * u64::from(config.default_pool_size + config.reserve_pool_size) + 200;
+    let needed = u64::from(config.max_client_conn)
+        + pools * u64::from(config.default_pool_size + config.reserve_pool_size)
+        + 200;
     if soft >= needed {
         return;
     }
     let wanted = needed.max(soft).min(hard);
     if setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_err() || wanted < needed {
-        log::warn!("{needed} file descriptors may be needed, {wanted} are allowed: raise LimitNOFILE (ulimit -n)");
+        log::warn!(
+            "{needed} file descriptors may be needed, {wanted} are allowed: raise LimitNOFILE (ulimit -n)"
+        );
     }
 }
 
@@ -172,9 +186,15 @@ fn listen(config: &Config) -> anyhow::Result<Vec<Listener>> {
     let backlog = config.listen_backlog as i32;
     for name in config.listen_addr.iter() {
         let addresses: Vec<SocketAddr> = if name == "*" {
-            vec![(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port).into(), (IpAddr::V6(Ipv6Addr::UNSPECIFIED), port).into()]
+            vec![
+                (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port).into(),
+                (IpAddr::V6(Ipv6Addr::UNSPECIFIED), port).into(),
+            ]
         } else {
-            (name, port).to_socket_addrs().with_context(|| format!("listen_addr: cannot resolve {name}"))?.collect()
+            (name, port)
+                .to_socket_addrs()
+                .with_context(|| format!("listen_addr: cannot resolve {name}"))?
+                .collect()
         };
         for address in addresses {
             match net::listen_tcp(address, backlog, config.so_reuseport) {
@@ -183,8 +203,12 @@ fn listen(config: &Config) -> anyhow::Result<Vec<Listener>> {
                     listeners.push(Listener { fd: Arc::new(fd), unix_port: None });
                 }
                 // A machine without IPv6 is served on IPv4.
-                Err(error) if name == "*" && address.is_ipv6() => log::debug!("cannot listen on {address}: {error}"),
-                Err(error) => anyhow::bail!("cannot listen on {address}: {error}; is another pooler running? change listen_port or stop it"),
+                Err(error) if name == "*" && address.is_ipv6() => {
+                    log::debug!("cannot listen on {address}: {error}")
+                }
+                Err(error) => anyhow::bail!(
+                    "cannot listen on {address}: {error}; is another pooler running? change listen_port or stop it"
+                ),
             }
         }
     }
@@ -194,8 +218,12 @@ fn listen(config: &Config) -> anyhow::Result<Vec<Listener>> {
         UnixSocketDir::Abstract(prefix) => Some(PathBuf::from(format!("@{prefix}/.s.PGSQL.{port}"))),
     };
     if let Some(path) = socket {
-        let fd = net::listen_unix(&path, backlog)
-            .with_context(|| format!("cannot listen on unix socket {}: change unix_socket_dir or stop the other process", path.display()))?;
+        let fd = net::listen_unix(&path, backlog).with_context(|| {
+            format!(
+                "cannot listen on unix socket {}: change unix_socket_dir or stop the other process",
+                path.display()
+            )
+        })?;
         if matches!(config.unix_socket_dir, UnixSocketDir::Path(_)) {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(config.unix_socket_mode))?;
         }

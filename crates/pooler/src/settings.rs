@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use underpass_auth::{AuthContext, AuthOptions, Secret};
-use underpass_config::{AuthType, Config, Database, Hba, CheckQuery, IdentMaps, OsFiles, Parsed, PoolMode, SslMode, Userlist};
+use underpass_config::{
+    AuthType, CheckQuery, Config, Database, Hba, IdentMaps, OsFiles, Parsed, PoolMode, SslMode, Userlist,
+};
 use underpass_pool::core::PoolLimits;
 use underpass_pool::link::LinkOptions;
 use underpass_tls::{ClientSide, ServerSide, TlsClientOptions, TlsServerOptions};
@@ -65,7 +67,10 @@ impl Settings {
             }
             _ => None,
         };
-        let auth = AuthContext::new(&AuthOptions { scram_iterations: config.scram_iterations, ..AuthOptions::default() })?;
+        let auth = AuthContext::new(&AuthOptions {
+            scram_iterations: config.scram_iterations,
+            ..AuthOptions::default()
+        })?;
         let client_tls = ClientSide::build(&TlsClientOptions {
             sslmode: tls_mode(config.client_tls_sslmode),
             key_file: config.client_tls_key_file.clone(),
@@ -88,8 +93,16 @@ impl Settings {
         })?;
         warnings.extend(client_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
         warnings.extend(server_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
-        let settings =
-            Self { config, users, hba, ident, auth: Arc::new(auth), client_tls, server_tls, paths: paths.to_vec() };
+        let settings = Self {
+            config,
+            users,
+            hba,
+            ident,
+            auth: Arc::new(auth),
+            client_tls,
+            server_tls,
+            paths: paths.to_vec(),
+        };
         Ok((settings, warnings))
     }
 

@@ -387,7 +387,11 @@ impl Link {
     /// The client has gone: completes what it left half done, so that the server comes to a ReadyForQuery. Returns false where that
     /// cannot be done, because a message was cut in the middle or the connection is a replication stream.
     pub fn abandon(&mut self, out: &mut Vec<u8>) -> bool {
-        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 || (self.copy_in && self.foreign > 0) {
+        if self.frontend_left > 0
+            || self.copy_both
+            || self.copy_syncs > 0
+            || (self.copy_in && self.foreign > 0)
+        {
             return false;
         }
         // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.

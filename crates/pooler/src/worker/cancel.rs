@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::net::{RecvFlags, SendFlags};
-use underpass_pool::{PoolId, ServerId};
 use underpass_pool::core::ClientRef;
+use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::{error_response, ready_for_query};
 use underpass_wire::backend::{Report, Severity, TransactionStatus};
@@ -44,9 +44,9 @@ impl CancelConnection {
 impl Worker {
     /// A client sent a CancelRequest. Its connection stays open until the request has been carried out, as PostgreSQL's would.
     pub(super) fn cancel_requested(&mut self, asker: Key, process_id: u32, secret: &[u8]) {
-        let key = secret.first_chunk::<4>().map_or(0, |secret| {
-            u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*secret))
-        });
+        let key = secret
+            .first_chunk::<4>()
+            .map_or(0, |secret| u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*secret)));
         let target = (secret.len() == 4).then(|| lock(&self.shared.cancel_keys).get(&key).copied()).flatten();
         let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
         match target {
@@ -54,7 +54,9 @@ impl Worker {
                 log::info!("cancel request with an unknown key");
                 self.cancel_answered(asker);
             }
-            Some(target) => self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker))),
+            Some(target) => {
+                self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker)))
+            }
         }
     }
 
@@ -73,8 +75,9 @@ impl Worker {
         if waits {
             self.cancel_waiting(key_of(target));
         }
-        let working =
-            linked.filter(|&key| self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy()));
+        let working = linked.filter(|&key| {
+            self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy())
+        });
         // Where nothing is running there is nothing to cancel.
         let sent = working.is_some_and(|server| self.cancel_server(server, Some(asker)));
         if !sent {
@@ -100,8 +103,10 @@ impl Worker {
             return false;
         }
         let since = self.now;
-        let connection = self.cancels.insert(|_| CancelConnection { fd, request, id, server: key, asker, since });
-        let watched = self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
+        let connection =
+            self.cancels.insert(|_| CancelConnection { fd, request, id, server: key, asker, since });
+        let watched =
+            self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
         if !matches!(watched, Some(Ok(()))) {
             self.cancel_finished(connection);
         }
@@ -168,7 +173,11 @@ impl Worker {
         let mut out = Vec::new();
         error_response(
             &mut out,
-            &Report::new(Severity::Error, SqlState::QUERY_CANCELED, "canceling statement due to user request"),
+            &Report::new(
+                Severity::Error,
+                SqlState::QUERY_CANCELED,
+                "canceling statement due to user request",
+            ),
         );
         ready_for_query(&mut out, TransactionStatus::Idle);
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {

@@ -110,7 +110,10 @@ impl Worker {
                     if client.worker == self.index {
                         self.lane_client_up(key_of(client));
                     } else {
-                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.lane_client_up(key_of(client))),
+                        );
                     }
                 }
                 Event::ServerUp { server, .. } => self.lane_server_up(server),
@@ -176,13 +179,21 @@ impl Worker {
         };
         lane.drained = false;
         // Named statements stay in user space for a while; coming up for each costs more than the lane saves.
-        if matches!(taken.reason, Some(Reason::NamedStatement | Reason::UnnamedBind | Reason::NamedPortal | Reason::Batch)) {
+        if matches!(
+            taken.reason,
+            Some(Reason::NamedStatement | Reason::UnnamedBind | Reason::NamedPortal | Reason::Batch)
+        ) {
             lane.not_before = Some(self.now + REFUSED_PAUSE);
         }
         client.phase = Phase::Idle;
         client.readable = true;
         lane.linked = taken.server.is_some();
-        watch_client(client, &self.shared.mailboxes[self.index as usize].epoll, token(Source::Client, key), false);
+        watch_client(
+            client,
+            &self.shared.mailboxes[self.index as usize].epoll,
+            token(Source::Client, key),
+            false,
+        );
         if let Some(slot) = taken.server {
             self.lane_adopt(key, slot, &taken);
         }
@@ -198,7 +209,8 @@ impl Worker {
             return;
         };
         let now = self.now;
-        let (Some(client), Some(Entry::Here(server))) = (self.clients.get_mut(key), self.servers.get_mut(server_key))
+        let (Some(client), Some(Entry::Here(server))) =
+            (self.clients.get_mut(key), self.servers.get_mut(server_key))
         else {
             return;
         };
@@ -249,7 +261,10 @@ impl Worker {
                     if client.worker == self.index {
                         self.lane_client_up(key_of(client));
                     } else {
-                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.lane_client_up(key_of(client))),
+                        );
                     }
                 }
             }
@@ -295,7 +310,10 @@ impl Worker {
     }
 
     /// Times of a client that a lane carries: when it was last active, since when its query and its transaction run.
-    pub(super) fn lane_times(&self, client: &Client) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
+    pub(super) fn lane_times(
+        &self,
+        client: &Client,
+    ) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
         let lane = client.lane.as_ref()?;
         let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
         let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

@@ -11,7 +11,7 @@ use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
-use underpass_wire::backend::build::{error_response};
+use underpass_wire::backend::build::error_response;
 use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Source, Worker};
@@ -124,7 +124,9 @@ impl Worker {
 
     /// Passes on what the client said while it waited, once its server is ready for it.
     pub(super) fn begin_if_prepared(&mut self, key: Key, server: Key) {
-        if self.clients.get(key).is_some_and(|client| client.phase_server() == Some(server)) && self.is_client_work(server) {
+        if self.clients.get(key).is_some_and(|client| client.phase_server() == Some(server))
+            && self.is_client_work(server)
+        {
             self.start_forwarding(key, server);
         }
     }
@@ -226,7 +228,10 @@ impl Worker {
                 self.close_server(key, &format!("restoring parameters failed: {message}"));
                 return self.close_client(
                     client_key,
-                    Farewell::told(SqlState::INVALID_PARAMETER_VALUE, format!("restoring session parameters failed: {message}")),
+                    Farewell::told(
+                        SqlState::INVALID_PARAMETER_VALUE,
+                        format!("restoring session parameters failed: {message}"),
+                    ),
                 );
             }
             return self.close_server(key, &format!("check query failed: {message}"));
@@ -246,11 +251,17 @@ impl Worker {
                     set.set(name, value);
                 }
             }
-            client.parameters = if set == *server.parameters { server.parameters.clone() } else { self.shared.intern_parameters(set) };
+            client.parameters = if set == *server.parameters {
+                server.parameters.clone()
+            } else {
+                self.shared.intern_parameters(set)
+            };
         }
         server.work = Work::Client(client_key);
         // Equal in all that can be compared: from now on one pointer tells it.
-        if !Arc::ptr_eq(&client.parameters, &server.parameters) && client.parameters.is_settled_by(&server.parameters) {
+        if !Arc::ptr_eq(&client.parameters, &server.parameters)
+            && client.parameters.is_settled_by(&server.parameters)
+        {
             client.parameters = server.parameters.clone();
         }
         self.again.push(Again::Client(client_key));
@@ -582,7 +593,11 @@ impl Worker {
         for key in self.clients.keys() {
             self.close_client(
                 key,
-                Farewell { report: Some((SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into())), reason: "shutdown".into(), is_error: false },
+                Farewell {
+                    report: Some((SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into())),
+                    reason: "shutdown".into(),
+                    is_error: false,
+                },
             );
         }
         for key in self.servers.keys() {

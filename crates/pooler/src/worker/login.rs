@@ -91,7 +91,8 @@ impl Worker {
         let parsed = match startup::parse(&inbox) {
             Ok(parsed) => parsed,
             Err(error) => {
-                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, error.to_string()));
+                return self
+                    .close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, error.to_string()));
             }
         };
         let Some((packet, used)) = parsed else {
@@ -107,7 +108,10 @@ impl Worker {
                 if inbox.len() > used || is_tls || again {
                     return self.close_client(
                         key,
-                        Farewell::told(SqlState::PROTOCOL_VIOLATION, "unexpected data around a request for encryption"),
+                        Farewell::told(
+                            SqlState::PROTOCOL_VIOLATION,
+                            "unexpected data around a request for encryption",
+                        ),
                     );
                 }
                 let tls = settings.client_tls.as_ref().filter(|_| is_ssl && client.address.ip().is_some());
@@ -124,9 +128,13 @@ impl Worker {
                     // The handshake's first bytes have been read already: rustls gets them from here.
                     self.begin_direct_tls(key, tls.config.clone(), &inbox);
                 }
-                _ => self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable")),
+                _ => {
+                    self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable"))
+                }
             },
-            FirstPacket::Cancel(request) => self.cancel_requested(key, request.process_id, request.secret_key),
+            FirstPacket::Cancel(request) => {
+                self.cancel_requested(key, request.process_id, request.secret_key)
+            }
             FirstPacket::UnsupportedProtocol(version) => self.close_client(
                 key,
                 Farewell::told(
@@ -140,7 +148,8 @@ impl Worker {
                 let parameters: Option<Vec<_>> =
                     message.parameters().map(|(name, value)| Some((text(name)?, text(value)?))).collect();
                 let names = message.user().and_then(text).zip(message.database().and_then(text));
-                let (Some(parameters), Some((user, database))) = (parameters, names.filter(|(user, _)| !user.is_empty()))
+                let (Some(parameters), Some((user, database))) =
+                    (parameters, names.filter(|(user, _)| !user.is_empty()))
                 else {
                     return self.close_client(
                         key,
@@ -176,13 +185,15 @@ impl Worker {
 
     fn begin_direct_tls(&mut self, key: Key, config: Arc<rustls::ServerConfig>, mut hello: &[u8]) {
         let Some(client) = self.clients.get_mut(key) else { return };
-        let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(|mut connection| {
-            while !hello.is_empty() {
-                connection.read_tls(&mut hello).map_err(|error| error.to_string())?;
-                connection.process_new_packets().map_err(|error| error.to_string())?;
-            }
-            Ok(connection)
-        });
+        let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(
+            |mut connection| {
+                while !hello.is_empty() {
+                    connection.read_tls(&mut hello).map_err(|error| error.to_string())?;
+                    connection.process_new_packets().map_err(|error| error.to_string())?;
+                }
+                Ok(connection)
+            },
+        );
         match begun {
             Ok(connection) => {
                 client.transport.upgrade(connection.into());
@@ -207,7 +218,9 @@ impl Worker {
         let config = &settings.config;
         if let Phase::Login(login) = &client.phase {
             let direct_ok = match client.transport.tls() {
-                Some(rustls::Connection::Server(connection)) => underpass_tls::ClientSide::direct_tls_allowed(connection),
+                Some(rustls::Connection::Server(connection)) => {
+                    underpass_tls::ClientSide::direct_tls_allowed(connection)
+                }
                 _ => true,
             };
             if login.direct_tls && !direct_ok {
@@ -221,7 +234,10 @@ impl Worker {
         if requires_tls && client.transport.tls().is_none() && client.address.ip().is_some() {
             return self.close_client(
                 key,
-                Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, "TLS required (client_tls_sslmode)"),
+                Farewell::told(
+                    SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+                    "TLS required (client_tls_sslmode)",
+                ),
             );
         }
         let mut log_tls = String::new();
@@ -248,7 +264,10 @@ impl Worker {
             None
         } else {
             match self.shared.database(&startup.database) {
-                None => Some(refuse(SqlState::INVALID_CATALOG_NAME, format!("no such database: {}", startup.database))),
+                None => Some(refuse(
+                    SqlState::INVALID_CATALOG_NAME,
+                    format!("no such database: {}", startup.database),
+                )),
                 Some(database) => {
                     let disabled = database.disabled.load(Ordering::Relaxed);
                     let state = self.shared.phase.load(Ordering::Relaxed);
@@ -282,7 +301,10 @@ impl Worker {
         let client = self.clients.get_mut(key)?;
         let (database, user) = (client.database.clone()?, client.user.clone()?);
         let told = |what: &str| {
-            Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, format!("no more connections allowed ({what})")))
+            Some(Farewell::told(
+                SqlState::TOO_MANY_CONNECTIONS,
+                format!("no more connections allowed ({what})"),
+            ))
         };
         client.counted = true;
         let of_database = database.clients.fetch_add(1, Ordering::Relaxed) + 1;
@@ -332,7 +354,10 @@ impl Worker {
                         tls: client.transport.tls().is_some(),
                         database: &startup.database,
                         user: &startup.user,
-                        physical_replication: startup.replication.as_deref().is_some_and(|mode| mode != "database"),
+                        physical_replication: startup
+                            .replication
+                            .as_deref()
+                            .is_some_and(|mode| mode != "database"),
                     })
                 });
                 map = rule.and_then(|rule| rule.map.clone());
@@ -415,7 +440,10 @@ impl Worker {
             _ => {
                 return self.close_client(
                     key,
-                    Farewell::told(SqlState::PROTOCOL_VIOLATION, "authentication message is too long or malformed"),
+                    Farewell::told(
+                        SqlState::PROTOCOL_VIOLATION,
+                        "authentication message is too long or malformed",
+                    ),
                 );
             }
         };
@@ -460,9 +488,13 @@ impl Worker {
             ClientStep::Failed(refusal) => {
                 let user = client.user.as_ref().map_or("", |user| &user.name);
                 let message = refusal.client_message(user);
-                let sqlstate = SqlState::new(refusal.sqlstate().as_bytes()).unwrap_or(SqlState::INVALID_PASSWORD);
+                let sqlstate =
+                    SqlState::new(refusal.sqlstate().as_bytes()).unwrap_or(SqlState::INVALID_PASSWORD);
                 let reason = format!("{message}: {refusal}");
-                return self.close_client(key, Farewell { report: Some((sqlstate, message)), reason, is_error: true });
+                return self.close_client(
+                    key,
+                    Farewell { report: Some((sqlstate, message)), reason, is_error: true },
+                );
             }
         }
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
@@ -532,7 +564,8 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(pool) = client.pool.clone() else { return };
         let Some(reported) = pool.welcome() else {
-            return self.close_client(key, Farewell::told(SqlState::CONNECTION_FAILURE, "server login failed"));
+            return self
+                .close_client(key, Farewell::told(SqlState::CONNECTION_FAILURE, "server login failed"));
         };
         let Phase::Login(login) = &client.phase else { return };
         let Some(startup) = login.startup.clone() else { return };
@@ -562,7 +595,10 @@ impl Worker {
         client.cancel_key = cancel_key;
         build::backend_key_data(&mut out, (cancel_key >> 32) as u32, &(cancel_key as u32).to_be_bytes());
         if let Some(text) = settings.config.login_notify_message.as_deref().filter(|text| !text.is_empty()) {
-            build::notice_response(&mut out, &Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, text));
+            build::notice_response(
+                &mut out,
+                &Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, text),
+            );
         }
         build::ready_for_query(&mut out, TransactionStatus::Idle);
         client.phase = Phase::Idle;
