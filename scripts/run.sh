@@ -7,15 +7,10 @@ cd "$(dirname "$0")/.."
 
 # --- what is needed
 scripts/install.sh run
-version=$(awk -F '"' '/^rust-version/ { print $2 }' Cargo.toml)
-rust_help="Rust $version or newer is needed and Debian's own is older: install it with rustup, https://rustup.rs
-  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- --default-toolchain stable"
-command -v cargo >/dev/null || die "cargo not found. $rust_help"
-have=$(rustc --version | awk '{ print $2 }')
-[ "$(printf '%s\n%s\n' "$version" "$have" | sort -V | head -n 1)" = "$version" ] || die "rustc is $have. $rust_help"
+need_rust
 
 say "building ..."
-cargo build --release --workspace --bins
+cargo build --release -p underpass
 target=${CARGO_TARGET_DIR:-target}
 binary=$(realpath "$target/release/underpass" 2>/dev/null) && [ -x "$binary" ] || die "the build made no underpass"
 
