@@ -5,6 +5,7 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
+mod control;
 mod net;
 mod pool;
 mod resolver;
@@ -17,6 +18,9 @@ mod transport;
 mod worker;
 
 pub use run::{Options, check, run};
+
+/// What `SHOW VERSION` and `--version` say.
+pub const VERSION: &str = concat!("underpass ", env!("CARGO_PKG_VERSION"));
 
 /// Appends a message of type `tag`.
 fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {

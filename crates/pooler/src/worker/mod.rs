@@ -11,10 +11,12 @@ pub(crate) mod console;
 mod forward;
 mod lifecycle;
 mod listen;
-mod login;
+pub(crate) mod login;
 mod server_login;
 mod stats;
+mod suspend;
 mod sweep;
+mod upkeep;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -84,6 +86,10 @@ pub(crate) struct Worker {
     again: Vec<Again>,
     pub meters: Vec<PoolMeter>,
     pub stopping: bool,
+    /// SHUTDOWN WAIT_FOR_SERVERS: clients leave when their transaction is over.
+    pub draining: bool,
+    /// SUSPEND: nothing is read but what the console says.
+    suspension: Option<Box<suspend::Suspension>>,
     /// When accepting failed for lack of descriptors, until when not to try.
     accept_paused_until: Option<Instant>,
     /// Console clients that wait for an event (PAUSE, WAIT_CLOSE, ...).
@@ -111,6 +117,8 @@ impl Worker {
             again: Vec::new(),
             meters: Vec::new(),
             stopping: false,
+            draining: false,
+            suspension: None,
             accept_paused_until: None,
             console_waits: Vec::new(),
         }
@@ -124,6 +132,28 @@ impl Worker {
     fn watch(&self, fd: BorrowedFd<'_>, source: Source, key: Key) -> rustix::io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), flags)
+    }
+
+    fn watch_listeners(&self) -> rustix::io::Result<()> {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let key = Key { index: index as u32, generation: 0 };
+            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
+            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
+        }
+        Ok(())
+    }
+
+    fn unwatch_listeners(&self) {
+        for listener in &self.listeners {
+            let _ = epoll::delete(self.epoll(), &*listener.fd);
+        }
+    }
+
+    /// Takes no more connections, for good.
+    pub(crate) fn stop_listening(&mut self) {
+        self.unwatch_listeners();
+        self.listeners.clear();
     }
 
     /// Gives another worker (or this one, later) something to do.
@@ -144,16 +174,11 @@ impl Worker {
             EventData::new_u64(token(Source::Bell, Key { index: 0, generation: 0 })),
             EventFlags::IN | EventFlags::ET,
         )?;
-        for (index, listener) in self.listeners.iter().enumerate() {
-            let key = Key { index: index as u32, generation: 0 };
-            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
-            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
-        }
+        self.watch_listeners()?;
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping {
-            let wait = if self.again.is_empty() {
+            let wait = if self.again.is_empty() || self.suspension.is_some() {
                 next_tick.saturating_duration_since(self.now).min(TICK)
             } else {
                 Duration::ZERO
@@ -168,7 +193,8 @@ impl Worker {
             for event in &events {
                 self.dispatch(event.data.u64(), event.flags);
             }
-            for again in std::mem::take(&mut self.again) {
+            let again = if self.suspension.is_none() { std::mem::take(&mut self.again) } else { Vec::new() };
+            for again in again {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
                     Again::Server(key) => self.server_readable(key),
@@ -189,6 +215,9 @@ impl Worker {
         const SERVER: u64 = Source::Server as u64;
         const CANCEL: u64 = Source::Cancel as u64;
         const LISTENER: u64 = Source::Listener as u64;
+        if self.suspension.is_some() && self.hold_back(token, flags) {
+            return;
+        }
         let incoming = flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
         match token >> 56 {
             CLIENT => {
