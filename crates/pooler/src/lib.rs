@@ -7,6 +7,7 @@
 mod client;
 mod lanes;
 mod gather;
+mod control;
 mod net;
 mod pool;
 mod resolver;
