@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
@@ -17,6 +17,7 @@ use underpass_config::{Config, UnixSocketDir};
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
+use crate::control::{self, Control};
 use crate::gather::Periods;
 use crate::lanes::Lanes;
 use crate::net;
@@ -94,6 +95,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
         lanes,
+        control: Control::new(SystemTime::now(), Instant::now()),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),
@@ -118,7 +120,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
                 .context("cannot start a thread")?,
         );
     }
-    log::info!("process up: underpass {}, {threads} threads", env!("CARGO_PKG_VERSION"));
+    // The workers have them: a shutdown closes them.
+    drop(listeners);
+    log::info!("process up: {}, {threads} threads", crate::VERSION);
     while !signal_loop_step(&shared, &signals)? {}
     for worker in workers {
         match worker.join() {
@@ -131,14 +135,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 
 /// Waits for one signal and acts on it; true when the process is to end.
 fn signal_loop_step(shared: &Arc<Shared>, signals: &SigSet) -> anyhow::Result<bool> {
-    match signals.wait()? {
-        Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT => {
-            shared.phase.store(phase::IMMEDIATE, Ordering::Relaxed);
-            shared.broadcast(|worker| worker.stopping = true);
-            Ok(true)
-        }
-        _ => Ok(false),
-    }
+    Ok(control::signal(shared, signals.wait()?))
 }
 
 fn refuse_root(config: &Config, options: &Options) -> anyhow::Result<()> {

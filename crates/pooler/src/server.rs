@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A server connection. It lives at a worker while it works and is parked in the core while it is idle.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -81,6 +82,8 @@ pub(crate) struct Server {
     pub home: u16,
     pub pool: Arc<Pool>,
     pub address: Endpoint,
+    /// Our end of it; `None` for a unix socket.
+    pub local: Option<SocketAddr>,
     pub work: Work,
     pub link: Link,
     pub parameters: SharedParameters,

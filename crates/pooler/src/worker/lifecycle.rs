@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use underpass_config::PoolMode;
+use underpass_console::text::reason;
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
@@ -270,6 +271,12 @@ impl Worker {
     /// The server of a link is at rest between transactions.
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if let (true, Some(client)) = (self.draining, server.client()) {
+            return self.close_client(
+                client,
+                Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN),
+            );
+        }
         let Some(client_key) = server.client() else { return };
         if server.dedicated || server.pool_mode() == PoolMode::Session {
             // There is room again for a client that was not read because too many answers were outstanding.
@@ -495,6 +502,8 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(key) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Closing);
+        // From now on it has some seconds to take what it is owed.
+        client.request_at = self.now;
         {
             let config = &self.shared.settings.load().config;
             let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
@@ -573,6 +582,9 @@ impl Worker {
         let Some(mut client) = self.clients.remove(key) else { return };
         client.transport.close_notify();
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if client.on_console {
+            self.shared.control.consoles.fetch_sub(1, Ordering::Relaxed);
+        }
         if client.cancel_key != 0 {
             lock(&self.shared.cancel_keys).remove(&client.cancel_key);
         }

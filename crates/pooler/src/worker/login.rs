@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
 use underpass_console::Access;
+use underpass_console::rows::Replication;
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::ParameterSet;
 use underpass_tls::SslMode;
@@ -335,6 +336,7 @@ impl Worker {
             let own = rustix::process::getuid().as_raw();
             if net::peer_credentials(client.transport.fd()).is_some_and(|(uid, _)| uid == own) {
                 login.console_access = Some(Access::Admin);
+                log::info!("{}", underpass_console::text::unix_console_access());
                 return self.logged_in(key, underpass_auth::Login::default());
             }
         }
@@ -543,8 +545,12 @@ impl Worker {
         pool.clients.fetch_add(1, Ordering::Relaxed);
         client.in_pool = true;
         client.pool = Some(pool.clone());
-        client.replication = startup.replication.is_some();
-        if client.replication {
+        client.replication = match startup.replication.as_deref() {
+            None => Replication::None,
+            Some("database") => Replication::Logical,
+            Some(_) => Replication::Physical,
+        };
+        if client.replication != Replication::None {
             return self.replication_login(key);
         }
         if pool.welcome().is_some() {

@@ -137,6 +137,7 @@ impl Worker {
         let mode = plan.pool.settings.load();
         let (index, now, socket_id) = (self.index, self.now, self.shared.next_socket_id());
         let dedicated = plan.replication.is_some();
+        let local = net::local_endpoint(&fd);
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
                 lane: None,
@@ -147,6 +148,7 @@ impl Worker {
                 home: index,
                 pool: plan.pool.clone(),
                 address,
+                local,
                 work: Work::Login(Box::new(ServerLogin {
                     step: ServerLoginStep::Connecting,
                     auth: None,
