@@ -6,8 +6,12 @@
 
 mod client;
 mod gather;
+mod listeners;
+mod logging;
+mod metrics;
 mod net;
 mod pool;
+mod process;
 mod resolver;
 mod run;
 mod server;
@@ -17,7 +21,7 @@ mod table;
 mod transport;
 mod worker;
 
-pub use run::{Options, check, run};
+pub use run::{Checked, Options, check, run};
 
 /// What SHOW VERSION and `--version` say. Exporters look for PgBouncer's version in it.
 pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
