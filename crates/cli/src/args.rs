@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 /// A data path for databases that goes underneath user space.
 #[derive(Debug, Parser)]
-#[command(name = "underpass", version = underpass_pooler::VERSION, propagate_version = true, subcommand_required = true)]
+#[command(name = "underpass", display_name = "Underpass", version = underpass_pooler::VERSION_NUMBER, propagate_version = true, subcommand_required = true)]
 #[command(override_usage = "underpass <COMMAND>", after_help = EXAMPLES, after_long_help = LONG_HELP)]
 #[command(disable_version_flag = true)]
 pub(crate) struct Cli {
@@ -22,6 +22,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs the connection pooler with a pgbouncer.ini.
+    #[command(display_name = "Underpass", override_usage = "underpass pooler [OPTIONS] <FILE>")]
     #[command(after_help = POOLER_EXAMPLES, after_long_help = POOLER_LONG_HELP)]
     Pooler(Pooler),
     /// Prints a completion script for a shell: underpass completions bash > /etc/bash_completion.d/underpass
@@ -66,9 +67,12 @@ pub(crate) struct Pooler {
 
 /// The command line when the program is called by the name of what it replaces.
 #[derive(Debug, Parser)]
-#[command(name = "pgbouncer", version = underpass_pooler::VERSION, disable_version_flag = true)]
+#[command(name = "pgbouncer", display_name = "Underpass", version = underpass_pooler::VERSION_NUMBER, disable_version_flag = true)]
 #[command(about = "Underpass in the place of PgBouncer: a connection pooler for PostgreSQL.")]
-#[command(after_help = "Called as `pgbouncer` this is `underpass pooler`.")]
+#[command(
+    override_usage = "pgbouncer [OPTIONS] <FILE>",
+    after_help = "Called as `pgbouncer` this is `underpass pooler`."
+)]
 #[command(after_long_help = POOLER_LONG_HELP)]
 pub(crate) struct AsPgBouncer {
     /// Prints the version, which is also what SHOW VERSION says.

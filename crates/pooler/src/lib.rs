@@ -23,7 +23,10 @@ mod worker;
 
 pub use run::{Checked, Options, check, run};
 
-/// What SHOW VERSION and `--version` say. Exporters look for PgBouncer's version in it.
+/// Our version and the one of PgBouncer whose configuration, console and behaviour it has.
+pub const VERSION_NUMBER: &str = concat!(env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
+
+/// What SHOW VERSION and the first line of `--version` say. Exporters look for PgBouncer's version in it.
 pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.

@@ -10,13 +10,14 @@ use std::time::{Instant, SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::fast::RandomState;
 use underpass_config::Database;
-use underpass_console::{SocketId, Timestamp};
+use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::gather::Periods;
+use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -141,7 +142,7 @@ impl Shared {
             .entry(configured.name.clone())
             .or_insert_with(|| {
                 if is_auto {
-                    log::info!("registered new auto-database: db={}", configured.name);
+                    logging::phrase(None, &text::auto_database(&configured.name));
                 }
                 Arc::new(DatabaseState {
                     number,
