@@ -87,7 +87,7 @@ impl Part {
             let Some(pool) = &client.pool else { continue };
             let pool = part.pool(pool.id.0 as usize);
             match client.phase {
-                Phase::Idle | Phase::Linked(_) => pool.clients_active += 1,
+                Phase::Idle | Phase::Linked(_) | Phase::Lane => pool.clients_active += 1,
                 Phase::Waiting { .. } => pool.clients_waiting += 1,
                 Phase::Login(_) | Phase::Console(_) | Phase::Closing => {}
             }

@@ -5,6 +5,7 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
+mod lanes;
 mod gather;
 mod listeners;
 mod logging;

@@ -21,6 +21,7 @@ use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
 use crate::gather::{self, Facts, Part, Periods};
+use crate::lanes::Lanes;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -121,6 +122,8 @@ fn start(options: &Options) -> anyhow::Result<()> {
         open = listeners::tcp(config)?;
     }
     let metrics = config.underpass.metrics_listen.map(metrics::listen).transpose()?;
+    // With the privileges of the start: programs and maps are made here and only used later.
+    let lanes = Lanes::open(config)?.map(Arc::new);
     if let Some(user) = &user {
         process::become_user(user)?;
         process::warn_of_unreadable(config, &options.config_paths, user);
@@ -138,13 +141,14 @@ fn start(options: &Options) -> anyhow::Result<()> {
     for warning in warnings {
         log::warn!("{warning}");
     }
-    let outcome = serve(settings, open, metrics, background);
+    let outcome = serve(settings, lanes, open, metrics, background);
     drop((socket_file, pidfile));
     outcome
 }
 
 fn serve(
     settings: Settings,
+    lanes: Option<Arc<Lanes>>,
     open: Vec<Listener>,
     metrics: Option<std::net::TcpListener>,
     background: bool,
@@ -155,7 +159,7 @@ fn serve(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
     );
-    let shared = share(settings, threads)?;
+    let shared = share(settings, lanes, threads)?;
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -184,7 +188,7 @@ fn serve(
     workers.join()
 }
 
-fn share(settings: Settings, threads: usize) -> anyhow::Result<Arc<Shared>> {
+fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyhow::Result<Arc<Shared>> {
     let mut mailboxes = Vec::with_capacity(threads);
     for _ in 0..threads {
         mailboxes.push(Mailbox::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
@@ -201,6 +205,7 @@ fn share(settings: Settings, threads: usize) -> anyhow::Result<Arc<Shared>> {
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
+        lanes,
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),

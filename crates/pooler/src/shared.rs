@@ -16,6 +16,7 @@ use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
+use crate::lanes::Lanes;
 use crate::gather::Periods;
 use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
@@ -50,13 +51,13 @@ pub(crate) struct Mailbox {
     rung: AtomicBool,
     pub bell: OwnedFd,
     /// The worker's epoll instance: a server that moves takes its registration along.
-    pub epoll: OwnedFd,
+    pub epoll: Arc<OwnedFd>,
 }
 
 impl Mailbox {
     pub fn new(epoll: OwnedFd) -> rustix::io::Result<Self> {
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC)?;
-        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll })
+        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll: Arc::new(epoll) })
     }
 
     pub fn post(&self, task: Task) {
@@ -95,6 +96,8 @@ pub(crate) struct Shared {
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
     pub resolver: Resolver,
+    /// Kernel lanes, where they work and are wanted.
+    pub lanes: Option<Arc<Lanes>>,
     pub started: Instant,
     pub started_wall: SystemTime,
     pub last_error: ArcSwapOption<String>,
@@ -192,11 +195,18 @@ impl Shared {
             core.set_paused(id, database.paused.load(Ordering::Relaxed));
             id
         };
+        let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
+        let lane = self.lanes.as_ref().filter(|_| Lanes::fits(&pool_settings)).and_then(|lanes| {
+            let (slot, idle) = lanes.add_pool(id)?;
+            lock(&self.core).share_idle(id, idle);
+            Some(slot)
+        });
         let pool = Arc::new(Pool {
             id,
+            lane,
             database: database.clone(),
             user: user.clone(),
-            settings: ArcSwap::from_pointee(PoolSettings::new(&settings, &configured, &user.name)),
+            settings: ArcSwap::from_pointee(pool_settings),
             welcome: ArcSwapOption::empty(),
             clients: AtomicU32::new(0),
             proved: ArcSwapOption::empty(),

@@ -131,6 +131,7 @@ impl Worker {
         let dedicated = plan.replication.is_some();
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
+                lane: None,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
@@ -150,6 +151,7 @@ impl Worker {
                 inbox: Vec::new(),
                 outbox: Outbox::default(),
                 readable: false,
+                ended: false,
                 cancel_key: Vec::new(),
                 connected_at: now,
                 request_at: now,
@@ -316,7 +318,10 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => self.give_back(key),
+            None => {
+                self.lane_register_server(key);
+                self.give_back(key);
+            }
         }
         self.launch(pool.id);
     }
