@@ -14,6 +14,7 @@ use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, Transacti
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
 use crate::lanes::watch_client;
+use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -95,7 +96,7 @@ impl Worker {
             Ok(Give::Done) => client.phase = Phase::Lane,
             outcome => {
                 if let Err(error) = outcome {
-                    log::error!("{} kernel lanes: give_client: {error}", client.tag());
+                    log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
                 }
                 // Something came in meanwhile; watching it again announces it.
                 watch_client(client, epoll, token(Source::Client, key), false);
@@ -177,7 +178,7 @@ impl Worker {
             Ok(Some(taken)) => taken,
             Ok(None) => return false,
             Err(error) => {
-                log::error!("{} kernel lanes: take: {error}", client.tag());
+                log_socket!(Error, client.label(), "lane", "kernel lanes: take: {error}");
                 return true;
             }
         };
