@@ -12,6 +12,7 @@ use underpass_pool::core::{ClientRef, Ticket};
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
 
+use crate::lanes::ClientLane;
 use crate::net::Endpoint;
 use crate::pool::{DatabaseState, Pool, UserState};
 use crate::table::Key;
@@ -25,6 +26,8 @@ pub(crate) enum Phase {
     Idle,
     /// In the queue of its pool. The ticket finds it there.
     Waiting { ticket: Ticket, since: Instant, notified: bool },
+    /// Between transactions or in one, in the hands of a kernel lane.
+    Lane,
     /// Has a server, by its key at this worker.
     Linked(Key),
     /// Talks to the admin console.
@@ -77,6 +80,8 @@ pub(crate) struct Startup {
 
 /// A client.
 pub(crate) struct Client {
+    /// Its place in the kernel lanes. Before the socket: it goes first.
+    pub lane: Option<Box<ClientLane>>,
     pub transport: Transport,
     pub id: SocketId,
     pub address: Endpoint,

@@ -6,6 +6,8 @@
 
 mod client;
 mod control;
+mod lanes;
+mod gather;
 mod net;
 mod pool;
 mod resolver;
@@ -19,8 +21,8 @@ mod worker;
 
 pub use run::{Options, check, run};
 
-/// What `SHOW VERSION` and `--version` say.
-pub const VERSION: &str = concat!("underpass ", env!("CARGO_PKG_VERSION"));
+/// What SHOW VERSION and `--version` say. Exporters look for PgBouncer's version in it.
+pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.
 fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {

@@ -18,7 +18,10 @@ use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
+use crate::lanes::Lanes;
+use crate::gather::Periods;
 use crate::net;
+use underpass_console::Timestamp;
 use crate::resolver::Resolver;
 use crate::settings::Settings;
 use crate::shared::{Mailbox, Names, Shared, phase};
@@ -57,6 +60,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     refuse_root(config, options)?;
     raise_descriptor_limit(config);
     let listeners = listen(config)?;
+    // With the privileges of the start: programs and maps are made here and only used later.
+    let lanes = Lanes::open(config)?.map(Arc::new);
     let user = options.user.clone().or_else(|| config.user.clone());
     if let (Some(user), true) = (&user, rustix::process::getuid().is_root()) {
         become_user(user)?;
@@ -87,10 +92,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
-        control: Control::new(SystemTime::now(), Instant::now()),
+        control: Control::new(),
+        lanes,
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),
+        periods: Mutex::new(Periods::new(Timestamp(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64))),
         settings: ArcSwap::from_pointee(settings),
     });
     for warning in warnings {

@@ -11,6 +11,7 @@ use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::{ParameterSet, SharedParameters};
 
+use crate::lanes::ServerLane;
 use crate::net::Endpoint;
 use crate::pool::Pool;
 use crate::table::Key;
@@ -71,6 +72,8 @@ pub(crate) enum ServerLoginStep {
 
 /// A server connection.
 pub(crate) struct Server {
+    /// Its place in the kernel lanes. Before the socket: it goes first.
+    pub lane: Option<Box<ServerLane>>,
     pub transport: Transport,
     pub id: ServerId,
     pub socket_id: SocketId,
@@ -88,6 +91,8 @@ pub(crate) struct Server {
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client is full.
     pub readable: bool,
+    /// A hang-up was seen: reading goes on to the end of the stream.
+    pub ended: bool,
     pub cancel_key: Vec<u8>,
     pub connected_at: Instant,
     pub request_at: Instant,

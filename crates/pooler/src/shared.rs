@@ -17,6 +17,8 @@ use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::control::Control;
+use crate::lanes::Lanes;
+use crate::gather::Periods;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -49,13 +51,13 @@ pub(crate) struct Mailbox {
     rung: AtomicBool,
     pub bell: OwnedFd,
     /// The worker's epoll instance: a server that moves takes its registration along.
-    pub epoll: OwnedFd,
+    pub epoll: Arc<OwnedFd>,
 }
 
 impl Mailbox {
     pub fn new(epoll: OwnedFd) -> rustix::io::Result<Self> {
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC)?;
-        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll })
+        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll: Arc::new(epoll) })
     }
 
     pub fn post(&self, task: Task) {
@@ -95,9 +97,13 @@ pub(crate) struct Shared {
     pub epoch: AtomicU64,
     pub resolver: Resolver,
     pub control: Control,
+    /// Kernel lanes, where they work and are wanted.
+    pub lanes: Option<Arc<Lanes>>,
     pub started: Instant,
     pub started_wall: SystemTime,
     pub last_error: ArcSwapOption<String>,
+    /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
+    pub periods: Mutex<Periods>,
 }
 
 /// Databases, users and pools by name. Entries live as long as the process.
@@ -208,11 +214,19 @@ impl Shared {
             core.set_paused(id, self.is_paused(database));
             id
         };
+        let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
+        let lane = self.lanes.as_ref().filter(|_| Lanes::fits(&pool_settings)).and_then(|lanes| {
+            let (slot, idle) = lanes.add_pool(id)?;
+            lock(&self.core).share_idle(id, idle);
+            Some(slot)
+        });
         let pool = Arc::new(Pool {
             id,
+            lane,
+            lane_fits: AtomicBool::new(true),
             database: database.clone(),
             user: user.clone(),
-            settings: ArcSwap::from_pointee(PoolSettings::new(&settings, &configured, &user.name)),
+            settings: ArcSwap::from_pointee(pool_settings),
             welcome: ArcSwapOption::empty(),
             clients: AtomicU32::new(0),
             proved: ArcSwapOption::empty(),
@@ -238,6 +252,7 @@ impl Shared {
         let configured = pool.database.settings.load();
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
         let is_other_link = fresh.link != pool.settings.load().link;
+        pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
         pool.settings.store(Arc::new(fresh));
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link

@@ -52,6 +52,18 @@ impl Link {
             let complete = there == total;
             let body = &input[at + HEADER..at + there];
 
+            if self.foreign > 0 {
+                match self.foreign_message(tag, length, body, complete, observer)? {
+                    Some(()) => {}
+                    None => break,
+                }
+                let gone = usize::from(std::mem::take(&mut self.forwarded_head));
+                out.keep(input, at + gone..at + there);
+                self.backend_left = (total - there) as u32;
+                self.backend_left_hidden = false;
+                at += there;
+                continue;
+            }
             let hidden = self.pending.front().is_some_and(|op| op.answer == Answer::Hidden);
             let mut show = !hidden;
             match tag {
@@ -110,8 +122,9 @@ impl Link {
             if matches!(tag, b'T' | b'n') && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe) {
                 self.pending.pop_front();
             }
+            let gone = usize::from(std::mem::take(&mut self.forwarded_head));
             if show {
-                out.keep(input, at..at + there);
+                out.keep(input, at + gone..at + there);
             }
             self.backend_left = (total - there) as u32;
             self.backend_left_hidden = !show;
@@ -121,6 +134,39 @@ impl Link {
             }
         }
         Ok(at)
+    }
+
+    /// A message that answers what a lane forwarded: only ReadyForQuery is counted, parameters are noted. `None` = more bytes are needed.
+    fn foreign_message(
+        &mut self,
+        tag: u8,
+        length: u32,
+        body: &[u8],
+        complete: bool,
+        observer: &mut impl BackendObserver,
+    ) -> Result<Option<()>, LinkError> {
+        match tag {
+            b'Z' | b'S' if !complete => {
+                return if length as usize > HELD_MAX { Err(LinkError::TooLarge(tag as char, length)) } else { Ok(None) };
+            }
+            b'Z' => {
+                self.status = status(body)?;
+                self.foreign -= 1;
+                self.copy_in = false;
+                observer.ready(self.status);
+            }
+            b'S' => {
+                let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
+                observer.parameter_status(name, value, false);
+            }
+            b'C' if matches!(body, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0") => self.statements.clear(),
+            b'G' if self.foreign == 1 => self.copy_in = true,
+            b'G' => return Err(LinkError::SyncInCopy),
+            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I' | b's' | b'E' | b'N'
+            | b'A' => {}
+            other => return Err(LinkError::Unexpected(other as char, Side::Server)),
+        }
+        Ok(Some(()))
     }
 
     /// Made-up answers whose turn has come, and marks that need none.
@@ -139,12 +185,7 @@ impl Link {
     }
 
     fn ready(&mut self, body: &[u8], observer: &mut impl BackendObserver) -> Result<bool, LinkError> {
-        let status = match body {
-            b"I" => Status::Idle,
-            b"T" => Status::Transaction,
-            b"E" => Status::Failed,
-            _ => return Err(LinkError::Malformed("ReadyForQuery")),
-        };
+        let status = status(body)?;
         while self.pending.front().is_some_and(|op| op.kind == OpKind::CopyEnd) {
             self.pending.pop_front();
         }
@@ -241,6 +282,15 @@ impl Link {
         }
         self.skip_until_sync = self.pending.is_empty();
         Ok(())
+    }
+}
+
+fn status(body: &[u8]) -> Result<Status, LinkError> {
+    match body {
+        b"I" => Ok(Status::Idle),
+        b"T" => Ok(Status::Transaction),
+        b"E" => Ok(Status::Failed),
+        _ => Err(LinkError::Malformed("ReadyForQuery")),
     }
 }
 

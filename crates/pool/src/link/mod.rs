@@ -173,6 +173,23 @@ pub enum LinkError {
     SimpleQueryDisabled,
 }
 
+/// Where a kernel lane stood when it handed a link over: see [`Link::adopt`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneState {
+    /// ReadyForQuery messages outstanding.
+    pub outstanding: u32,
+    /// Of the last ReadyForQuery.
+    pub status: Status,
+    /// The server reads COPY data.
+    pub copy_in: bool,
+    /// Body bytes of the client's current message that have not come yet.
+    pub request_left: u32,
+    /// Same for the server's.
+    pub response_left: u32,
+    /// Bytes of a server message's head that went by already, 0 to 5.
+    pub response_head: u8,
+}
+
 /// One end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -247,6 +264,10 @@ pub struct Link {
     copy_syncs: u32,
     /// Replication: both directions pass unseen until the connection ends.
     copy_both: bool,
+    /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
+    foreign: u32,
+    /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
+    forwarded_head: u8,
     /// The unnamed statement of the server was parsed by the present client on this link.
     unnamed_is_ours: bool,
     /// Statements the server holds.
@@ -281,6 +302,8 @@ impl Link {
             copy_in: false,
             copy_syncs: 0,
             copy_both: false,
+            foreign: 0,
+            forwarded_head: 0,
             unnamed_is_ours: false,
             statements: ServerStatements::default(),
             counts: LinkCounts::default(),
@@ -305,6 +328,7 @@ impl Link {
     /// Nothing is outstanding and both directions stand between messages; a transaction may be open.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()
+            && self.foreign == 0
             && !self.in_extended
             && self.frontend_left == 0
             && self.backend_left == 0
@@ -319,17 +343,34 @@ impl Link {
 
     /// Whether an answer is outstanding, that is, the server has work.
     pub fn is_busy(&self) -> bool {
-        !self.pending.is_empty()
+        self.foreign > 0 || !self.pending.is_empty()
     }
 
     /// How many answers are outstanding.
     pub fn outstanding(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.foreign as usize
     }
 
     /// Whether bytes pass unseen because the connection is a replication stream.
     pub fn is_copy_both(&self) -> bool {
         self.copy_both
+    }
+
+    /// Takes over a link in the middle of what a kernel lane carried: `outstanding` ReadyForQuery are to come, the last one seen said
+    /// `status`. A lane hands over at the head of a request message or inside its body (`request_left` bytes are missing), and anywhere
+    /// in the responses: `response_left` body bytes are missing, or `response_head` bytes of a head have been forwarded, which the caller
+    /// puts in front of what it reads.
+    pub fn adopt(&mut self, lane: LaneState) {
+        debug_assert!(self.pending.is_empty());
+        self.foreign = lane.outstanding;
+        self.status = lane.status;
+        self.copy_in = lane.copy_in;
+        self.frontend_left = lane.request_left;
+        self.backend_left = lane.response_left;
+        self.backend_left_hidden = false;
+        self.forwarded_head = lane.response_head;
+        // Whose unnamed statement the server has is not known any more: a Bind gets it parsed again.
+        self.unnamed_is_ours = false;
     }
 
     /// Asks the server `sql` by the simple protocol; the answer is swallowed, errors in it go to [`BackendObserver::hidden_error`].
@@ -341,7 +382,7 @@ impl Link {
     /// The client has gone: completes what it left half done, so that the server comes to a ReadyForQuery. Returns false where that
     /// cannot be done, because a message was cut in the middle or the connection is a replication stream.
     pub fn abandon(&mut self, out: &mut Vec<u8>) -> bool {
-        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 {
+        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 || (self.copy_in && self.foreign > 0) {
             return false;
         }
         // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.

@@ -307,3 +307,44 @@ fn hostile_messages_are_refused() {
         assert!(out.bytes(&bytes).is_empty(), "{why}: nothing is passed on");
     }
 }
+
+#[test]
+fn a_link_taken_over_from_a_lane_goes_on_where_it_stood() {
+    let mut b = Bench::new();
+    // Two queries are answered by nobody yet; of the first answer's next message, a head of 3 bytes has been forwarded.
+    b.link.adopt(LaneState {
+        outstanding: 2,
+        status: Status::Idle,
+        copy_in: false,
+        request_left: 0,
+        response_left: 0,
+        response_head: 3,
+    });
+    assert!(b.link.is_busy() && !b.link.is_quiescent());
+    b.client_sends(&[m(b'Q', b"third\0")]);
+    let first = [m(b'C', b"SELECT 1\0"), ready(b'T')].concat();
+    let rest = [m(b'E', b"SERROR\0\0"), ready(b'I'), m(b'C', b"SELECT 1\0"), ready(b'I')].concat();
+    let shown = b.server_sends(&[first.clone(), rest.clone()]);
+    assert_eq!(shown, [&first[3..], &rest[..]].concat());
+    assert!(b.link.is_quiescent());
+    assert_eq!(b.seen.ready, [Status::Transaction, Status::Idle, Status::Idle]);
+}
+
+#[test]
+fn a_link_taken_over_inside_messages() {
+    let mut b = Bench::new();
+    b.link.adopt(LaneState {
+        outstanding: 1,
+        status: Status::Idle,
+        copy_in: false,
+        request_left: 4,
+        response_left: 2,
+        response_head: 0,
+    });
+    let (to_server, _) = b.client_sends(&[b"1;\0\0".to_vec(), m(b'Q', b"next\0")]);
+    assert_eq!(to_server, [b"1;\0\0".to_vec(), m(b'Q', b"next\0")].concat());
+    b.server_sends(&[b"xx".to_vec(), ready(b'I')]);
+    assert!(!b.link.is_quiescent());
+    b.server_sends(&[m(b'I', b""), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}

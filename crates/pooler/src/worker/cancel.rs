@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::net::{RecvFlags, SendFlags};
-use underpass_pool::ServerId;
+use underpass_pool::{PoolId, ServerId};
 use underpass_pool::core::ClientRef;
 
 use super::{Entry, Source, Worker};
@@ -29,6 +29,13 @@ pub(crate) struct CancelConnection {
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
     pub since: Instant,
+}
+
+impl CancelConnection {
+    /// The pool of the server that is meant.
+    pub fn pool(&self) -> PoolId {
+        self.id.pool
+    }
 }
 
 impl Worker {

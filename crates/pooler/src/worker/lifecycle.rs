@@ -66,9 +66,10 @@ impl Worker {
     }
 
     /// Puts a server that was granted under this worker's epoll.
-    fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
+    pub(super) fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
         if server.home == self.index {
             let key = server.key;
+            crate::lanes::watch_server(&server);
             if let Some(entry) = self.servers.get_mut(key) {
                 *entry = Entry::Here(server);
                 return Some(key);
@@ -82,11 +83,12 @@ impl Worker {
         let _ = epoll::delete(old_epoll, server.transport.fd());
         self.post(old_home, Box::new(move |worker| drop(worker.servers.remove(old_key))));
         let index = self.index;
-        let mut id = None;
+        if let Some(lane) = &mut server.lane {
+            lane.epoll = self.shared.mailboxes[index as usize].epoll.clone();
+        }
         let key = self.servers.insert(|key| {
             server.home = index;
             server.key = key;
-            id = Some(server.id);
             Entry::Here(server)
         });
         let Some(Entry::Here(server)) = self.servers.get(key) else { return None };
@@ -226,7 +228,9 @@ impl Worker {
                 self.again.push(Again::Client(client_key));
             }
         }
+        self.lane_unlink(client_key);
         self.clean(key);
+        self.lane_offer(client_key);
     }
 
     /// A server without client, at rest: resets it if the pool wants that, then gives it back.
@@ -263,6 +267,9 @@ impl Worker {
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
             (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
+                if step == SettleStep::Connecting {
+                    self.lane_register_server(key);
+                }
                 self.give_back(key);
             }
             _ => {
@@ -297,6 +304,15 @@ impl Worker {
                 } else {
                     self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
                 }
+            }
+            Released::Unready(server) => {
+                if let Some(entry) = self.servers.get_mut(key) {
+                    *entry = Entry::Here(server);
+                }
+                if let Some(server) = self.server(key) {
+                    server.readable = true;
+                }
+                self.again.push(Again::Server(key));
             }
             Released::Held(server) => {
                 if let Some(entry) = self.servers.get_mut(key) {
@@ -357,6 +373,9 @@ impl Worker {
             Work::Settling { .. } | Work::Resting => None,
         };
         let mut server = server;
+        if let Some((client, _)) = affected {
+            self.lane_unlink(client);
+        }
         self.log_close(&mut server, reason);
         if let Some((client_key, retry)) = affected {
             let since = self.now;
@@ -403,6 +422,10 @@ impl Worker {
         if matches!(client.phase, Phase::Closing) {
             return;
         }
+        if matches!(client.phase, Phase::Lane) && !self.lane_take(key) {
+            return self.close_client_later(key, farewell);
+        }
+        let Some(client) = self.clients.get_mut(key) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Closing);
         // From now on it has some seconds to take what it is owed.
         client.request_at = self.now;
@@ -418,7 +441,9 @@ impl Worker {
         if let Some((sqlstate, message)) = &farewell.report {
             let mut out = Vec::new();
             error_response(&mut out, &Report::new(Severity::Fatal, *sqlstate, message));
-            let _ = client.outbox.send(&mut client.transport, &out);
+            if client.is_clear() {
+                let _ = client.outbox.send(&mut client.transport, &out);
+            }
         }
         let pool = client.pool.clone();
         match phase {
@@ -433,7 +458,7 @@ impl Worker {
                 }
             }
             Phase::Linked(server) => self.detach(server, key),
-            Phase::Idle | Phase::Console(_) | Phase::Closing => {}
+            Phase::Idle | Phase::Lane | Phase::Console(_) | Phase::Closing => {}
         }
         let Some(client) = self.clients.get_mut(key) else { return };
         if client.outbox.is_empty() || client.ended {
@@ -444,6 +469,7 @@ impl Worker {
     /// The client of a link is gone: its server comes to rest, or is closed if that is impossible.
     fn detach(&mut self, key: Key, client: Key) {
         let now = self.now;
+        self.lane_unlink(client);
         let Some(server) = self.server(key) else { return };
         if server.client() != Some(client) {
             return;

@@ -61,6 +61,7 @@ impl Worker {
         let id = self.shared.next_socket_id();
         let key = self.clients.insert(|key| {
             Box::new(Client {
+                lane: None,
                 transport: Transport::new(fd),
                 id,
                 address,

@@ -580,6 +580,8 @@ impl Worker {
         }
         if client.readable || !client.inbox.is_empty() {
             self.again.push(Again::Client(key));
+        } else {
+            self.lane_offer(key);
         }
     }
 }

@@ -130,6 +130,7 @@ impl Worker {
         let local = net::local_endpoint(&fd);
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
+                lane: None,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
@@ -150,6 +151,7 @@ impl Worker {
                 inbox: Vec::new(),
                 outbox: Outbox::default(),
                 readable: false,
+                ended: false,
                 cancel_key: Vec::new(),
                 connected_at: now,
                 request_at: now,
@@ -324,7 +326,10 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => self.give_back(key),
+            None => {
+                self.lane_register_server(key);
+                self.give_back(key);
+            }
         }
         self.launch(pool.id);
     }
