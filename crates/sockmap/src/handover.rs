@@ -101,9 +101,9 @@ pub struct Taken {
     pub server: Option<ServerSlot>,
     /// State of the link, final until user space changes it.
     pub link: LinkState,
-    /// Where the request stream stands.
+    /// Where the program left the request stream; a boundary if user space had the requests since the link was made.
     pub request: StreamState,
-    /// Where the response stream stands.
+    /// Where the program left the response stream, likewise.
     pub response: StreamState,
     /// Why the client came up, if a program decided it.
     pub reason: Option<Reason>,
@@ -216,6 +216,8 @@ impl Datapath {
         self.servers.run_bytes(s).store(0, Relaxed);
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
+        // Where a program left the requests is history: a take before the next give must not report it.
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
         let now = monotonic_ns();
         self.clients.xact_start_ns(c).store(now, Relaxed);
         self.clients.query_start_ns(c).store(now, Relaxed);
@@ -265,6 +267,7 @@ impl Datapath {
         self.clients.link(c).store(old & !((1 << LINK_GEN_SHIFT) - 1) | LINK_HELD, SeqCst);
         self.clients.flags(c).store(0, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
         self.servers.peer(s).store(0, SeqCst);
         Ok(Some(self.server_slot(s)))
     }

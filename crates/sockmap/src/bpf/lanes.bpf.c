@@ -262,7 +262,11 @@ no_target:
 }
 
 /*
- * Called for every segment that a client's socket receives, in softirq, in the sender's system call (loopback)
+ * A FIN without data comes as an skb of length 0. Redirected, it would end the *target*: sk_psock_backlog() takes
+ * the 0 that sendmsg returns for a broken pipe (EPIPE on the target, no more sending). So both sk_skb programs pass
+ * it, and user space sees the end of the stream.
+ *
+ * request_skb is called for every segment that a client's socket receives, in softirq, in the sender's system call (loopback)
  * or in the backlog of a system call on this socket; one at a time per socket. The chunk may hold any part of
  * the stream, 1 byte to 64 KiB.
  */
@@ -275,6 +279,8 @@ int request_skb(struct __sk_buff *skb)
 	struct tcp_sock *tp;
 	__u32 *found, index, reason;
 
+	if (!skb->len)
+		return SK_PASS; /* a bare FIN, see above */
 	found = bpf_map_lookup_elem(&client_cookie, &cookie);
 	if (!found || !sk)
 		goto unknown;
@@ -373,6 +379,8 @@ int response_skb(struct __sk_buff *skb)
 	__u32 *found, index, reason, client = 0;
 	struct server_slot *s;
 
+	if (!skb->len)
+		return SK_PASS;
 	found = bpf_map_lookup_elem(&server_cookie, &cookie);
 	if (!found)
 		goto unknown;
