@@ -14,7 +14,7 @@ use crate::names::Reason;
 use crate::shared::{POOL_ORDINALS_MAX, StreamState};
 use crate::socket;
 use crate::words::{
-    CLI_BATCH, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED,
+    CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED,
     LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT, LINK_STATUS_MASK,
     LINK_STATUS_SHIFT, PEER_LINKED, SRV_DIRTY, SRV_LOCAL, SRV_RETIRE,
 };
@@ -49,6 +49,8 @@ pub struct LinkState {
     pub copy_in: bool,
     /// Extended protocol was used since nothing was pending.
     pub extended: bool,
+    /// An unnamed statement was parsed on this link by its client. Known after a take; a program does not need to be told.
+    pub unnamed: bool,
     /// Session pooling: the kernel never releases this link.
     pub pinned: bool,
     /// The server reported a changed parameter, a notification, or dropped its statements.
@@ -73,6 +75,7 @@ impl LinkState {
             batch: false,
             copy_in: word & LINK_COPY != 0,
             extended: word & LINK_EXTENDED != 0,
+            unnamed: false,
             pinned: word & LINK_PINNED != 0,
             dirty: false,
         }
@@ -169,7 +172,9 @@ impl Datapath {
         let mut state = LinkState::from_word(link);
         let server = server_of(link);
         let mut response = StreamState::BOUNDARY;
-        state.batch = self.clients.flags(c).load(Acquire) & CLI_BATCH != 0;
+        let flags = self.clients.flags(c).load(Acquire);
+        state.batch = flags & CLI_BATCH != 0;
+        state.unnamed = server.is_some() && flags & CLI_UNNAMED != 0;
         if let Some(s) = server {
             state.dirty = self.servers.flags(s).load(SeqCst) & SRV_DIRTY != 0;
             response = self.servers.response_state(s);

@@ -222,6 +222,8 @@ impl Worker {
                 TransactionStatus::Failed => Status::Failed,
             },
             copy_in: taken.link.copy_in,
+            extended: taken.link.extended,
+            unnamed: taken.link.unnamed,
             request_left: taken.request.need,
             response_left: taken.response.need,
             response_head: taken.response.head_len,

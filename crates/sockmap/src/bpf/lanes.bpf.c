@@ -100,9 +100,10 @@ static long idle_step(__u32 i, void *context)
 	/* Ours from here on, unless user space has claimed it. */
 	index = f->pool->member[ordinal].server;
 	s = bpf_map_lookup_elem(&servers, &index);
-	if (!s || !s->in_use || s->pool != f->pool_index || s->flags & (SRV_RETIRE | SRV_DIRTY))
+	if (!s || !s->in_use || s->pool != f->pool_index)
 		return 0;
-	if (s->fingerprint != f->client->fingerprint) {
+	/* Back with it: user space is just about to take it, and looks for it in the set. */
+	if (s->fingerprint != f->client->fingerprint || s->flags & (SRV_RETIRE | SRV_DIRTY)) {
 		push_idle(s);
 		return 0;
 	}
@@ -402,8 +403,10 @@ int response_skb(struct __sk_buff *skb)
 				server_up(s, index, done.hold);
 			*(volatile __u64 *)&s->fwd += skb->len;
 			count_counter(COUNTER_RESPONSES_D);
-			if (done.released)
+			if (done.released) {
+				count_counter(COUNTER_XACTS_D);
 				release_server(s);
+			}
 			return verdict;
 		}
 		server_up(s, index, reason);
@@ -528,8 +531,10 @@ int response_msg(struct sk_msg_md *msg)
 		server_up(s, index, done.hold);
 	count_counter(COUNTER_RESPONSES_A);
 	*(volatile __u64 *)&s->fwd += msg->size;
-	if (done.released)
+	if (done.released) {
+		count_counter(COUNTER_XACTS_A);
 		release_server(s);
+	}
 out:
 	*(volatile __u32 *)&s->runs_end += 1;
 	return verdict;
