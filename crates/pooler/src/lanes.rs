@@ -14,6 +14,7 @@ use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
 
 use crate::client::Client;
+use crate::logging::log_socket;
 use crate::net::Endpoint;
 use crate::pool::PoolSettings;
 use crate::server::Server;
@@ -130,7 +131,7 @@ impl Lanes {
                 true
             }
             Err(error) => {
-                log::debug!("{} stays in user space: {error}", client.tag());
+                log_socket!(Debug, client.label(), "lane", "stays in user space: {error}");
                 false
             }
         }
@@ -165,7 +166,7 @@ impl Lanes {
                     epoll,
                 }));
             }
-            Err(error) => log::debug!("{} stays in user space: {error}", server.tag()),
+            Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
         }
     }
 }
@@ -271,7 +272,7 @@ impl Drop for ServerLane {
 pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kernel: bool) {
     let interest = if in_kernel { KERNEL_INTEREST } else { USER_INTEREST };
     if let Err(error) = epoll::modify(epoll, client.transport.fd(), EventData::new_u64(token), interest) {
-        log::error!("{}: epoll: {error}", client.tag());
+        log_socket!(Error, client.label(), "lane", "epoll: {error}");
     }
 }
 
@@ -282,7 +283,7 @@ pub(crate) fn watch_server(server: &Server) {
         if let Err(error) =
             epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST)
         {
-            log::error!("{}: epoll: {error}", server.tag());
+            log_socket!(Error, server.label(), "lane", "epoll: {error}");
         }
     }
 }

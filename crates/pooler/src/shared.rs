@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::fast::RandomState;
 use underpass_config::Database;
-use underpass_console::{SocketId, Timestamp};
+use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
@@ -19,6 +19,7 @@ use underpass_pool::{Core, PoolId};
 use crate::control::Control;
 use crate::gather::Periods;
 use crate::lanes::Lanes;
+use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -104,7 +105,6 @@ pub(crate) struct Shared {
     pub control: Control,
     pub started: Instant,
     pub started_wall: SystemTime,
-    pub last_error: ArcSwapOption<String>,
     /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
     pub periods: Mutex<Periods>,
 }
@@ -158,7 +158,7 @@ impl Shared {
             .entry(configured.name.clone())
             .or_insert_with(|| {
                 if is_auto {
-                    log::info!("registered new auto-database: db={}", configured.name);
+                    logging::phrase(None, &text::auto_database(&configured.name));
                 }
                 Arc::new(DatabaseState {
                     number,
@@ -239,6 +239,7 @@ impl Shared {
         let pool = Arc::new(Pool {
             id,
             lane,
+            lane_fits: AtomicBool::new(true),
             database: database.clone(),
             user: user.clone(),
             settings: ArcSwap::from_pointee(pool_settings),
@@ -267,6 +268,7 @@ impl Shared {
         let configured = pool.database.settings.load();
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
         let is_other_link = fresh.link != pool.settings.load().link;
+        pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
         pool.settings.store(Arc::new(fresh));
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link

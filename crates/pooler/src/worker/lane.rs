@@ -14,6 +14,7 @@ use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, Transacti
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
 use crate::lanes::watch_client;
+use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -58,7 +59,7 @@ impl Worker {
         let Some(lanes) = self.shared.lanes.clone() else { return };
         let epoll = self.shared.mailboxes[self.index as usize].epoll.clone();
         let Some(server) = self.server(key) else { return };
-        if let (Some(pool), None, true) = (server.pool.lane, &server.lane, server.inbox.is_empty()) {
+        if let (Some(pool), None, true) = (server.pool.lane(), &server.lane, server.inbox.is_empty()) {
             lanes.register_server(server, pool, epoll);
         }
     }
@@ -67,7 +68,7 @@ impl Worker {
     pub(super) fn lane_offer(&mut self, key: Key) {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
-        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane) else { return };
+        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
         if !matches!(client.phase, Phase::Idle)
             || client.readable
             || client.ended
@@ -95,7 +96,7 @@ impl Worker {
             Ok(Give::Done) => client.phase = Phase::Lane,
             outcome => {
                 if let Err(error) = outcome {
-                    log::error!("{} kernel lanes: give_client: {error}", client.tag());
+                    log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
                 }
                 // Something came in meanwhile; watching it again announces it.
                 watch_client(client, epoll, token(Source::Client, key), false);
@@ -155,6 +156,9 @@ impl Worker {
             self.again_soon.push(Again::LaneClient(key));
             return;
         }
+        if self.suspension.is_some() {
+            return;
+        }
         match self.clients.get(key).map(|client| &client.phase) {
             Some(Phase::Idle) => self.first_request(key),
             Some(&Phase::Linked(server)) => {
@@ -180,7 +184,7 @@ impl Worker {
             Ok(Some(taken)) => taken,
             Ok(None) => return false,
             Err(error) => {
-                log::error!("{} kernel lanes: take: {error}", client.tag());
+                log_socket!(Error, client.label(), "lane", "kernel lanes: take: {error}");
                 return true;
             }
         };
@@ -230,6 +234,8 @@ impl Worker {
                 TransactionStatus::Failed => Status::Failed,
             },
             copy_in: taken.link.copy_in,
+            extended: taken.link.extended,
+            unnamed: taken.link.unnamed,
             request_left: taken.request.need,
             response_left: taken.response.need,
             response_head: taken.response.head_len,
@@ -308,6 +314,17 @@ impl Worker {
         meter.stats.sent += now.response_bytes - before.response_bytes;
         meter.stats.xact_time += (now.xact_ns - before.xact_ns) / 1000;
         meter.stats.query_time += (now.query_ns - before.query_ns) / 1000;
+    }
+
+    /// The same for all clients that lanes carry now.
+    pub(crate) fn lanes_collect(&mut self) {
+        let carried: Vec<Key> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| matches!(client.phase, Phase::Lane))
+            .map(|(key, _)| key)
+            .collect();
+        carried.into_iter().for_each(|key| self.lane_collect(key));
     }
 
     /// A client could not be taken just now.

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use underpass_config::PoolMode;
-use underpass_console::text::reason;
+use underpass_console::logline::Level;
+use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
@@ -17,6 +18,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
+use crate::logging;
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -423,7 +425,7 @@ impl Worker {
     pub(crate) fn bury(&mut self, mut server: Box<Server>, reason: &str) {
         if self.shared.settings.load().config.log_disconnections {
             let age = self.now.saturating_duration_since(server.connected_at).as_secs();
-            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+            logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
         let _ = server.transport.write(b"X\0\0\0\x04");
         server.transport.close_notify();
@@ -483,7 +485,7 @@ impl Worker {
         let config = &self.shared.settings.load().config;
         let age = self.now.saturating_duration_since(server.connected_at).as_secs();
         if config.log_disconnections {
-            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+            logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
         if !matches!(server.work, Work::Login(_)) {
             let _ = server.transport.write(b"X\0\0\0\x04");
@@ -509,8 +511,12 @@ impl Worker {
             let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
             if wanted {
                 let age = self.now.saturating_duration_since(client.connected_at).as_secs();
-                let line = format!("{} closing because: {} (age={age}s)", client.tag(), farewell.reason);
-                if farewell.is_error { log::warn!("{line}") } else { log::info!("{line}") }
+                let mut line = text::closing(&farewell.reason, age);
+                if farewell.is_error {
+                    line.level = Level::Warning;
+                }
+                // The phase has moved on already; names that only the login knew are still wanted.
+                logging::phrase(Some(client.label_in(&phase)), &line);
             }
         }
         if let Some((sqlstate, message)) = &farewell.report {

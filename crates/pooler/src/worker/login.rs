@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
-use underpass_console::Access;
 use underpass_console::rows::Replication;
+use underpass_console::{Access, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::ParameterSet;
 use underpass_tls::SslMode;
@@ -18,6 +18,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Again, Farewell, Worker};
 use crate::client::{Client, LoginStep, Phase, Startup};
+use crate::logging;
 use crate::net::{self, Endpoint};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -241,24 +242,18 @@ impl Worker {
                 ),
             );
         }
-        let mut log_tls = String::new();
-        if let Some(tls) = client.transport.tls() {
-            log_tls = format!(" tls={}", underpass_tls::describe(tls).unwrap_or_default());
-        }
         let is_console = startup.database == CONSOLE;
         let user = self.shared.user(&startup.user);
         client.user = Some(user.clone());
         if config.log_connections {
-            log::info!(
-                "C-{}: {}/{}@{} login attempt: db={} user={}{}",
-                client.id.pointer(),
-                startup.database,
-                startup.user,
-                client.address,
-                startup.database,
-                startup.user,
-                if log_tls.is_empty() { " tls=no" } else { &log_tls }
-            );
+            let tls = client.transport.tls().map(|tls| underpass_tls::describe(tls).unwrap_or_default());
+            let replication = match startup.replication.as_deref() {
+                None => Replication::None,
+                Some("database") => Replication::Logical,
+                Some(_) => Replication::Physical,
+            };
+            let line = text::login_attempt(&startup.database, &startup.user, tls.as_deref(), replication);
+            logging::phrase(Some(client.label()), &line);
         }
         let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
         let refusal = if is_console {
@@ -336,7 +331,7 @@ impl Worker {
             let own = rustix::process::getuid().as_raw();
             if net::peer_credentials(client.transport.fd()).is_some_and(|(uid, _)| uid == own) {
                 login.console_access = Some(Access::Admin);
-                log::info!("{}", underpass_console::text::unix_console_access());
+                log::info!("{}", text::unix_console_access());
                 return self.logged_in(key, underpass_auth::Login::default());
             }
         }
