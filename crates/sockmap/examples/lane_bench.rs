@@ -238,6 +238,9 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// What the rounds of one path gave: transactions per second, CPU us per transaction, tax.
+type Series = (Vec<f64>, Vec<f64>, Vec<f64>);
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |i: usize, default: &str| arguments.get(i).cloned().unwrap_or_else(|| default.to_owned());
@@ -257,7 +260,7 @@ fn main() -> Result<()> {
     let (_pgbouncer, pgbouncer) = start_pgbouncer(dir.path(), server, pool_size)?;
 
     for &c in &clients {
-        let mut results: BTreeMap<&str, (Vec<f64>, Vec<f64>, Vec<f64>)> = BTreeMap::new();
+        let mut results: BTreeMap<&str, Series> = BTreeMap::new();
         let mut shares = BTreeMap::new();
         for _ in 0..rounds {
             let mut direct_cpu = 0.0;

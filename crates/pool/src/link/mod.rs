@@ -92,11 +92,13 @@ struct Op {
     effect: Option<Box<Effect>>,
 }
 
+/// A change in a client's table: the name, what it stands for now, what it stood for.
+type Renamed = (Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>);
+
 /// What a Parse or Close did to the tables when it was sent, so that it can be undone if the server never carried it out.
 #[derive(Debug)]
 struct Effect {
-    /// Client's table: the name, what it stands for now, what it stood for.
-    client: Option<(Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>)>,
+    client: Option<Renamed>,
     /// Server's table: added (true) or removed.
     server: Option<(Arc<Statement>, bool)>,
 }
