@@ -475,10 +475,10 @@ impl Worker {
                 if let Some(body) = send {
                     crate::message(&mut out, b'R', &body);
                 }
-                if !out.is_empty() {
-                    if let Err(error) = client.outbox.send(&mut client.transport, &out) {
-                        return self.client_io_failed(key, &error);
-                    }
+                if !out.is_empty()
+                    && let Err(error) = client.outbox.send(&mut client.transport, &out)
+                {
+                    return self.client_io_failed(key, &error);
                 }
                 return self.logged_in(key, login);
             }
