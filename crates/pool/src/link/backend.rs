@@ -177,7 +177,7 @@ impl Link {
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
                 let kind = if self.foreign_extended { OpKind::Execute } else { OpKind::Query };
-                self.pending.push_front(Op { kind, answer: Answer::Forward, effect: None, statement: 0 });
+                self.push_front_op(Op { kind, answer: Answer::Forward, effect: None, statement: 0 });
                 self.copy_in_begins()?;
             }
             b'G' => return Err(LinkError::SyncInCopy),

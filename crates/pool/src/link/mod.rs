@@ -462,6 +462,12 @@ impl Link {
         self.pending.push_back(op);
     }
 
+    /// The same, as the next to be answered.
+    fn push_front_op(&mut self, op: Op) {
+        self.uncertain += u32::from(op.kind.is_uncertain());
+        self.pending.push_front(op);
+    }
+
     fn pop(&mut self) -> Option<Op> {
         let op = self.pending.pop_front()?;
         self.uncertain -= u32::from(op.kind.is_uncertain());
