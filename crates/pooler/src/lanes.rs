@@ -14,6 +14,7 @@ use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
 
 use crate::client::Client;
+use crate::logging::log_socket;
 use crate::net::Endpoint;
 use crate::pool::PoolSettings;
 use crate::server::Server;
@@ -113,7 +114,7 @@ impl Lanes {
                 true
             }
             Err(error) => {
-                log::debug!("{} stays in user space: {error}", client.tag());
+                log_socket!(Debug, client.label(), "lane", "stays in user space: {error}");
                 false
             }
         }
@@ -140,7 +141,7 @@ impl Lanes {
                 lock(&self.servers).insert(slot, server.id);
                 server.lane = Some(Box::new(ServerLane { lanes: self.clone(), slot, lane, read_total: 0, drained: true, epoll }));
             }
-            Err(error) => log::debug!("{} stays in user space: {error}", server.tag()),
+            Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
         }
     }
 }
@@ -247,7 +248,7 @@ impl Drop for ServerLane {
 pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kernel: bool) {
     let interest = if in_kernel { KERNEL_INTEREST } else { USER_INTEREST };
     if let Err(error) = epoll::modify(epoll, client.transport.fd(), EventData::new_u64(token), interest) {
-        log::error!("{}: epoll: {error}", client.tag());
+        log_socket!(Error, client.label(), "lane", "epoll: {error}");
     }
 }
 
@@ -256,7 +257,7 @@ pub(crate) fn watch_server(server: &Server) {
     if let Some(lane) = server.lane.as_ref().filter(|lane| lane.is_watched_apart()) {
         let token = crate::worker::server_token(server.key);
         if let Err(error) = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST) {
-            log::error!("{}: epoll: {error}", server.tag());
+            log_socket!(Error, server.label(), "lane", "epoll: {error}");
         }
     }
 }

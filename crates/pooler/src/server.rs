@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use underpass_auth::ServerAuth;
-use underpass_console::SocketId;
+use underpass_console::logline::SocketLabel;
+use underpass_console::{Side, SocketId};
 use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::{ParameterSet, SharedParameters};
@@ -91,8 +92,10 @@ pub(crate) struct Server {
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client is full.
     pub readable: bool,
-    /// A hang-up was seen: reading goes on to the end of the stream.
+    /// The peer has ended its stream; bytes may come before the end.
     pub ended: bool,
+    /// Body of the ErrorResponse to the pooler's own question, until the ReadyForQuery behind it arrives.
+    pub refusal: Option<Vec<u8>>,
     pub cancel_key: Vec<u8>,
     pub connected_at: Instant,
     pub request_at: Instant,
@@ -102,14 +105,15 @@ pub(crate) struct Server {
 
 impl Server {
     /// How log lines name it.
-    pub fn tag(&self) -> String {
-        format!(
-            "S-{}: {}/{}@{}",
-            self.socket_id.pointer(),
-            self.pool.database.name,
-            self.pool.user.name,
-            self.address
-        )
+    pub fn label(&self) -> SocketLabel<'_> {
+        SocketLabel {
+            side: Side::Server,
+            id: self.socket_id,
+            database: Some(&self.pool.database.name),
+            user: Some(&self.pool.user.name),
+            peer_id: None,
+            address: self.address.peer_address(),
+        }
     }
 
     pub fn process_id(&self) -> u32 {

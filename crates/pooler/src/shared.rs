@@ -10,15 +10,16 @@ use std::time::{Instant, SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::fast::RandomState;
 use underpass_config::Database;
-use underpass_console::{SocketId, Timestamp};
+use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
-use crate::control::Control;
 use crate::lanes::Lanes;
 use crate::gather::Periods;
+use crate::control::Control;
+use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -96,9 +97,9 @@ pub(crate) struct Shared {
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
     pub resolver: Resolver,
-    pub control: Control,
     /// Kernel lanes, where they work and are wanted.
     pub lanes: Option<Arc<Lanes>>,
+    pub control: Control,
     pub started: Instant,
     pub started_wall: SystemTime,
     pub last_error: ArcSwapOption<String>,
@@ -148,7 +149,7 @@ impl Shared {
             .entry(configured.name.clone())
             .or_insert_with(|| {
                 if is_auto {
-                    log::info!("registered new auto-database: db={}", configured.name);
+                    logging::phrase(None, &text::auto_database(&configured.name));
                 }
                 Arc::new(DatabaseState {
                     number,

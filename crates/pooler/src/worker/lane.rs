@@ -14,6 +14,7 @@ use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, Transacti
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
 use crate::lanes::watch_client;
+use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -28,6 +29,13 @@ impl Client {
         if let Some(lane) = &mut self.lane {
             lane.read_total += count as u64;
         }
+    }
+
+    /// Whether the lane that carries it has given it a server at this moment.
+    pub(crate) fn is_linked_in_lane(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| {
+            lane.lanes.datapath.client_info(lane.slot).is_ok_and(|info| info.server.is_some())
+        })
     }
 
     /// Whether user space may write to it now: nothing that a lane forwarded is still on its way.
@@ -88,7 +96,7 @@ impl Worker {
             Ok(Give::Done) => client.phase = Phase::Lane,
             outcome => {
                 if let Err(error) = outcome {
-                    log::error!("{} kernel lanes: give_client: {error}", client.tag());
+                    log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
                 }
                 // Something came in meanwhile; watching it again announces it.
                 watch_client(client, epoll, token(Source::Client, key), false);
@@ -173,7 +181,7 @@ impl Worker {
             Ok(Some(taken)) => taken,
             Ok(None) => return false,
             Err(error) => {
-                log::error!("{} kernel lanes: take: {error}", client.tag());
+                log_socket!(Error, client.label(), "lane", "kernel lanes: take: {error}");
                 return true;
             }
         };

@@ -43,6 +43,9 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 const READS_PER_TURN: usize = 8;
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// The peer has ended its stream. It is told once, possibly together with bytes that come before the end: whoever stops reading at a
+/// short read must know that an end follows.
+const GONE: EventFlags = EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR);
 /// Events taken from epoll at a time.
 const EVENTS_MAX: usize = 512;
 
@@ -223,7 +226,7 @@ impl Worker {
             for again in again.into_iter().chain(soon) {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
-                    Again::Server(key) => self.server_readable(key, EventFlags::empty()),
+                    Again::Server(key) => self.server_readable(key, false),
                     Again::LaneClient(key) => self.lane_client_up(key),
                     Again::LaneServer(slot) => self.lane_server_up(slot),
                 }
@@ -247,7 +250,7 @@ impl Worker {
         if self.suspension.is_some() && self.hold_back(token, flags) {
             return;
         }
-        let incoming = flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        let incoming = flags.intersects(EventFlags::IN | GONE);
         match token >> 56 {
             CLIENT => {
                 if flags.contains(EventFlags::OUT) {
@@ -262,7 +265,7 @@ impl Worker {
                     self.server_writable(key);
                 }
                 if incoming {
-                    self.server_readable(key, flags);
+                    self.server_readable(key, flags.intersects(GONE));
                 }
             }
             CANCEL => self.cancel_event(key),

@@ -9,11 +9,12 @@ use underpass_wire::SqlState;
 use underpass_wire::backend::build::{notice_response};
 use underpass_wire::backend::{Report, Severity};
 
-use super::{Entry, Farewell, Worker};
+use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
 use crate::server::Work;
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
+use crate::table::Key;
 
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
@@ -49,6 +50,10 @@ impl Worker {
         let config = &settings.config;
         let draining = self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
         for key in self.clients.keys() {
+            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+                self.sweep_lane_client(key, draining);
+                continue;
+            }
             let Some(client) = self.clients.get_mut(key) else { continue };
             let pool = client.pool.as_ref().map(|pool| pool.settings.load_full());
             let farewell = match &mut client.phase {
@@ -137,6 +142,34 @@ impl Worker {
         lock(&self.shared.core).last_connect_failed(pool.id).then(|| {
             Farewell::told(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, format!("server login has been failing: {error}"))
         })
+    }
+
+    /// A client that a lane carries: its times are in the lane's slot. One that is late comes up, and is dealt with as any other then.
+    fn sweep_lane_client(&mut self, key: Key, draining: bool) {
+        self.lane_collect(key);
+        let Some(client) = self.clients.get(key) else { return };
+        let Some(pool) = client.pool.as_ref().map(|pool| pool.settings.load()) else { return };
+        let Some((active, query, transaction)) = self.lane_times(client) else { return };
+        let over = |since: Option<Instant>, limit: Duration| {
+            !limit.is_zero() && since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
+        };
+        let late = over(query, pool.query_timeout)
+            || over(transaction, pool.transaction_timeout)
+            || (transaction.is_some() && query.is_none() && over(active, pool.idle_transaction_timeout))
+            || (transaction.is_none() && over(active, pool.client_idle_timeout))
+            || (transaction.is_none() && draining && !self.shared.waits_for_clients());
+        if !late {
+            return;
+        }
+        if !self.lane_take(key) {
+            self.again_soon.push(Again::LaneClient(key));
+            return;
+        }
+        if let Some(client) = self.clients.get_mut(key) {
+            client.request_at = active.unwrap_or(client.request_at);
+            client.query_at = query.or(client.query_at);
+            client.transaction_at = transaction.or(client.transaction_at);
+        }
     }
 
     fn sweep_servers(&mut self, settings: &Settings) {
