@@ -26,9 +26,6 @@ const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
 pub(crate) const USER_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
-/// The idle set of a pool whose servers the programs take too.
-type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
-
 /// The open lanes of the process.
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
@@ -85,7 +82,10 @@ impl Lanes {
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(PoolSlot, IdleSet)> {
+    pub fn add_pool(
+        &self,
+        id: underpass_pool::PoolId,
+    ) -> Option<(PoolSlot, Box<dyn SharedIdle<Box<Server>>>)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         Some((
@@ -95,6 +95,7 @@ impl Lanes {
                 pool: slot,
                 slots: Vec::new(),
                 own: BTreeSet::new(),
+                activity: Vec::new(),
             }),
         ))
     }
@@ -207,10 +208,10 @@ impl ClientLane {
 
     /// Ends a link that user space took over.
     pub fn unlink(&mut self) {
-        if std::mem::take(&mut self.linked)
-            && let Err(error) = self.lanes.datapath.unlink(self.slot)
-        {
-            log::error!("kernel lanes: unlink: {error}");
+        if std::mem::take(&mut self.linked) {
+            if let Err(error) = self.lanes.datapath.unlink(self.slot) {
+                log::error!("kernel lanes: unlink: {error}");
+            }
         }
     }
 }
@@ -295,7 +296,10 @@ struct LaneIdle {
     pool: PoolSlot,
     /// By ordinal: the server's slot, if a lane carries it.
     slots: Vec<Option<ServerSlot>>,
+    /// Those that no lane carries, and those that a lane must not take.
     own: BTreeSet<u32>,
+    /// By ordinal: what the programs had done with it when it was last asked.
+    activity: Vec<u64>,
 }
 
 impl SharedIdle<Box<Server>> for LaneIdle {
@@ -342,9 +346,30 @@ impl SharedIdle<Box<Server>> for LaneIdle {
     }
 
     fn remove(&mut self, ordinal: u32) -> bool {
+        if self.own.remove(&ordinal) {
+            return true;
+        }
         match self.slots.get(ordinal as usize) {
             Some(Some(slot)) => self.datapath.take_idle(*slot).unwrap_or(false),
-            _ => self.own.remove(&ordinal),
+            _ => false,
+        }
+    }
+
+    fn was_used(&mut self, ordinal: u32) -> bool {
+        let Some(Some(slot)) = self.slots.get(ordinal as usize) else { return false };
+        let activity = self.datapath.server_activity(*slot).unwrap_or_default();
+        let index = ordinal as usize;
+        if index >= self.activity.len() {
+            self.activity.resize(index + 1, 0);
+        }
+        std::mem::replace(&mut self.activity[index], activity) != activity
+    }
+
+    fn shelve(&mut self, ordinal: u32) {
+        if let Some(Some(slot)) = self.slots.get(ordinal as usize) {
+            if self.datapath.take_idle(*slot).unwrap_or(false) {
+                self.own.insert(ordinal);
+            }
         }
     }
 

@@ -95,10 +95,10 @@ impl Worker {
         }
         let Some(pool) = client.pool.as_ref().map(|pool| pool.id) else { return };
         client.request_at = self.now;
-        if let Some(server) = self.acquire(key, pool)
-            && self.is_forwarding(server)
-        {
-            self.start_forwarding(key, server);
+        if let Some(server) = self.acquire(key, pool) {
+            if self.is_forwarding(server) {
+                self.start_forwarding(key, server);
+            }
         }
     }
 
@@ -231,11 +231,11 @@ impl Worker {
             }
         };
         meter.stats.received += used as u64;
-        if !to_client.is_empty()
-            && let Err(error) = client.outbox.send(&mut client.transport, to_client)
-        {
-            self.client_io_failed(key, &error);
-            return Flow::Stop;
+        if !to_client.is_empty() {
+            if let Err(error) = client.outbox.send(&mut client.transport, to_client) {
+                self.client_io_failed(key, &error);
+                return Flow::Stop;
+            }
         }
         // What is left is an incomplete message.
         match input {
@@ -284,8 +284,7 @@ impl Worker {
                 Phase::Closing => self.drop_client(key),
                 Phase::Console(_) => self.console_readable(key),
                 Phase::Linked(server) => {
-                    let has_more = self.server(server).is_some_and(|server| server.readable);
-                    if has_more {
+                    if self.server(server).is_some_and(|server| server.readable) {
                         self.forward_responses(server);
                     }
                 }
@@ -309,10 +308,10 @@ impl Worker {
         match server.outbox.drain(&mut server.transport) {
             Ok(false) => {}
             Ok(true) => {
-                if let Some(client) = server.client()
-                    && self.clients.get(client).is_some_and(|client| client.readable || client.ended)
-                {
-                    self.again.push(Again::Client(client));
+                if let Some(client) = server.client() {
+                    if self.clients.get(client).is_some_and(|client| client.readable || client.ended) {
+                        self.again.push(Again::Client(client));
+                    }
                 }
             }
             Err(error) => self.close_server(key, &format!("server write failed: {error}")),
@@ -425,12 +424,12 @@ impl Worker {
                     meter.stats.query_time += took;
                     meter.latency.query.record(took);
                 }
-                if server.link.status() == Status::Idle
-                    && let Some(since) = client.transaction_at.take()
-                {
-                    let took = now.duration_since(since).as_micros() as u64;
-                    meter.stats.xact_time += took;
-                    meter.latency.xact.record(took);
+                if server.link.status() == Status::Idle {
+                    if let Some(since) = client.transaction_at.take() {
+                        let took = now.duration_since(since).as_micros() as u64;
+                        meter.stats.xact_time += took;
+                        meter.latency.xact.record(took);
+                    }
                 }
                 // More of a pipeline is under way.
                 if server.link.is_busy() {
@@ -507,13 +506,13 @@ impl Worker {
                     self.settled(key);
                     return false;
                 }
-                if server.link.is_copy_in() {
-                    // The client's COPY began after it had left: nobody else can end it.
+                if server.link.awaits_client() {
+                    // A COPY began or an error came after the client had left: nobody else can end it.
                     let mut out = Vec::new();
                     if !server.link.abandon(&mut out)
                         || server.outbox.send(&mut server.transport, &out).is_err()
                     {
-                        self.close_server(key, "COPY of a client that left could not be ended");
+                        self.close_server(key, "what a client left behind could not be ended");
                         return false;
                     }
                 }
@@ -532,19 +531,20 @@ impl Worker {
             set.set(name, value);
         }
         server.parameters = self.shared.intern_parameters(set);
-        if let Some(client) = server.client().and_then(|client| self.clients.get_mut(client))
-            && (changes.iter().any(|(.., hidden)| !hidden)
-                || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. }))
-        {
-            let mut set = (*client.parameters).clone();
-            for (name, value, _) in &changes {
-                set.set(name, value);
+        if let Some(client) = server.client().and_then(|client| self.clients.get_mut(client)) {
+            if changes.iter().any(|(.., hidden)| !hidden)
+                || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. })
+            {
+                let mut set = (*client.parameters).clone();
+                for (name, value, _) in &changes {
+                    set.set(name, value);
+                }
+                client.parameters = if set == *server.parameters {
+                    Arc::clone(&server.parameters)
+                } else {
+                    self.shared.intern_parameters(set)
+                };
             }
-            client.parameters = if set == *server.parameters {
-                Arc::clone(&server.parameters)
-            } else {
-                self.shared.intern_parameters(set)
-            };
         }
         self.observed.parameters = changes;
     }

@@ -124,8 +124,6 @@ impl Worker {
             let Some(client) = self.clients.get(key) else { continue };
             let at_boundary = match client.phase {
                 Phase::Idle | Phase::Waiting { .. } => true,
-                // One in a transaction comes up when that is over, or when its times are looked at.
-                Phase::Lane => !client.is_linked_in_lane(),
                 Phase::Login(_) => !client.on_console && client.database.is_some(),
                 Phase::Linked(server) => {
                     matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent()

@@ -92,7 +92,7 @@ impl Worker {
             Phase::Login(_) => ClientState::Login,
             Phase::Waiting { .. } => ClientState::Waiting,
             Phase::Linked(_) | Phase::Console(_) => ClientState::Active,
-            Phase::Lane if lane_server.is_some() => ClientState::Active,
+            Phase::Lane if client.is_linked_in_lane() => ClientState::Active,
             Phase::Idle | Phase::Lane | Phase::Closing => ClientState::Idle,
         };
         let wait_us = match client.phase {
