@@ -2,7 +2,7 @@
 //! The link tracker: follows the bytes of both directions between a client and a server.
 //!
 //! A [`Link`] belongs to a server connection and lives as long; clients come and go. It holds the responses that are outstanding, in
-//! order ([`Op`]), the transaction status, and where each direction stands inside a message. It decides what passes on unchanged, what is
+//! order (`Op`), the transaction status, and where each direction stands inside a message. It decides what passes on unchanged, what is
 //! renamed, injected or answered without the server, and when the server may go to another client ([`Link::is_quiescent`]).
 //!
 //! Rules of PostgreSQL that it relies on (manual, chapter 55 "Frontend/Backend Protocol"):
