@@ -734,18 +734,6 @@ impl<S> Core<S> {
         taken
     }
 
-    /// Gives an idle server to the longest-waiting client, where a pause let both come together. Call it after the pause until it
-    /// says `None`.
-    pub fn grant(&mut self, pool: PoolId) -> Option<(ClientRef, Instant, S)> {
-        let p = self.at(pool);
-        if p.paused || p.waiting.is_empty() {
-            return None;
-        }
-        let (ordinal, server) = p.take_idle()?;
-        p.slots[ordinal as usize].state = State::Active;
-        p.waiting.pop_first().map(|(_, waiter)| (waiter.client, waiter.since, server))
-    }
-
     /// Connections that are obsolete and still there, for WAIT_CLOSE.
     pub fn close_needed(&self, pool: PoolId) -> u32 {
         let slots = &self.pools[pool.0 as usize].slots;

@@ -6,17 +6,16 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use underpass_auth::AuthOptions;
 use underpass_config::{Config, SetOutcome, UnixSocketDir, kept_warning};
 use underpass_console::logline::Level;
-use underpass_console::stats::{PoolStats, StatsClock};
 use underpass_console::text::{self, Phrase, SignalAction, reason};
-use underpass_console::{ConsoleError, ShutdownMode, StatsWindow, Timestamp};
+use underpass_console::{ConsoleError, ShutdownMode};
 use underpass_pool::PoolId;
 
 use crate::pool::{DatabaseState, Pool};
@@ -34,60 +33,21 @@ pub(crate) struct Control {
     pub flushed: AtomicU32,
     /// The unix socket's file is ours to remove.
     is_listening: AtomicBool,
-    pub stats: Mutex<StatsBook>,
     /// Since when pools (by number) and automatic databases are unused; worker 0 keeps it.
     pub idle_pools: Mutex<HashMap<PoolId, Instant>>,
     pub idle_databases: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Control {
-    pub fn new(wall: SystemTime, now: Instant) -> Self {
-        let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    pub fn new() -> Self {
         Self {
             changing: Mutex::default(),
             consoles: AtomicU32::new(0),
             flushed: AtomicU32::new(0),
             is_listening: AtomicBool::new(true),
-            stats: Mutex::new(StatsBook {
-                clock: StatsClock::new(Timestamp(since_epoch.as_micros() as u64)),
-                windows: Vec::new(),
-                rolled_at: now,
-                logged: PoolStats::default(),
-            }),
             idle_pools: Mutex::default(),
             idle_databases: Mutex::default(),
         }
-    }
-}
-
-/// Statistics of all pools, as of the last time they were collected from the workers.
-pub(crate) struct StatsBook {
-    pub clock: StatsClock,
-    /// By pool number.
-    pub windows: Vec<StatsWindow>,
-    /// End of the last `stats_period`, and the counters of all pools then.
-    pub rolled_at: Instant,
-    pub logged: PoolStats,
-}
-
-impl StatsBook {
-    /// Takes in what the workers counted, each a list by pool number.
-    pub fn update(&mut self, parts: &[Vec<PoolStats>]) {
-        let pools = parts.iter().map(Vec::len).max().unwrap_or(0);
-        if self.windows.len() < pools {
-            self.windows.resize_with(pools, StatsWindow::default);
-        }
-        for (index, window) in self.windows.iter_mut().enumerate() {
-            window.current = PoolStats::default();
-            parts.iter().filter_map(|part| part.get(index)).for_each(|stats| window.current.merge(stats));
-        }
-    }
-
-    /// All pools together.
-    pub fn total(&self) -> StatsWindow {
-        let mut total = StatsWindow::default();
-        self.windows.iter().for_each(|window| total.merge(window));
-        total
     }
 }
 
@@ -101,28 +61,6 @@ pub(crate) fn say(phrase: &Phrase) {
         Level::Noise => log::Level::Trace,
     };
     log::log!(level, "{}", phrase.text);
-}
-
-/// Has every worker make a part and hands all parts to `then`, at the worker that is the last to do so.
-pub(crate) fn gather<T: Send + 'static>(
-    shared: &Shared,
-    part: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
-    then: impl FnOnce(&mut Worker, Vec<T>) + Send + 'static,
-) {
-    let left = AtomicUsize::new(shared.mailboxes.len());
-    let parts = Mutex::new((Vec::new(), Some(then)));
-    shared.broadcast(move |worker| {
-        let made = part(worker);
-        let whole = {
-            let mut parts = lock(&parts);
-            parts.0.push(made);
-            let is_last = left.fetch_sub(1, Ordering::AcqRel) == 1;
-            if is_last { parts.1.take().map(|then| (then, std::mem::take(&mut parts.0))) } else { None }
-        };
-        if let Some((then, parts)) = whole {
-            then(worker, parts);
-        }
-    });
 }
 
 /// Acts on a signal. True when the process is about to end and nothing more needs to be waited for but the workers.
@@ -253,6 +191,10 @@ pub(crate) fn suspend(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     }
     shared.phase.store(phase::SUSPENDED, Ordering::Release);
     shared.control.flushed.store(0, Ordering::Release);
+    // Lanes go on by themselves otherwise.
+    for pool in shared.pools() {
+        lock(&shared.core).set_paused(pool.id, true);
+    }
     shared.broadcast(Worker::suspend);
     Ok(())
 }
@@ -483,6 +425,9 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     }
     if !obsolete.is_empty() {
         make_obsolete(shared, obsolete, reason::DATABASE_CHANGED);
+    }
+    if shared.lanes.is_some() {
+        shared.broadcast(Worker::leave_unfit_lanes);
     }
     // Limits may have grown.
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));

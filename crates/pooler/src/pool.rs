@@ -2,7 +2,7 @@
 //! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -70,6 +70,8 @@ pub(crate) struct Pool {
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
     pub lane: Option<PoolSlot>,
+    /// Whether its settings are still such that they may: see [`Pool::lane`].
+    pub lane_fits: AtomicBool,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
     pub proved: ArcSwapOption<underpass_auth::Login>,
     /// The secret that the list or `auth_query` gave for the pool's user.
@@ -128,6 +130,11 @@ impl PoolSettings {
 }
 
 impl Pool {
+    /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
+    pub fn lane(&self) -> Option<PoolSlot> {
+        self.lane.filter(|_| self.lane_fits.load(Ordering::Relaxed))
+    }
+
     pub fn welcome(&self) -> Option<SharedParameters> {
         self.welcome.load_full()
     }

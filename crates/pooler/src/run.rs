@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
@@ -207,10 +207,9 @@ fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyho
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
         lanes,
-        control: Control::new(SystemTime::now(), Instant::now()),
+        control: Control::new(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
-        last_error: ArcSwapOption::empty(),
         periods: Mutex::new(Periods::new(logging::now())),
         settings: ArcSwap::from_pointee(settings),
     }))

@@ -102,7 +102,6 @@ pub(crate) struct Shared {
     pub control: Control,
     pub started: Instant,
     pub started_wall: SystemTime,
-    pub last_error: ArcSwapOption<String>,
     /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
     pub periods: Mutex<Periods>,
 }
@@ -224,6 +223,7 @@ impl Shared {
         let pool = Arc::new(Pool {
             id,
             lane,
+            lane_fits: AtomicBool::new(true),
             database: database.clone(),
             user: user.clone(),
             settings: ArcSwap::from_pointee(pool_settings),
@@ -252,6 +252,7 @@ impl Shared {
         let configured = pool.database.settings.load();
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
         let is_other_link = fresh.link != pool.settings.load().link;
+        pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
         pool.settings.store(Arc::new(fresh));
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
-use super::{Answer, BackendObserver, ClientSide, Link, LinkError, OpKind, Side, Splice, Status};
+use super::{Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
@@ -62,6 +62,9 @@ impl Link {
                 self.backend_left = (total - there) as u32;
                 self.backend_left_hidden = false;
                 at += there;
+                if self.backend_left == 0 {
+                    self.make_up(input, out);
+                }
                 continue;
             }
             let hidden = self.pending.front().is_some_and(|op| op.answer == Answer::Hidden);
@@ -152,7 +155,6 @@ impl Link {
             b'Z' => {
                 self.status = status(body)?;
                 self.foreign -= 1;
-                self.copy_in = false;
                 observer.ready(self.status);
             }
             b'S' => {
@@ -160,7 +162,13 @@ impl Link {
                 observer.parameter_status(name, value, false);
             }
             b'C' if matches!(body, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0") => self.statements.clear(),
-            b'G' if self.foreign == 1 => self.copy_in = true,
+            // The request is known now: from here on it is followed as if it had passed here.
+            b'G' if self.foreign == 1 => {
+                self.foreign = 0;
+                let kind = if self.foreign_extended { OpKind::Execute } else { OpKind::Query };
+                self.pending.push_front(Op { kind, answer: Answer::Forward, effect: None });
+                self.copy_in_begins()?;
+            }
             b'G' => return Err(LinkError::SyncInCopy),
             b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I' | b's' | b'E' | b'N'
             | b'A' => {}
@@ -171,6 +179,9 @@ impl Link {
 
     /// Made-up answers whose turn has come, and marks that need none.
     fn make_up(&mut self, input: &[u8], out: &mut Splice<'_>) {
+        if self.foreign > 0 {
+            return;
+        }
         while let Some(op) = self.pending.front() {
             match (op.kind, op.answer) {
                 (OpKind::CopyEnd, _) => {}

@@ -113,7 +113,7 @@ impl Link {
             b'd' | b'H' => {}
             b'c' | b'f' => {
                 // Counted even when COPY has not begun for all we know: the client may have sent it ahead.
-                if self.copy_in || !self.pending.is_empty() {
+                if self.copy_in || self.is_busy() {
                     self.push(OpKind::CopyEnd, Answer::Forward, None);
                 }
                 self.copy_in = false;
@@ -190,9 +190,9 @@ impl Link {
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
         let mut effect = Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
-        let failed = self.status == Status::Failed && self.pending.is_empty();
+        let failed = self.status == Status::Failed && !self.is_busy();
         if self.statements.touch(statement.id) && !failed {
-            if self.pending.is_empty() {
+            if !self.is_busy() {
                 context.to_client.extend_from_slice(b"1\0\0\0\x04");
                 self.in_extended = true;
             } else {
@@ -315,7 +315,7 @@ impl Link {
         if is_close {
             if let Some(before) = context.client.statements().set(name, None) {
                 let effect = Effect { client: Some((name.into(), None, Some(before))), server: None };
-                if self.pending.is_empty() {
+                if !self.is_busy() {
                     context.to_client.extend_from_slice(b"3\0\0\0\x04");
                     self.in_extended = true;
                 } else {

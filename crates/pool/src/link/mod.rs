@@ -180,8 +180,12 @@ pub struct LaneState {
     pub outstanding: u32,
     /// Of the last ReadyForQuery.
     pub status: Status,
-    /// The server reads COPY data.
+    /// The server reads COPY data (of the one Query that is outstanding).
     pub copy_in: bool,
+    /// What is outstanding, or its last part, came by the extended protocol.
+    pub extended: bool,
+    /// The server's unnamed statement is the client's own.
+    pub unnamed: bool,
     /// Body bytes of the client's current message that have not come yet.
     pub request_left: u32,
     /// Same for the server's.
@@ -266,6 +270,8 @@ pub struct Link {
     copy_both: bool,
     /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
     foreign: u32,
+    /// Whether the last of them ends a batch of the extended protocol.
+    foreign_extended: bool,
     /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
     forwarded_head: u8,
     /// The unnamed statement of the server was parsed by the present client on this link.
@@ -303,6 +309,7 @@ impl Link {
             copy_syncs: 0,
             copy_both: false,
             foreign: 0,
+            foreign_extended: false,
             forwarded_head: 0,
             unnamed_is_ours: false,
             statements: ServerStatements::default(),
@@ -368,14 +375,19 @@ impl Link {
     pub fn adopt(&mut self, lane: LaneState) {
         debug_assert!(self.pending.is_empty());
         self.foreign = lane.outstanding;
+        self.foreign_extended = lane.extended;
         self.status = lane.status;
-        self.copy_in = lane.copy_in;
+        self.copy_in = lane.copy_in && lane.outstanding == 1;
+        if self.copy_in {
+            // The one request whose end is known: followed as if it had passed here.
+            self.foreign = 0;
+            self.push(OpKind::Query, Answer::Forward, None);
+        }
         self.frontend_left = lane.request_left;
         self.backend_left = lane.response_left;
         self.backend_left_hidden = false;
         self.forwarded_head = lane.response_head;
-        // Whose unnamed statement the server has is not known any more: a Bind gets it parsed again.
-        self.unnamed_is_ours = false;
+        self.unnamed_is_ours = lane.unnamed;
     }
 
     /// Asks the server `sql` by the simple protocol; the answer is swallowed, errors in it go to [`BackendObserver::hidden_error`].
@@ -387,7 +399,7 @@ impl Link {
     /// The client has gone: completes what it left half done, so that the server comes to a ReadyForQuery. Returns false where that
     /// cannot be done, because a message was cut in the middle or the connection is a replication stream.
     pub fn abandon(&mut self, out: &mut Vec<u8>) -> bool {
-        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 || (self.copy_in && self.foreign > 0) {
+        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 {
             return false;
         }
         // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.

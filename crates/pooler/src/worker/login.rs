@@ -315,7 +315,7 @@ impl Worker {
             let own = rustix::process::getuid().as_raw();
             if net::peer_credentials(client.transport.fd()).is_some_and(|(uid, _)| uid == own) {
                 login.console_access = Some(Access::Admin);
-                log::info!("{}", underpass_console::text::unix_console_access());
+                log::info!("{}", text::unix_console_access());
                 return self.logged_in(key, underpass_auth::Login::default());
             }
         }

@@ -199,7 +199,9 @@ impl Worker {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping {
-            let wait = if !self.again.is_empty() && self.suspension.is_none() {
+            let wait = if self.suspension.is_some() {
+                next_tick.saturating_duration_since(self.now).min(TICK)
+            } else if !self.again.is_empty() {
                 Duration::ZERO
             } else if !self.again_soon.is_empty() {
                 Duration::from_millis(1)

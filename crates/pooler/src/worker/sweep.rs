@@ -30,6 +30,9 @@ impl Worker {
         }
         let settings = self.shared.settings.load_full();
         self.sweep_clients(&settings);
+        if self.draining {
+            self.drain();
+        }
         self.sweep_servers(&settings);
         if settings.config.server_fast_close {
             self.fast_close();

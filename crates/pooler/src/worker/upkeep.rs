@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use underpass_config::PoolMode;
-use underpass_console::stats::PoolStats;
 use underpass_console::text::{self, reason};
 use underpass_wire::SqlState;
 
@@ -51,11 +50,7 @@ impl Worker {
     /// Gives servers to clients that queued during a pause.
     pub(crate) fn serve_queues(&mut self) {
         for pool in self.shared.pools() {
-            loop {
-                let granted = lock(&self.shared.core).grant(pool.id);
-                let Some((client, since, server)) = granted else { break };
-                self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
-            }
+            self.grant_idle(pool.id);
             self.launch(pool.id);
         }
     }
@@ -72,6 +67,11 @@ impl Worker {
             if !is_meant {
                 continue;
             }
+            if matches!(client.phase, Phase::Lane) && !self.lane_take(key) {
+                self.close_client_later(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason));
+                continue;
+            }
+            let Some(client) = self.clients.get_mut(key) else { continue };
             if let Phase::Linked(server) = client.phase {
                 // The server goes too: it need not come to rest for the next client.
                 client.phase = Phase::Idle;
@@ -114,6 +114,10 @@ impl Worker {
     pub(crate) fn drain(&mut self) {
         self.draining = true;
         for key in self.clients.keys() {
+            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+                // User space sees its transaction through, and finds it here again if it has none.
+                self.lane_client_up(key);
+            }
             let Some(client) = self.clients.get(key) else { continue };
             let at_boundary = match client.phase {
                 Phase::Idle | Phase::Waiting { .. } => true,
@@ -142,7 +146,6 @@ impl Worker {
         if is_anything_paused {
             self.close_paused();
         }
-        self.roll_stats(settings);
         self.forget_unused(settings);
     }
 
@@ -164,33 +167,15 @@ impl Worker {
         }
     }
 
-    /// Counters of this worker by pool.
-    pub(super) fn stats_part(&mut self) -> Vec<PoolStats> {
-        self.meters.iter().map(|meter| meter.stats).collect()
-    }
-
-    fn roll_stats(&mut self, settings: &Settings) {
-        let period = settings.config.stats_period;
-        let now = self.now;
-        {
-            let mut book = lock(&self.shared.control.stats);
-            if period.is_zero() || now.saturating_duration_since(book.rolled_at) < period {
-                return;
+    /// After a RELOAD: clients whose pool no lane may carry any more come up.
+    pub(crate) fn leave_unfit_lanes(&mut self) {
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get(key) else { continue };
+            let is_unfit = client.pool.as_ref().is_some_and(|pool| pool.lane().is_none());
+            if is_unfit && matches!(client.phase, Phase::Lane) {
+                self.lane_client_up(key);
             }
-            book.rolled_at = now;
         }
-        let is_logged = settings.config.log_stats;
-        control::gather(&self.shared, Worker::stats_part, move |worker, parts| {
-            let mut book = lock(&worker.shared.control.stats);
-            book.update(&parts);
-            let total = book.total().current;
-            if is_logged {
-                log::info!("{}", total.averages_since(&book.logged, period.as_micros() as u64).log_line());
-            }
-            book.logged = total;
-            book.clock.roll(worker.shared.timestamp(now));
-            book.windows.iter_mut().for_each(underpass_console::StatsWindow::roll);
-        });
     }
 
     /// `pool_idle_timeout` and `autodb_idle_timeout`.
