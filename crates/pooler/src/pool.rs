@@ -49,6 +49,8 @@ pub(crate) struct PoolSettings {
     pub mode: PoolMode,
     pub link: LinkOptions,
     pub reset_query: Option<Arc<str>>,
+    /// `server_round_robin`
+    pub round_robin: bool,
     pub check_query: Arc<str>,
     pub query_wait_timeout: Duration,
     pub query_timeout: Duration,
@@ -116,6 +118,7 @@ impl PoolSettings {
             mode,
             link: settings.link_options(mode),
             reset_query: config.server_reset_query.as_deref().filter(|_| reset).map(Arc::from),
+            round_robin: config.server_round_robin,
             check_query: match &config.server_check_query {
                 CheckQuery::Off | CheckQuery::Empty => "".into(),
                 CheckQuery::Sql(sql) => sql.as_str().into(),
