@@ -752,9 +752,16 @@ impl<S> Core<S> {
     pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
         let mut expired = Vec::new();
         let p = self.at(pool);
-        if let Idle::Shared(shared) = &p.idle {
+        if let Idle::Shared(shared) = &mut p.idle {
             // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
-            for (ordinal, slot) in p.slots.iter().enumerate() {
+            for (ordinal, slot) in p.slots.iter_mut().enumerate() {
+                if slot.state == State::Idle {
+                    if shared.was_used(ordinal as u32) {
+                        slot.idle_since = now;
+                    } else if p.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d) {
+                        shared.shelve(ordinal as u32);
+                    }
+                }
                 let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
                 if slot.state == State::Idle && over {
                     shared.retire(ordinal as u32);

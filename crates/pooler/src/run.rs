@@ -142,14 +142,16 @@ fn start(options: &Options) -> anyhow::Result<()> {
     for warning in warnings {
         log::warn!("{warning}");
     }
-    let outcome = serve(settings, lanes, open, metrics, background);
-    drop((socket_file, pidfile));
+    let socket_file = Arc::new(Mutex::new(socket_file));
+    let outcome = serve(settings, lanes, Control::new(socket_file.clone()), open, metrics, background);
+    drop((lock(&socket_file).take(), pidfile));
     outcome
 }
 
 fn serve(
     settings: Settings,
     lanes: Option<Arc<Lanes>>,
+    control: Control,
     open: Vec<Listener>,
     metrics: Option<std::net::TcpListener>,
     background: bool,
@@ -160,7 +162,7 @@ fn serve(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
     );
-    let shared = share(settings, lanes, threads)?;
+    let shared = share(settings, lanes, control, threads)?;
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -189,7 +191,12 @@ fn serve(
     workers.join()
 }
 
-fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyhow::Result<Arc<Shared>> {
+fn share(
+    settings: Settings,
+    lanes: Option<Arc<Lanes>>,
+    control: Control,
+    threads: usize,
+) -> anyhow::Result<Arc<Shared>> {
     let mut mailboxes = Vec::with_capacity(threads);
     for _ in 0..threads {
         mailboxes.push(Mailbox::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
@@ -206,8 +213,8 @@ fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyho
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
+        control,
         lanes,
-        control: Control::new(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         periods: Mutex::new(Periods::new(logging::now())),

@@ -507,11 +507,11 @@ impl Worker {
                     self.settled(key);
                     return false;
                 }
-                if server.link.is_copy_in() {
-                    // The client's COPY began after it had left: nobody else can end it.
+                if server.link.awaits_client() {
+                    // A COPY began or an error came after the client had left: nobody else can end it.
                     let mut out = Vec::new();
                     if !server.link.abandon(&mut out) || server.outbox.send(&mut server.transport, &out).is_err() {
-                        self.close_server(key, "COPY of a client that left could not be ended");
+                        self.close_server(key, "what a client left behind could not be ended");
                         return false;
                     }
                 }

@@ -169,6 +169,10 @@ impl Worker {
 
     /// Takes no more connections, for good.
     pub(crate) fn stop_listening(&mut self) {
+        // Those that the kernel let in already are told, instead of being reset.
+        for index in 0..self.listeners.len() {
+            self.accept(index);
+        }
         self.unwatch_listeners();
         self.listeners.clear();
     }
