@@ -72,7 +72,11 @@ impl Lanes {
 
     /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean.
     pub fn fits(settings: &PoolSettings) -> bool {
-        settings.mode == PoolMode::Transaction && settings.reset_query.is_none() && !settings.link.refuse_simple_query
+        // Programs take the idle server with the lowest number: no round robin.
+        settings.mode == PoolMode::Transaction
+            && settings.reset_query.is_none()
+            && !settings.link.refuse_simple_query
+            && !settings.round_robin
     }
 
     /// Makes a pool of the lanes and the idle set for the core.

@@ -106,7 +106,7 @@ fn start(options: &Options) -> anyhow::Result<()> {
     if background {
         process::detach();
     }
-    let (settings, mut warnings) = Settings::load(&options.config_paths)?;
+    let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
     let config = &settings.config;
     let user = process::service_user(config, options.user.as_deref())?;
     let (errors, more) = findings(config);
