@@ -824,6 +824,12 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].connections
     }
 
+    /// Whether the pool has connections that are past their login.
+    pub fn has_servers(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.connections > pool.logins
+    }
+
     /// Connections of a database over all its pools.
     pub fn database_connections(&self, database: u32) -> u32 {
         count(&self.database_connections, database)

@@ -26,9 +26,6 @@ const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
 pub(crate) const USER_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
-/// The idle set of a pool whose servers the programs take too.
-type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
-
 /// The open lanes of the process.
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
@@ -79,13 +76,18 @@ impl Lanes {
 
     /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean.
     pub fn fits(settings: &PoolSettings) -> bool {
+        // Programs take the idle server with the lowest number: no round robin.
         settings.mode == PoolMode::Transaction
             && settings.reset_query.is_none()
             && !settings.link.refuse_simple_query
+            && !settings.round_robin
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(PoolSlot, IdleSet)> {
+    pub fn add_pool(
+        &self,
+        id: underpass_pool::PoolId,
+    ) -> Option<(PoolSlot, Box<dyn SharedIdle<Box<Server>>>)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         Some((

@@ -175,7 +175,7 @@ pub enum LinkError {
     #[error("prepared statement of {0} bytes is over max_prepared_statement_bytes")]
     StatementTooLarge(u32),
     /// A type byte that this side never sends here.
-    #[error("unexpected message type {0:?} from {1}")]
+    #[error("unknown pkt from {1}: {0:?}")]
     Unexpected(char, Side),
     /// A body that does not hold what its type says.
     #[error("malformed {0} message")]
@@ -187,7 +187,7 @@ pub enum LinkError {
     #[error("Sync inside COPY FROM STDIN ahead of an error: answers can no longer be counted")]
     SyncInCopy,
     /// `disable_pqexec`.
-    #[error("simple query protocol is disabled (disable_pqexec)")]
+    #[error("PQexec disallowed (disable_pqexec)")]
     SimpleQueryDisabled,
 }
 

@@ -70,7 +70,13 @@ impl Worker {
     }
 
     fn cancel_client(&mut self, target: ClientRef, asker: ClientRef) {
+        // Which server a lane's client is linked to is known once user space has the link; it keeps it until the answer is out.
+        self.lane_client_up(key_of(target));
         let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
+        if matches!(client.phase, Phase::Lane) {
+            // A program was just running.
+            return self.post(self.index, Box::new(move |worker| worker.cancel_client(target, asker)));
+        }
         if client.on_console {
             self.console_cancelled(key_of(target));
             return self.cancel_answered(asker);

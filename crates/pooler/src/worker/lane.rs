@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use underpass_console::rows::Replication;
 use underpass_pool::ServerId;
 use underpass_pool::core::ClientRef;
 use underpass_pool::link::{LaneState, Status};
@@ -69,7 +70,9 @@ impl Worker {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
+        // A replication client is about to be linked to a server of its own.
         if !matches!(client.phase, Phase::Idle)
+            || client.replication != Replication::None
             || client.readable
             || client.ended
             || client.side.statement_count() > 0

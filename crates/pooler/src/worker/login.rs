@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
+use underpass_console::Access;
+use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
-use underpass_console::{Access, text};
+use underpass_console::text::{self, reason};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::ParameterSet;
 use underpass_tls::SslMode;
@@ -18,7 +20,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Again, Farewell, Worker};
 use crate::client::{Client, LoginStep, Phase, Startup};
-use crate::logging;
+use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -137,6 +139,9 @@ impl Worker {
             FirstPacket::Cancel(request) => {
                 self.cancel_requested(key, request.process_id, request.secret_key)
             }
+            FirstPacket::UnsupportedProtocol(version) if version.major == 2 => {
+                self.close_client(key, Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2))
+            }
             FirstPacket::UnsupportedProtocol(version) => self.close_client(
                 key,
                 Farewell::told(
@@ -157,7 +162,10 @@ impl Worker {
                         key,
                         Farewell::told(
                             SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
-                            "no user name, or a startup parameter that is not UTF-8",
+                            match message.user() {
+                                None | Some(b"") => reason::NO_USERNAME,
+                                Some(_) => "startup parameter that is not UTF-8",
+                            },
                         ),
                     );
                 };
@@ -236,10 +244,7 @@ impl Worker {
         if requires_tls && client.transport.tls().is_none() && client.address.ip().is_some() {
             return self.close_client(
                 key,
-                Farewell::told(
-                    SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
-                    "TLS required (client_tls_sslmode)",
-                ),
+                Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, reason::SSL_REQUIRED),
             );
         }
         let is_console = startup.database == CONSOLE;
@@ -253,7 +258,9 @@ impl Worker {
                 Some(_) => Replication::Physical,
             };
             let line = text::login_attempt(&startup.database, &startup.user, tls.as_deref(), replication);
-            logging::phrase(Some(client.label()), &line);
+            // The database is not settled yet: the line names the one that was asked for.
+            let label = SocketLabel { database: Some(&startup.database), ..client.label() };
+            logging::phrase(Some(label), &line);
         }
         let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
         let refusal = if is_console {
@@ -296,25 +303,20 @@ impl Worker {
         let config = &settings.config;
         let client = self.clients.get_mut(key)?;
         let (database, user) = (client.database.clone()?, client.user.clone()?);
-        let told = |what: &str| {
-            Some(Farewell::told(
-                SqlState::TOO_MANY_CONNECTIONS,
-                format!("no more connections allowed ({what})"),
-            ))
-        };
+        let told = |what: &str| Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, what));
         client.counted = true;
         let of_database = database.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let of_user = user.clients.fetch_add(1, Ordering::Relaxed) + 1;
         if self.shared.clients.load(Ordering::Relaxed) > config.max_client_conn {
-            return told("max_client_conn");
+            return told(reason::MAX_CLIENT_CONN);
         }
         let database_max = config.max_db_client_connections(&database.settings.load());
         if database_max > 0 && of_database > database_max {
-            return told("max_db_client_connections");
+            return told(reason::MAX_DB_CLIENT_CONNECTIONS);
         }
         let user_max = config.max_user_client_connections(&user.name);
         if user_max > 0 && of_user > user_max {
-            return told("max_user_client_connections");
+            return told(reason::MAX_USER_CLIENT_CONNECTIONS);
         }
         None
     }
@@ -369,6 +371,12 @@ impl Worker {
                 }
             }
         };
+        let has_forced_user =
+            client.database.as_ref().is_some_and(|database| database.settings.load().user.is_some());
+        if method == Method::Any && !login.is_console && !has_forced_user {
+            log_socket!(Error, client.label(), "config_error", "auth_type=any requires forced user");
+            return self.close_client(key, Farewell::told(SqlState::CONFIG_FILE_ERROR, reason::CONFIG_ERROR));
+        }
         login.method = Some(method);
         login.method_map = map;
         let user = startup.user.clone();
@@ -475,10 +483,10 @@ impl Worker {
                 if let Some(body) = send {
                     crate::message(&mut out, b'R', &body);
                 }
-                if !out.is_empty()
-                    && let Err(error) = client.outbox.send(&mut client.transport, &out)
-                {
-                    return self.client_io_failed(key, &error);
+                if !out.is_empty() {
+                    if let Err(error) = client.outbox.send(&mut client.transport, &out) {
+                        return self.client_io_failed(key, &error);
+                    }
                 }
                 return self.logged_in(key, login);
             }

@@ -22,7 +22,7 @@ use super::{Entry, Farewell, Source, Worker};
 use crate::client::Phase;
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
-use crate::pool::Pool;
+use crate::pool::{ConnectError, Pool};
 use crate::resolver::Answer;
 use crate::server::{Server, ServerLogin, ServerLoginStep, SettleStep, Work};
 use crate::settings::Settings;
@@ -180,7 +180,7 @@ impl Worker {
     /// There is not even a socket.
     fn connect_failed(&mut self, id: ServerId, pool: &Arc<Pool>, client: Option<Key>, message: String) {
         log::warn!("S: {}/{} {message}", pool.database.name, pool.user.name);
-        pool.last_error.store(Some(Arc::new(message.clone())));
+        pool.last_error.store(Some(Arc::new(ConnectError { message: message.clone(), refused: None })));
         pool.database.next_host.fetch_add(1, Ordering::Relaxed);
         lock(&self.shared.core).closed(id, true, self.now);
         if let Some(client) = client {
@@ -294,12 +294,15 @@ impl Worker {
             b'K' => server.cancel_key = body.to_vec(),
             b'N' | b'v' => {}
             b'E' => {
-                let text = crate::error_message(body);
                 let replication = login_of(server).replication.as_ref().map(|(client, _)| *client);
                 if let Some(client) = replication.and_then(|client| self.clients.get_mut(client)) {
                     let _ = client.outbox.send(&mut client.transport, &message);
                 }
-                return Err(format!("server login failed: {text}"));
+                let (severity, text) = (crate::error_field(body, b'S'), crate::error_field(body, b'M'));
+                let failed = text::server_login_failed(Some((&severity, &text)));
+                logging::phrase(Some(server.label()), &failed);
+                server.refusal = Some(body.to_vec());
+                return Err(failed.text);
             }
             b'Z' => {
                 self.server_logged_in(key, settings);

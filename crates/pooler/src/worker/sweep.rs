@@ -11,13 +11,16 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
-use crate::server::Work;
+use crate::server::{SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
 use crate::table::Key;
 
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause between cancel requests for the statement of a client that left.
+const CANCEL_AGAIN: Duration = Duration::from_millis(300);
 
 impl Worker {
     pub(super) fn sweep(&mut self) {
@@ -84,7 +87,7 @@ impl Worker {
                                 "No server connection available in postgres backend, client being queued"
                                     .to_owned();
                             if let Some(why) = why {
-                                text = format!("{text} (last connection attempt: {why})");
+                                text = format!("{text} (last connection attempt: {})", why.message);
                             }
                             let mut out = Vec::new();
                             notice_response(
@@ -154,12 +157,7 @@ impl Worker {
         let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let pool = names.pools.get(pool.0 as usize)?;
         let error = pool.last_error.load_full()?;
-        lock(&self.shared.core).last_connect_failed(pool.id).then(|| {
-            Farewell::told(
-                SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
-                format!("server login has been failing: {error}"),
-            )
-        })
+        lock(&self.shared.core).last_connect_failed(pool.id).then(|| error.farewell())
     }
 
     /// A client that a lane carries: its times are in the lane's slot. One that is late comes up, and is dealt with as any other then.
@@ -194,6 +192,14 @@ impl Worker {
         let config = &settings.config;
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            let due = self.now.saturating_duration_since(server.request_at) >= CANCEL_AGAIN;
+            if matches!(server.work, Work::Settling { step: SettleStep::Draining, .. })
+                && server.link.is_busy()
+                && due
+            {
+                self.cancel_again(key);
+            }
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let elapsed = |since: Instant| self.now.saturating_duration_since(since);
             let reason = match &server.work {
                 Work::Login(_)
@@ -210,6 +216,18 @@ impl Worker {
             if let Some(reason) = reason {
                 self.close_server(key, reason);
             }
+        }
+    }
+
+    /// PostgreSQL forgets a cancel request that comes before the statement it is meant for: a client that vanishes right after its
+    /// request needs more than one.
+    fn cancel_again(&mut self, key: Key) {
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
+        server.request_at = now;
+        let id = server.id;
+        if !lock(&self.shared.core).is_canceling(id) {
+            self.cancel_server(key, None);
         }
     }
 

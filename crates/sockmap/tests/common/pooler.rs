@@ -318,9 +318,7 @@ impl Pooler {
     }
 
     fn take_soon(&mut self, id: u64) {
-        if let Some(c) = self.clients.get_mut(&id)
-            && !c.user
-        {
+        if let Some(c) = self.clients.get_mut(&id).filter(|c| !c.user) {
             c.untaken = true;
         }
     }
