@@ -359,26 +359,23 @@ impl<S> Core<S> {
         let pool_id = pool;
         let pool = self.at(pool);
         pool.last_used = now;
-        if !pool.paused
-            && pool.waiting.is_empty()
-            && let Some(granted) = pool.grant_idle(pool_id, now)
-        {
-            return granted;
+        if !pool.paused && pool.waiting.is_empty() {
+            if let Some(granted) = pool.grant_idle(pool_id, now) {
+                return granted;
+            }
         }
         pool.waiting.insert(ticket, Waiter { client, since: now });
         pool.tell_waiters();
         // A program may have put one back before it saw the queue: whoever is first looks once more.
-        if pool.idle.is_shared()
-            && pool.waiting.len() == 1
-            && !pool.paused
-            && let Some((ordinal, server)) = pool.take_idle()
-        {
-            pool.waiting.clear();
-            pool.tell_waiters();
-            let slot = &mut pool.slots[ordinal as usize];
-            slot.state = State::Active;
-            let id = ServerId { pool: pool_id, ordinal, generation: slot.generation };
-            return Acquired::Granted { id, server, check: false };
+        if pool.idle.is_shared() && pool.waiting.len() == 1 && !pool.paused {
+            if let Some((ordinal, server)) = pool.take_idle() {
+                pool.waiting.clear();
+                pool.tell_waiters();
+                let slot = &mut pool.slots[ordinal as usize];
+                slot.state = State::Active;
+                let id = ServerId { pool: pool_id, ordinal, generation: slot.generation };
+                return Acquired::Granted { id, server, check: false };
+            }
         }
         Acquired::Queued(ticket)
     }
@@ -424,11 +421,10 @@ impl<S> Core<S> {
         let fresh = self.next_ticket;
         let pool = self.at(pool);
         // Whoever waits already has found no idle server either: the invariant holds for this client too.
-        if !pool.paused
-            && pool.waiting.is_empty()
-            && let Some(granted) = pool.grant_idle(pool_id, now)
-        {
-            return granted;
+        if !pool.paused && pool.waiting.is_empty() {
+            if let Some(granted) = pool.grant_idle(pool_id, now) {
+                return granted;
+            }
         }
         let ticket = match pool.waiting.first_key_value() {
             Some((first, _)) => first - 1,
@@ -593,12 +589,12 @@ impl<S> Core<S> {
             self.free(id);
             return Released::Close(server, reason);
         }
-        if !pool.paused
-            && let Some((_, waiter)) = pool.waiting.pop_first()
-        {
-            pool.tell_waiters();
-            pool.slots[id.ordinal as usize].state = State::Active;
-            return Released::Grant { client: waiter.client, since: waiter.since, server };
+        if !pool.paused {
+            if let Some((_, waiter)) = pool.waiting.pop_first() {
+                pool.tell_waiters();
+                pool.slots[id.ordinal as usize].state = State::Active;
+                return Released::Grant { client: waiter.client, since: waiter.since, server };
+            }
         }
         let slot = &mut pool.slots[id.ordinal as usize];
         slot.state = State::Idle;

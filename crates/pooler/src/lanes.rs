@@ -26,6 +26,9 @@ const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
 pub(crate) const USER_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
+/// The idle set of a pool whose servers the programs take too.
+type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
+
 /// The open lanes of the process.
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
@@ -84,10 +87,7 @@ impl Lanes {
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(
-        &self,
-        id: underpass_pool::PoolId,
-    ) -> Option<(PoolSlot, Box<dyn SharedIdle<Box<Server>>>)> {
+    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(PoolSlot, IdleSet)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         Some((

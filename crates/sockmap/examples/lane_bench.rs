@@ -246,9 +246,6 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What the rounds of one path gave: transactions per second, CPU us per transaction, tax.
-type Series = (Vec<f64>, Vec<f64>, Vec<f64>);
-
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |i: usize, default: &str| arguments.get(i).cloned().unwrap_or_else(|| default.to_owned());

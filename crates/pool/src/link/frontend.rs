@@ -358,15 +358,17 @@ impl Link {
             self.push_extended(kind, Answer::Forward, None);
             return Ok(Some(self.pass(message, input, at, out)));
         }
-        if is_close && let Some(before) = context.client.statements().set(name, None) {
-            let effect = Effect { client: Some((name.into(), None, Some(before))), server: None };
-            if !self.is_busy() {
-                context.to_client.extend_from_slice(b"3\0\0\0\x04");
-                self.in_extended = true;
-            } else {
-                self.push_extended(kind, Answer::Fake, Some(Box::new(effect)));
+        if is_close {
+            if let Some(before) = context.client.statements().set(name, None) {
+                let effect = Effect { client: Some((name.into(), None, Some(before))), server: None };
+                if !self.is_busy() {
+                    context.to_client.extend_from_slice(b"3\0\0\0\x04");
+                    self.in_extended = true;
+                } else {
+                    self.push_extended(kind, Answer::Fake, Some(Box::new(effect)));
+                }
+                return Ok(Some(message.total));
             }
-            return Ok(Some(message.total));
         }
         let (used, statement) = self.rename(message, 1..end, input, at, context, out);
         self.in_extended = true;

@@ -242,11 +242,11 @@ impl Worker {
             return self.close_server(key, &format!("check query failed: {message}"));
         }
         let Some(client) = self.clients.get_mut(client_key) else { return };
-        if step == PrepareStep::Check
-            && let Some(query) = server.parameters.restore_query(&client.parameters)
-        {
-            server.work = Work::Preparing { client: client_key, step: PrepareStep::Restore };
-            return self.ask(key, |_| query);
+        if step == PrepareStep::Check {
+            if let Some(query) = server.parameters.restore_query(&client.parameters) {
+                server.work = Work::Preparing { client: client_key, step: PrepareStep::Restore };
+                return self.ask(key, |_| query);
+            }
         }
         if step == PrepareStep::Restore {
             // What the server made of the client's values is what the client has: it may spell them its own way.

@@ -53,10 +53,10 @@ impl Worker {
 
     fn greet(&mut self, fd: OwnedFd, address: Endpoint) {
         let settings = self.shared.settings.load_full();
-        if matches!(address, Endpoint::Tcp(_))
-            && let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd)
-        {
-            log::debug!("socket options: {error}");
+        if matches!(address, Endpoint::Tcp(_)) {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
+                log::debug!("socket options: {error}");
+            }
         }
         let connected = self.shared.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let now = self.now;

@@ -131,10 +131,10 @@ impl Worker {
                 );
             }
         };
-        if matches!(address, Endpoint::Tcp(_))
-            && let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd)
-        {
-            log::debug!("socket options: {error}");
+        if matches!(address, Endpoint::Tcp(_)) {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
+                log::debug!("socket options: {error}");
+            }
         }
         let mode = plan.pool.settings.load();
         let (index, now, socket_id) = (self.index, self.now, self.shared.next_socket_id());
