@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
-# project promises: 200 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
+# project promises: 220 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
 # POOLER=pgbouncer checks Debian's PgBouncer instead, POOLER=direct the server itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -50,7 +50,7 @@ printf '"postgres" ""\n"admin" ""\n' >"$directory/userlist.txt"
 faults=1000
 # Short runs cannot make every fault so often.
 [ "$transactions" -ge 2000000 ] || faults=$((transactions / 2200))
-soak=("$target/underpass-soak" --transactions "$transactions" --clients 200 --progress 10 --require-faults "$faults")
+soak=("$target/underpass-soak" --transactions "$transactions" --clients 220 --progress 10 --require-faults "$faults")
 pressed=(--console-user admin --require-clients-per-server 10 --require-queueing)
 case $kind in
     direct) exec_soak=("${soak[@]}" --port "$server_port" --pool-mode session --prepared) ;;

@@ -139,13 +139,11 @@ def start_pooler(server, mode, which):
     """Few servers for many clients in transaction mode, TLS on offer, SCRAM on both sides."""
     settings = {"pool_mode": mode, "auth_type": "scram-sha-256", "default_pool_size": 3 if mode == "transaction" else 30,
                 "client_tls_sslmode": "prefer", "client_tls_key_file": server.certs.server_key,
-                "client_tls_cert_file": server.certs.server_cert, "ignore_startup_parameters": "extra_float_digits,search_path"}
-    if which == "underpass":
-        del settings["ignore_startup_parameters"]
-        settings["ignore_startup_parameters"] = "extra_float_digits"
-    # TLS towards PostgreSQL costs more than it shows here; tests/compat has it.
-    settings["server_tls_sslmode"] = "disable"
-    return pooler.Pooler({"p0": f"host=127.0.0.1 port={server.port} dbname=p0"}, settings, which=which)
+                "client_tls_cert_file": server.certs.server_cert, "ignore_startup_parameters": "extra_float_digits",
+                "server_tls_sslmode": "disable"}
+    # pg_dump empties search_path for its session. Before PostgreSQL 18 no pooler is told, so the dump has its own pool.
+    target = f"host=127.0.0.1 port={server.port} dbname=p0"
+    return pooler.Pooler({"p0": target, "dump": target}, settings, which=which)
 
 
 def main():
@@ -183,6 +181,7 @@ def main():
                     "DRIVER_DB": "p0", "DRIVER_CA": server.certs.ca, "DRIVER_MODE": mode,
                     "DRIVER_PG_BIN": host.pg_bin().rstrip("/")}
                 for name, argv in commands.items():
+                    environment["DRIVER_DB"] = "dump" if name == "pg_dump" and target is not server else "p0"
                     environment["DRIVER_TABLE"] = f"t_{name.replace('-', '_')}_{mode}"
                     run_client(name, argv, environment, results, mode, options)
             finally:

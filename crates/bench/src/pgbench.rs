@@ -26,6 +26,10 @@ use crate::systems::{Instance, Place};
 /// Seconds before the window, in which caches, pools and the scheduler settle.
 const WARM_UP_S: u32 = 1;
 
+/// Clients for which the warm-up grows by a second: a direct connection's first query fills its backend's caches, which
+/// takes a millisecond or two of CPU, and with a fixed rate every client must have had its turn.
+const CLIENTS_PER_WARM_UP_S: u32 = 250;
+
 /// Seconds after the window: pgbench prints no progress line at its very end.
 const TAIL_S: u32 = 1;
 
@@ -119,8 +123,9 @@ pub fn measure(
     let reader = thread::spawn(move || read_lines(BufReader::new(stderr), pid, cgroup, &sender));
 
     // Logins of many clients through a slow system come on top of the run itself.
-    let patience =
-        Duration::from_secs(u64::from(seconds + WARM_UP_S + TAIL_S) + 60 + u64::from(load.clients / 50));
+    let patience = Duration::from_secs(
+        u64::from(seconds + warm_up_s(load) + TAIL_S) + 60 + u64::from(load.clients / 50),
+    );
     let began = std::time::Instant::now();
     let (mut lines, mut messages) = (Vec::new(), Vec::new());
     loop {
@@ -145,6 +150,8 @@ pub fn measure(
         let first = messages.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
         bail!("pgbench failed ({status}): {first}");
     }
+    // The first line ends the first second.
+    let lines = lines.split_off(lines.len().min(warm_up_s(load) as usize - 1));
     let (Some(first), Some(last), true) = (lines.first(), lines.last(), lines.len() > 1) else {
         bail!("pgbench printed {} progress lines, too few for a window", lines.len());
     };
@@ -155,6 +162,10 @@ pub fn measure(
         metrics.insert(metric::LATENCY_P99.to_owned(), latency.p99);
     }
     Ok((metrics, latency))
+}
+
+fn warm_up_s(load: &Load) -> u32 {
+    WARM_UP_S + load.clients / CLIENTS_PER_WARM_UP_S
 }
 
 fn command(
@@ -172,7 +183,7 @@ fn command(
         .args(["-n", "-P", "1", "-l", "--log-prefix"])
         .arg(folder.join("log"))
         .args(["-c", &load.clients.to_string(), "-j", &load.clients.min(cpus).to_string()])
-        .args(["-M", load.protocol.name(), "-T", &(seconds + WARM_UP_S + TAIL_S).to_string()]);
+        .args(["-M", load.protocol.name(), "-T", &(seconds + warm_up_s(load) + TAIL_S).to_string()]);
     match load.rate {
         Some(rate) => command.args(["-R", &rate.to_string()]),
         None if load.reconnect => &mut command,

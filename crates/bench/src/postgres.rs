@@ -101,6 +101,17 @@ impl Server {
         self.folder.join("server.key")
     }
 
+    /// What the server stores of [`SCRAM_USER`]'s password. A pooler that has the same can check a login without
+    /// deriving keys anew, which is how it is set up where logins matter.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn scram_secret(&self) -> Result<String> {
+        let secret = self
+            .psql(DATABASE, &format!("select rolpassword from pg_authid where rolname = '{SCRAM_USER}'"))?;
+        Ok(secret.trim().to_owned())
+    }
+
     /// Runs SQL over the unix socket and returns its unaligned result.
     ///
     /// # Errors

@@ -10,12 +10,15 @@ use crate::table::interval;
 /// How far from 1 the throughput of two identical systems may be.
 const SAME: f64 = 0.02;
 
+/// Half width of an interval in which a difference of 5 % could still hide or appear.
+const TOO_WIDE: f64 = 0.05;
+
 /// What a twin shows about the method.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// One sentence.
     pub text: String,
-    /// True when the method found what is the case.
+    /// True when the method found what is the case; false too when the interval is too wide to say.
     pub holds: bool,
 }
 
@@ -42,7 +45,11 @@ fn finding(system: &System, twin: &str, at: &str, ratio: &Estimate) -> Finding {
         let around = ratio.low <= 1.0 && 1.0 <= ratio.high;
         ("identical: must not differ".to_owned(), around || (ratio.median - 1.0).abs() <= SAME)
     };
-    let word = if holds { "as it must be" } else { "NOT as it must be" };
+    let (word, holds) = match (holds, ratio.half_width() > TOO_WIDE) {
+        (_, true) => ("undecided, the interval is too wide: more rounds, or a quieter machine", false),
+        (true, false) => ("as it must be", true),
+        (false, false) => ("NOT as it must be", false),
+    };
     Finding {
         text: format!(
             "{} / {twin}, throughput at {at}: {} ({expected}): {word}",
@@ -71,5 +78,9 @@ mod tests {
         assert!(!judge("pgbouncer-twin", 1.05, 0.02));
         assert!(judge("pgbouncer-slowed", 0.95, 0.03));
         assert!(!judge("pgbouncer-slowed", 0.98, 0.03));
+        assert!(
+            !judge("pgbouncer-twin", 1.0, 0.10),
+            "nothing is proved by an interval that holds everything"
+        );
     }
 }

@@ -299,10 +299,8 @@ impl Instance {
         let file = Path::new(&system.config).file_name().context("config names no file")?;
         let config = folder.join(file);
         fs::write(&config, template::fill(text, &values).with_context(|| system.config.clone())?)?;
-        fs::write(
-            folder.join("userlist.txt"),
-            format!("\"{USER}\" \"\"\n\"{SCRAM_USER}\" \"{PASSWORD}\"\n"),
-        )?;
+        let secret = place.server.scram_secret()?;
+        fs::write(folder.join("userlist.txt"), format!("\"{USER}\" \"\"\n\"{SCRAM_USER}\" \"{secret}\"\n"))?;
         for file in fs::read_dir(&folder)? {
             place.account.give(&file?.path())?;
         }

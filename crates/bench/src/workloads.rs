@@ -77,7 +77,7 @@ pub const WORKLOADS: &[Workload] = &[
         load: script!("ycsb/load.sql"),
         rows: 100_000,
         benchbase_rows: 1_000,
-        tables: &["usertable"],
+        tables: &["usertable_mixed"],
         transactions: &[
             Transaction { name: "ReadRecord", weight: 50, script: script!("ycsb/read_record.sql") },
             Transaction { name: "InsertRecord", weight: 5, script: script!("ycsb/insert_record.sql") },
@@ -196,8 +196,16 @@ impl Workload {
     pub fn scripts(&self) -> Vec<(String, u32)> {
         self.transactions
             .iter()
-            .map(|transaction| (transaction.script.to_owned(), transaction.weight))
+            .map(|transaction| (self.renamed(transaction.script), transaction.weight))
             .collect()
+    }
+
+    /// Two workloads share YCSB's table and one of them deletes from it: each gets a table of its own.
+    fn renamed(&self, text: &str) -> String {
+        match self.tables {
+            ["usertable_mixed"] => text.replace("usertable", "usertable_mixed"),
+            _ => text.to_owned(),
+        }
     }
 
     /// Variables of the scripts: `rows`, and the constants of YCSB's key distribution.
@@ -205,7 +213,7 @@ impl Workload {
     pub fn variables(&self, scale: u32) -> Vec<(String, String)> {
         let rows = self.rows * u64::from(scale);
         let mut variables = vec![("rows".to_owned(), rows.to_string())];
-        if self.tables == ["usertable"] {
+        if self.name.starts_with("ycsb") {
             let (zetan, eta) = zipf_constants(rows);
             variables.extend([("zetan".to_owned(), zetan.to_string()), ("eta".to_owned(), eta.to_string())]);
         }
@@ -220,7 +228,11 @@ impl Workload {
         if self.load.is_empty() {
             return Ok(LoadedData::default());
         }
-        server.psql_script(DATABASE, self.load, &[("rows", (self.rows * u64::from(scale)).to_string())])?;
+        server.psql_script(
+            DATABASE,
+            &self.renamed(self.load),
+            &[("rows", (self.rows * u64::from(scale)).to_string())],
+        )?;
         self.size(server)
     }
 
@@ -309,11 +321,13 @@ mod tests {
         let shape = |name: &str| {
             let workload = find(name).unwrap();
             for table in workload.tables {
-                assert!(workload.load.contains(&format!("create table {table} ")), "{name}: {table}");
+                let load = workload.renamed(workload.load);
+                assert!(load.contains(&format!("create table {table} ")), "{name}: {table}");
             }
             (workload.benchbase_rows, workload.tables.len())
         };
         assert_eq!(shape("ycsb"), (1_000, 1));
+        assert_eq!(shape("ycsb-mixed"), (1_000, 1));
         assert_eq!(shape("smallbank"), (1_000_000, 3));
         assert_eq!(shape("tatp"), (100_000, 4));
         assert_eq!(shape("twitter"), (500, 5));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 
-use crate::idle::IdleSet;
+use crate::idle::{IdleSet, SharedIdle};
 
 /// Index of a pool, valid for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,13 +130,57 @@ pub struct PoolCounts {
     pub max_wait: Duration,
 }
 
+/// The idle servers of a pool.
+#[derive(Debug)]
+enum Idle<S> {
+    Own(IdleSet),
+    Shared(Box<dyn SharedIdle<S>>),
+}
+
+impl<S> Idle<S> {
+    fn push(&mut self, ordinal: u32, server: &mut S) -> bool {
+        match self {
+            Idle::Own(set) => {
+                set.push(ordinal);
+                true
+            }
+            Idle::Shared(shared) => shared.push(ordinal, server),
+        }
+    }
+
+    fn pop_from(&mut self, from: u32) -> Option<u32> {
+        match self {
+            Idle::Own(set) => set.pop_from(from),
+            Idle::Shared(shared) => shared.pop_from(from),
+        }
+    }
+
+    fn remove(&mut self, ordinal: u32) -> bool {
+        match self {
+            Idle::Own(set) => set.remove(ordinal),
+            Idle::Shared(shared) => shared.remove(ordinal),
+        }
+    }
+
+    fn ordinals(&self) -> Vec<u32> {
+        match self {
+            Idle::Own(set) => set.iter().collect(),
+            Idle::Shared(shared) => shared.ordinals(),
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self, Idle::Shared(_))
+    }
+}
+
 #[derive(Debug)]
 struct Pool<S> {
     database: u32,
     user: u32,
     limits: PoolLimits,
     slots: Vec<Slot<S>>,
-    idle: IdleSet,
+    idle: Idle<S>,
     waiting: BTreeMap<Ticket, Waiter>,
     /// Slots that are not Free.
     connections: u32,
@@ -182,6 +226,8 @@ pub enum Released<S> {
     Close(S, CloseReason),
     /// A cancel request is under way: keep it until [`Core::cancel_done`].
     Held(S),
+    /// It has something to say (lanes only): listen, then release again.
+    Unready(S),
 }
 
 /// Why the core has a server closed.
@@ -268,7 +314,7 @@ impl<S> Core<S> {
             user,
             limits: limits(),
             slots: Vec::new(),
-            idle: IdleSet::default(),
+            idle: Idle::Own(IdleSet::default()),
             waiting: BTreeMap::new(),
             connections: 0,
             logins: 0,
@@ -313,7 +359,54 @@ impl<S> Core<S> {
             }
         }
         pool.waiting.insert(ticket, Waiter { client, since: now });
+        pool.tell_waiters();
+        // A program may have put one back before it saw the queue: whoever is first looks once more.
+        if pool.idle.is_shared() && pool.waiting.len() == 1 && !pool.paused {
+            if let Some((ordinal, server)) = pool.take_idle() {
+                pool.waiting.clear();
+                pool.tell_waiters();
+                let slot = &mut pool.slots[ordinal as usize];
+                slot.state = State::Active;
+                let id = ServerId { pool: pool_id, ordinal, generation: slot.generation };
+                return Acquired::Granted { id, server, check: false };
+            }
+        }
         Acquired::Queued(ticket)
+    }
+
+    /// Gives the longest-waiting client an idle server, if there are both: after a program put one back, or after RESUME.
+    pub fn grant_next(&mut self, pool: PoolId, now: Instant) -> Option<(ClientRef, Instant, S)> {
+        let p = self.at(pool);
+        if p.paused || p.waiting.is_empty() {
+            return None;
+        }
+        let (ordinal, server) = p.take_idle()?;
+        p.slots[ordinal as usize].state = State::Active;
+        p.last_used = now;
+        let (_, waiter) = p.waiting.pop_first()?;
+        p.tell_waiters();
+        Some((waiter.client, waiter.since, server))
+    }
+
+    /// Keeps the pool's idle servers elsewhere from now on. Only while it has no connections.
+    pub fn share_idle(&mut self, pool: PoolId, idle: Box<dyn SharedIdle<S>>) {
+        let pool = self.at(pool);
+        debug_assert_eq!(pool.connections, 0);
+        pool.idle = Idle::Shared(idle);
+    }
+
+    /// Takes a parked server out that the caller has claimed from a lane: it speaks without being linked.
+    pub fn unpark_claimed(&mut self, id: ServerId) -> Option<S> {
+        let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
+        slot.state = State::Tested;
+        slot.parked.take()
+    }
+
+    /// Takes a parked server out that a lane has linked to a client, whose link user space takes over.
+    pub fn unpark_linked(&mut self, id: ServerId) -> Option<S> {
+        let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
+        slot.state = State::Active;
+        slot.parked.take()
     }
 
     /// Asks again for a client whose server turned out dead: another idle one if there is any, else the head of the queue.
@@ -332,6 +425,7 @@ impl<S> Core<S> {
             None => fresh,
         };
         pool.waiting.insert(ticket, Waiter { client, since });
+        pool.tell_waiters();
         // Two waiters never share a ticket: the head counts down from where the tail counts up.
         self.next_ticket = self.next_ticket.max(ticket + 1);
         Acquired::Queued(ticket)
@@ -339,11 +433,13 @@ impl<S> Core<S> {
 
     /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.
     pub fn cancel_wait(&mut self, pool: PoolId, ticket: Ticket, client: ClientRef) -> bool {
-        let waiting = &mut self.at(pool).waiting;
-        match waiting.get(&ticket) {
-            Some(waiter) if waiter.client == client => waiting.remove(&ticket).is_some(),
-            _ => false,
+        let pool = self.at(pool);
+        let waits = pool.waiting.get(&ticket).is_some_and(|waiter| waiter.client == client);
+        if waits {
+            pool.waiting.remove(&ticket);
+            pool.tell_waiters();
         }
+        waits
     }
 
     /// Whether the pool should open a connection now: somebody waits or the minimum is not reached, and every limit allows it.
@@ -379,7 +475,7 @@ impl<S> Core<S> {
             let victim = self.pools.iter().enumerate().position(|(index, other)| {
                 index != pool.0 as usize
                     && other.waiting.is_empty()
-                    && !other.idle.is_empty()
+                    && !other.idle.ordinals().is_empty()
                     && (!database_full || other.database == database)
                     && (!user_full || other.user == user)
             });
@@ -485,6 +581,7 @@ impl<S> Core<S> {
         }
         if !pool.paused {
             if let Some((_, waiter)) = pool.waiting.pop_first() {
+                pool.tell_waiters();
                 pool.slots[id.ordinal as usize].state = State::Active;
                 return Released::Grant { client: waiter.client, since: waiter.since, server };
             }
@@ -492,9 +589,15 @@ impl<S> Core<S> {
         let slot = &mut pool.slots[id.ordinal as usize];
         slot.state = State::Idle;
         slot.idle_since = now;
-        slot.parked = Some(server);
-        pool.idle.push(id.ordinal);
-        Released::Parked
+        let server = slot.parked.insert(server);
+        if pool.idle.push(id.ordinal, server) {
+            return Released::Parked;
+        }
+        slot.state = State::Tested;
+        match slot.parked.take() {
+            Some(server) => Released::Unready(server),
+            None => Released::Parked,
+        }
     }
 
     /// The server is being checked, reset or rolled back.
@@ -509,6 +612,11 @@ impl<S> Core<S> {
         if let Some(slot) = self.slot(id) {
             slot.state = State::Active;
         }
+    }
+
+    /// The parked server itself, to note something in it.
+    pub fn parked_server(&mut self, id: ServerId) -> Option<&mut S> {
+        self.slot(id)?.parked.as_mut()
     }
 
     /// Whether the slot belongs to a connection that must not be used again.
@@ -549,6 +657,9 @@ impl<S> Core<S> {
         let slot = &mut pool.slots[id.ordinal as usize];
         slot.state = State::Free;
         slot.parked = None;
+        if let Idle::Shared(idle) = &mut pool.idle {
+            idle.forget(id.ordinal);
+        }
         pool.connections -= 1;
         for (counts, key) in
             [(&mut self.database_connections, pool.database), (&mut self.user_connections, pool.user)]
@@ -582,7 +693,11 @@ impl<S> Core<S> {
 
     /// Stops or starts granting. Clients queue meanwhile.
     pub fn set_paused(&mut self, pool: PoolId, paused: bool) {
-        self.at(pool).paused = paused;
+        let pool = self.at(pool);
+        pool.paused = paused;
+        if let Idle::Shared(idle) = &pool.idle {
+            idle.set_closed(paused);
+        }
     }
 
     /// Whether the pool is paused.
@@ -595,11 +710,37 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].failed_at.is_some()
     }
 
+    /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
+    pub fn is_failing(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
+    }
+
+    /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
+    pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+        let p = &self.pools[pool.0 as usize];
+        let failed_at = p.failed_at?;
+        let full = |max: u32, have: u32| max > 0 && have >= max;
+        if p.logins > 0
+            || now.saturating_duration_since(failed_at) < p.limits.login_retry
+            || p.connections >= p.limits.size
+            || full(p.limits.database_max, count(&self.database_connections, p.database))
+            || full(p.limits.user_max, count(&self.user_connections, p.user))
+        {
+            return None;
+        }
+        Some(self.open(pool, now))
+    }
+
     /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
     /// close when they are released.
     pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
-        for slot in &mut self.at(pool).slots {
+        let p = self.at(pool);
+        for (ordinal, slot) in p.slots.iter_mut().enumerate() {
             slot.close_needed = slot.state != State::Free;
+            if let (Idle::Shared(idle), State::Idle) = (&p.idle, slot.state) {
+                idle.retire(ordinal as u32);
+            }
         }
         self.take_all_idle(pool)
     }
@@ -615,17 +756,34 @@ impl<S> Core<S> {
         taken
     }
 
+    /// Connections that are obsolete and still there, for WAIT_CLOSE.
+    pub fn close_needed(&self, pool: PoolId) -> u32 {
+        let slots = &self.pools[pool.0 as usize].slots;
+        slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
+    }
+
     /// Takes all waiting clients out of the queue.
     pub fn take_waiting(&mut self, pool: PoolId) -> Vec<ClientRef> {
-        std::mem::take(&mut self.at(pool).waiting).into_values().map(|waiter| waiter.client).collect()
+        let pool = self.at(pool);
+        let waiting = std::mem::take(&mut pool.waiting);
+        pool.tell_waiters();
+        waiting.into_values().map(|waiter| waiter.client).collect()
     }
 
     /// Idle servers that are due to be closed: over their lifetime, or idle for too long above the minimum.
     pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
         let mut expired = Vec::new();
         let p = self.at(pool);
-        let idle: Vec<u32> = p.idle.iter().collect();
-        for ordinal in idle {
+        if let Idle::Shared(shared) = &p.idle {
+            // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
+            for (ordinal, slot) in p.slots.iter().enumerate() {
+                let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
+                if slot.state == State::Idle && over {
+                    shared.retire(ordinal as u32);
+                }
+            }
+        }
+        for ordinal in p.idle.ordinals() {
             let p = self.at(pool);
             let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
             let idle_for = now.saturating_duration_since(slot.idle_since);
@@ -683,8 +841,11 @@ impl<S> Core<S> {
             max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
             ..PoolCounts::default()
         };
-        for slot in &pool.slots {
+        let in_set = pool.idle.is_shared().then(|| pool.idle.ordinals());
+        for (ordinal, slot) in pool.slots.iter().enumerate() {
             match slot.state {
+                // Parked, but linked by a lane.
+                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => counts.active += 1,
                 State::Free => {}
                 State::Login => counts.login += 1,
                 State::Active => counts.active += 1,
@@ -718,6 +879,13 @@ fn count(counts: &HashMap<u32, u32, RandomState>, key: u32) -> u32 {
 }
 
 impl<S> Pool<S> {
+    /// Programs take nothing while somebody waits.
+    fn tell_waiters(&self) {
+        if let Idle::Shared(idle) = &self.idle {
+            idle.set_waiters(self.waiting.len() as u32);
+        }
+    }
+
     fn grant_idle(&mut self, pool: PoolId, now: Instant) -> Option<Acquired<S>> {
         let (ordinal, server) = self.take_idle()?;
         let slot = &mut self.slots[ordinal as usize];
@@ -735,7 +903,7 @@ impl<S> Pool<S> {
     }
 
     fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
-        let ordinal = self.idle.iter().min_by_key(|&ordinal| self.slots[ordinal as usize].idle_since)?;
+        let ordinal = self.idle.ordinals().into_iter().min_by_key(|&ordinal| self.slots[ordinal as usize].idle_since)?;
         if !self.idle.remove(ordinal) {
             return None;
         }

@@ -10,6 +10,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Ordinals held by one word.
 const WORD_BITS: usize = u64::BITS as usize;
 
+/// Where a pool's idle servers are kept, if not in an [`IdleSet`] of user space alone: kernel lanes keep them where their programs take
+/// and return them too. All calls come under the core's lock; the kernel does not wait for it.
+pub trait SharedIdle<S>: Send + std::fmt::Debug {
+    /// Puts a clean server in, from where a program may take it at once. False: the server has something to say first.
+    fn push(&mut self, ordinal: u32, server: &mut S) -> bool;
+    /// Takes the lowest one at or above `from`, else the lowest.
+    fn pop_from(&mut self, from: u32) -> Option<u32>;
+    /// Takes this one; false if it is not in.
+    fn remove(&mut self, ordinal: u32) -> bool;
+    /// Those now in, lowest first.
+    fn ordinals(&self) -> Vec<u32>;
+    /// How many clients wait: while there are any, programs take nothing.
+    fn set_waiters(&self, waiters: u32);
+    /// Whether programs may take at all (PAUSE).
+    fn set_closed(&self, closed: bool);
+    /// This one must not be put back by a program: its release comes to user space.
+    fn retire(&self, ordinal: u32);
+    /// The connection in this place is gone.
+    fn forget(&mut self, ordinal: u32);
+}
+
 /// A growable bitmap of idle server ordinals.
 #[derive(Debug, Default)]
 pub struct IdleSet {

@@ -15,4 +15,4 @@ pub mod params;
 pub mod prepared;
 
 pub use crate::core::{Core, PoolId, ServerId};
-pub use idle::IdleSet;
+pub use idle::{IdleSet, SharedIdle};

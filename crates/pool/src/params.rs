@@ -3,15 +3,31 @@
 //! the other. PostgreSQL manual, 55.2.7 "Asynchronous Operations": ParameterStatus.
 
 use std::collections::HashMap;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use foldhash::fast::RandomState;
 
 /// A set of parameters, sorted by lower-case name. Equal sets are shared: an idle client costs a pointer.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ParameterSet {
     entries: Vec<(Box<str>, Box<str>)>,
+    /// Given by [`ParameterTable::intern`], 0 before.
+    fingerprint: u32,
+}
+
+impl PartialEq for ParameterSet {
+    fn eq(&self, other: &Self) -> bool {
+        self.entries == other.entries
+    }
+}
+
+impl Eq for ParameterSet {}
+
+impl Hash for ParameterSet {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.entries.hash(state);
+    }
 }
 
 /// Parameters that are reported but cannot be set by a session: differences in them are the server's own.
@@ -62,6 +78,11 @@ impl ParameterSet {
     /// All parameters, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// Equal for equal sets and for no others, once interned: what a kernel lane compares.
+    pub fn fingerprint(&self) -> u32 {
+        self.fingerprint
     }
 
     /// How many there are.
@@ -138,16 +159,20 @@ pub struct ParameterTable {
     sets: HashMap<u64, Vec<Weak<ParameterSet>>, RandomState>,
     hasher: RandomState,
     sweep_at: usize,
+    last_fingerprint: u32,
 }
 
 impl ParameterTable {
     /// The shared copy of `set`.
-    pub fn intern(&mut self, set: ParameterSet) -> SharedParameters {
+    pub fn intern(&mut self, mut set: ParameterSet) -> SharedParameters {
         let hash = self.hasher.hash_one(&set);
         let entries = self.sets.entry(hash).or_default();
         if let Some(found) = entries.iter().filter_map(Weak::upgrade).find(|known| **known == set) {
             return found;
         }
+        // 32 bits wrap after four thousand million distinct sets.
+        self.last_fingerprint = self.last_fingerprint.wrapping_add(1);
+        set.fingerprint = self.last_fingerprint;
         let shared = Arc::new(set);
         entries.push(Arc::downgrade(&shared));
         if self.sets.len() >= self.sweep_at.max(256) {

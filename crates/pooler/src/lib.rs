@@ -5,8 +5,15 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
+mod lanes;
+mod gather;
+mod control;
+mod listeners;
+mod logging;
+mod metrics;
 mod net;
 mod pool;
+mod process;
 mod resolver;
 mod run;
 mod server;
@@ -16,7 +23,13 @@ mod table;
 mod transport;
 mod worker;
 
-pub use run::{Options, check, run};
+pub use run::{Checked, Options, check, run};
+
+/// Our version and the one of PgBouncer whose configuration, console and behaviour it has.
+pub const VERSION_NUMBER: &str = concat!(env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
+
+/// What SHOW VERSION and the first line of `--version` say. Exporters look for PgBouncer's version in it.
+pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.
 fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {

@@ -10,12 +10,16 @@ use std::time::{Instant, SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use foldhash::fast::RandomState;
 use underpass_config::Database;
-use underpass_console::{SocketId, Timestamp};
+use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
+use crate::lanes::Lanes;
+use crate::gather::Periods;
+use crate::control::Control;
+use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -48,13 +52,13 @@ pub(crate) struct Mailbox {
     rung: AtomicBool,
     pub bell: OwnedFd,
     /// The worker's epoll instance: a server that moves takes its registration along.
-    pub epoll: OwnedFd,
+    pub epoll: Arc<OwnedFd>,
 }
 
 impl Mailbox {
     pub fn new(epoll: OwnedFd) -> rustix::io::Result<Self> {
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC)?;
-        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll })
+        Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll: Arc::new(epoll) })
     }
 
     pub fn post(&self, task: Task) {
@@ -77,6 +81,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Who is meant by a cancel key.
+pub(crate) struct CancelTarget {
+    pub client: ClientRef,
+    /// What the request must carry beyond the first four secret bytes.
+    pub tail: Box<[u8]>,
+}
+
 /// The state of the process.
 pub(crate) struct Shared {
     pub settings: ArcSwap<Settings>,
@@ -86,16 +97,20 @@ pub(crate) struct Shared {
     pub names: RwLock<Names>,
     pub mailboxes: Vec<Mailbox>,
     /// Cancel key to client.
-    pub cancel_keys: Mutex<HashMap<u64, ClientRef, RandomState>>,
+    pub cancel_keys: Mutex<HashMap<u64, CancelTarget, RandomState>>,
     pub clients: AtomicU32,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
     pub resolver: Resolver,
+    /// Kernel lanes, where they work and are wanted.
+    pub lanes: Option<Arc<Lanes>>,
+    pub control: Control,
     pub started: Instant,
     pub started_wall: SystemTime,
-    pub last_error: ArcSwapOption<String>,
+    /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
+    pub periods: Mutex<Periods>,
 }
 
 /// Databases, users and pools by name. Entries live as long as the process.
@@ -128,8 +143,10 @@ impl Shared {
     }
 
     pub fn database_state(&self, configured: Database, is_auto: bool) -> Arc<DatabaseState> {
-        if let Some(state) = self.names.read().unwrap_or_else(PoisonError::into_inner).databases.get(&configured.name) {
-            return state.clone();
+        let known = self.names.read().unwrap_or_else(PoisonError::into_inner).databases.get(&configured.name).cloned();
+        if let Some(state) = known {
+            self.revive(&state, configured, is_auto);
+            return state;
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         let number = names.databases.len() as u32;
@@ -138,7 +155,7 @@ impl Shared {
             .entry(configured.name.clone())
             .or_insert_with(|| {
                 if is_auto {
-                    log::info!("registered new auto-database: db={}", configured.name);
+                    logging::phrase(None, &text::auto_database(&configured.name));
                 }
                 Arc::new(DatabaseState {
                     number,
@@ -147,11 +164,23 @@ impl Shared {
                     is_auto: AtomicBool::new(is_auto),
                     disabled: AtomicBool::new(false),
                     paused: AtomicBool::new(false),
+                    forgotten: AtomicBool::new(false),
                     clients: AtomicU32::new(0),
                     next_host: Default::default(),
                 })
             })
             .clone()
+    }
+
+    /// A forgotten database is asked for again: it is a new one, apart from its number.
+    fn revive(&self, state: &DatabaseState, configured: Database, is_auto: bool) {
+        if state.forgotten.load(Ordering::Relaxed) {
+            state.settings.store(Arc::new(configured));
+            state.is_auto.store(is_auto, Ordering::Relaxed);
+            if state.forgotten.swap(false, Ordering::AcqRel) && is_auto {
+                log::info!("registered new auto-database: db={}", state.name);
+            }
+        }
     }
 
     pub fn user(&self, name: &str) -> Arc<UserState> {
@@ -172,7 +201,11 @@ impl Shared {
         {
             let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(id) = names.pool_of.get(&(database.number, user.number)) {
-                return names.pools[id.0 as usize].clone();
+                let pool = names.pools[id.0 as usize].clone();
+                if pool.forgotten.swap(false, Ordering::AcqRel) {
+                    self.refresh(&pool);
+                }
+                return pool;
             }
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
@@ -185,24 +218,51 @@ impl Shared {
             let mut core = lock(&self.core);
             let id =
                 core.pool(database.number, user.number, || settings.pool_limits(&configured, &user.name), now);
-            core.set_paused(id, database.paused.load(Ordering::Relaxed));
+            core.set_paused(id, self.is_paused(database));
             id
         };
+        let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
+        let lane = self.lanes.as_ref().filter(|_| Lanes::fits(&pool_settings)).and_then(|lanes| {
+            let (slot, idle) = lanes.add_pool(id)?;
+            lock(&self.core).share_idle(id, idle);
+            Some(slot)
+        });
         let pool = Arc::new(Pool {
             id,
+            lane,
+            lane_fits: AtomicBool::new(true),
             database: database.clone(),
             user: user.clone(),
-            settings: ArcSwap::from_pointee(PoolSettings::new(&settings, &configured, &user.name)),
+            settings: ArcSwap::from_pointee(pool_settings),
             welcome: ArcSwapOption::empty(),
             clients: AtomicU32::new(0),
             proved: ArcSwapOption::empty(),
             secret: ArcSwapOption::empty(),
             last_error: ArcSwapOption::empty(),
+            forgotten: AtomicBool::new(false),
         });
         debug_assert_eq!(names.pools.len(), id.0 as usize);
         names.pools.push(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
         pool
+    }
+
+    /// Whether PAUSE, KILL or a shutdown keeps the database's clients waiting.
+    pub fn is_paused(&self, database: &DatabaseState) -> bool {
+        let phase = self.phase.load(Ordering::Acquire);
+        phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
+    }
+
+    /// Gives a pool the settings now in force. True if its links must be made anew to have them.
+    pub fn refresh(&self, pool: &Pool) -> bool {
+        let settings = self.settings.load();
+        let configured = pool.database.settings.load();
+        let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
+        let is_other_link = fresh.link != pool.settings.load().link;
+        pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
+        pool.settings.store(Arc::new(fresh));
+        lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
+        is_other_link
     }
 
     pub fn pools(&self) -> Vec<Arc<Pool>> {

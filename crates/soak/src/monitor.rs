@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::batch::Batch;
 use crate::config::Config;
@@ -29,7 +29,10 @@ pub(crate) async fn observe(config: &Config, shared: &Shared) -> Result<Option<O
         database: "pgbouncer".into(),
         ..config.target()
     };
-    let mut connection = Connection::connect(&target, "soak-monitor").await?;
+    let limit = config.silence_limit();
+    let silent = |_| Lost::Protocol(format!("console silent for {limit:?}"));
+    let mut connection =
+        timeout(limit, Connection::connect(&target, "soak-monitor")).await.map_err(silent)??;
     let mut observed = Observed::default();
     while !shared.is_over() {
         sleep(INTERVAL).await;
@@ -37,7 +40,7 @@ pub(crate) async fn observe(config: &Config, shared: &Shared) -> Result<Option<O
         if !shared.is_busy(config) {
             continue;
         }
-        let look = look(&mut connection, config).await?;
+        let look = timeout(limit, look(&mut connection, config)).await.map_err(silent)??;
         observed.looks += 1;
         observed.looks_with_queue += u64::from(look.waiting > 0);
         observed.waiting_sum += look.waiting;

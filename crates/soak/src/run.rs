@@ -84,6 +84,10 @@ impl Shared {
         self.over.load(Ordering::Acquire)
     }
 
+    fn stop(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
     /// Whether the run is in full swing: nearly everybody is connected.
     pub(crate) fn is_busy(&self, config: &Config) -> bool {
         self.connected.load(Ordering::Relaxed) * 10 >= u64::from(config.clients) * 9
@@ -146,10 +150,16 @@ pub fn run(config: &Config) -> anyhow::Result<Report> {
             });
         }
         let observed = control.block_on(async {
-            let (observed, ()) = tokio::join!(monitor::observe(&config, &shared), progress(&config, &shared));
-            observed
+            let observe = async {
+                let observed = monitor::observe(&config, &shared).await;
+                if observed.is_err() {
+                    // A run that nobody observes would only end as such, much later.
+                    shared.stop();
+                }
+                observed
+            };
+            tokio::join!(observe, progress(&config, &shared)).0
         });
-        // Without a console the run goes on; it would only end as unobserved.
         observed.context("console")
     })?;
     let elapsed = begin.elapsed();

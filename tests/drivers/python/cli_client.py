@@ -110,7 +110,9 @@ def pgbench_init():
 def pgbench_mode(mode):
     """TPC-B like load in one protocol mode; no failed transaction, and the books balance."""
     def body():
-        out = program("pgbench", "-n", "-M", mode, "-c", "8", "-j", "2", "-t", "100")
+        # A thread per client: pgbench prepares with a blocking call, so two clients of one thread can wait for each
+        # other when there are fewer servers than clients.
+        out = program("pgbench", "-n", "-M", mode, "-c", "8", "-j", "8", "-t", "100")
         assert "number of transactions actually processed: 800/800" in out, out
         assert psql("-c", "SELECT (SELECT sum(bbalance) FROM pgbench_branches) "
                           "= (SELECT sum(abalance) FROM pgbench_accounts)").strip() == "t"
@@ -129,12 +131,12 @@ def pgbench_pipeline():
                      + "SELECT abalance FROM pgbench_accounts WHERE aid = :a;\n" * 20 + "\\endpipeline\n")
         script.flush()
         for mode in ("extended", "prepared"):
-            out = program("pgbench", "-n", "-M", mode, "-f", script.name, "-c", "4", "-t", "50")
+            out = program("pgbench", "-n", "-M", mode, "-f", script.name, "-c", "4", "-j", "4", "-t", "50")
             assert "200/200" in out, out
 
 
 def dump_and_restore():
-    table = f"{TABLE}_dump"
+    table = f"public.{TABLE}_dump"
     psql("-c", f"CREATE TABLE {table} AS SELECT g AS a, md5(g::text) AS b FROM generate_series(1, 20000) g",
          "-c", f"CREATE INDEX ON {table} (b)")
     sums = psql("-c", f"SELECT count(*), md5(string_agg(b, '' ORDER BY a)) FROM {table}")
@@ -152,7 +154,7 @@ def dump_parallel():
         program("pg_dump", "-Fd", "-j", "2", "-t", "pgbench_*", "-f", os.path.join(directory, "d"))
 
 
-def dump_leaves_search_path_alone():
+def session_dump_leaves_search_path_alone():
     # pg_dump empties search_path for its session; the next user of the server must not inherit that.
     program("pg_dump", "-s", "-t", "pgbench_branches")
     assert psql("-c", "SHOW search_path").strip() == '"$user", public'
@@ -164,7 +166,7 @@ PROGRAMS = {
              session_psql_listen, psql_parameters],
     "pgbench": [pgbench_init, pgbench_mode("simple"), pgbench_mode("extended"), pgbench_mode("prepared"),
                 pgbench_connect_each, pgbench_pipeline],
-    "pg_dump": [pgbench_init, dump_and_restore, dump_parallel, dump_leaves_search_path_alone],
+    "pg_dump": [pgbench_init, dump_and_restore, dump_parallel, session_dump_leaves_search_path_alone],
 }
 for function in PROGRAMS[sys.argv[1]]:
     check(function)

@@ -192,7 +192,7 @@ fn short_label(point: &Point) -> String {
         "mode" | "workload" | "login" | "pooling" | "server" => value.clone(),
         _ => format!("{name}={value}"),
     });
-    parts.collect::<Vec<_>>().join("\n")
+    parts.collect::<Vec<_>>().join(" ")
 }
 
 /// Four significant digits: more is noise, and it makes the page larger.
@@ -218,6 +218,6 @@ mod tests {
     #[test]
     fn labels_are_short() {
         let point = Point::default().with("clients", 8).with("mode", "simple").with("queries", 2);
-        assert_eq!(short_label(&point), "c=8\nsimple\nqueries=2");
+        assert_eq!(short_label(&point), "c=8 simple queries=2");
     }
 }

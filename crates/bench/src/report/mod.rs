@@ -136,11 +136,12 @@ fn point_table(view: &View<'_>, point: &Point, results: &Results) -> String {
         let _ = write!(text, "<tr><td>{}</td>", escape(&charts::title(results, system)));
         for (name, _, digits) in &columns {
             let value = Summary::of(&view.values(system, point, name));
-            let shown = value.map_or_else(String::new, |summary| {
-                format!(
+            let shown = value.map_or_else(String::new, |summary| match summary.rounds {
+                1 => format!("{:.digits$}", summary.median),
+                _ => format!(
                     "{:.digits$} <small>{:.digits$}–{:.digits$}</small>",
                     summary.median, summary.low, summary.high
-                )
+                ),
             });
             let _ = write!(text, "<td>{shown}</td>");
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
-use super::{Answer, BackendObserver, ClientSide, Link, LinkError, OpKind, Side, Splice, Status, UNNAMED, Unnamed};
+use super::{Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
@@ -52,6 +52,21 @@ impl Link {
             let complete = there == total;
             let body = &input[at + HEADER..at + there];
 
+            if self.foreign > 0 {
+                match self.foreign_message(tag, length, body, complete, observer)? {
+                    Some(()) => {}
+                    None => break,
+                }
+                let gone = usize::from(std::mem::take(&mut self.forwarded_head));
+                out.keep(input, at + gone..at + there);
+                self.backend_left = (total - there) as u32;
+                self.backend_left_hidden = false;
+                at += there;
+                if self.backend_left == 0 {
+                    self.make_up(input, out);
+                }
+                continue;
+            }
             let hidden = self.pending.front().is_some_and(|op| op.answer == Answer::Hidden);
             let mut show = !hidden;
             match tag {
@@ -119,8 +134,9 @@ impl Link {
             if matches!(tag, b'T' | b'n') && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe) {
                 self.pop();
             }
+            let gone = usize::from(std::mem::take(&mut self.forwarded_head));
             if show {
-                out.keep(input, at..at + there);
+                out.keep(input, at + gone..at + there);
             }
             self.backend_left = (total - there) as u32;
             self.backend_left_hidden = !show;
@@ -132,8 +148,50 @@ impl Link {
         Ok(at)
     }
 
+    /// A message that answers what a lane forwarded: only ReadyForQuery is counted, parameters are noted. `None` = more bytes are needed.
+    fn foreign_message(
+        &mut self,
+        tag: u8,
+        length: u32,
+        body: &[u8],
+        complete: bool,
+        observer: &mut impl BackendObserver,
+    ) -> Result<Option<()>, LinkError> {
+        match tag {
+            b'Z' | b'S' if !complete => {
+                return if length as usize > HELD_MAX { Err(LinkError::TooLarge(tag as char, length)) } else { Ok(None) };
+            }
+            b'Z' => {
+                self.status = status(body)?;
+                self.foreign -= 1;
+                observer.ready(self.status);
+            }
+            b'S' => {
+                let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
+                observer.parameter_status(name, value, false);
+            }
+            b'C' if matches!(body, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0") => self.statements.clear(),
+            // The request is known now: from here on it is followed as if it had passed here.
+            b'G' if self.foreign == 1 => {
+                self.foreign = 0;
+                let kind = if self.foreign_extended { OpKind::Execute } else { OpKind::Query };
+                self.uncertain += u32::from(kind.is_uncertain());
+                self.pending.push_front(Op { kind, answer: Answer::Forward, effect: None, statement: 0 });
+                self.copy_in_begins()?;
+            }
+            b'G' => return Err(LinkError::SyncInCopy),
+            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I' | b's' | b'E' | b'N'
+            | b'A' => {}
+            other => return Err(LinkError::Unexpected(other as char, Side::Server)),
+        }
+        Ok(Some(()))
+    }
+
     /// Made-up answers whose turn has come, and marks that need none.
     fn make_up(&mut self, input: &[u8], out: &mut Splice<'_>) {
+        if self.foreign > 0 {
+            return;
+        }
         while let Some(op) = self.pending.front() {
             match (op.kind, op.answer) {
                 (OpKind::CopyEnd, _) => {}
@@ -148,12 +206,7 @@ impl Link {
     }
 
     fn ready(&mut self, body: &[u8], observer: &mut impl BackendObserver) -> Result<bool, LinkError> {
-        let status = match body {
-            b"I" => Status::Idle,
-            b"T" => Status::Transaction,
-            b"E" => Status::Failed,
-            _ => return Err(LinkError::Malformed("ReadyForQuery")),
-        };
+        let status = status(body)?;
         while self.pending.front().is_some_and(|op| op.kind == OpKind::CopyEnd) {
             self.pop();
         }
@@ -274,6 +327,15 @@ impl Link {
 fn is_plan_changed(body: &[u8]) -> bool {
     let has = |field: &[u8]| body.split(|&byte| byte == 0).any(|part| part == field);
     has(b"C0A000") && has(b"RRevalidateCachedQuery")
+}
+
+fn status(body: &[u8]) -> Result<Status, LinkError> {
+    match body {
+        b"I" => Ok(Status::Idle),
+        b"T" => Ok(Status::Transaction),
+        b"E" => Ok(Status::Failed),
+        _ => Err(LinkError::Malformed("ReadyForQuery")),
+    }
 }
 
 fn parameter(body: &[u8]) -> Option<(&str, &str)> {

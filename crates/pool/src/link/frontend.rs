@@ -128,7 +128,7 @@ impl Link {
             b'd' | b'H' => {}
             b'c' | b'f' => {
                 // Counted even when COPY has not begun for all we know: the client may have sent it ahead.
-                if self.copy_in || !self.pending.is_empty() {
+                if self.copy_in || self.is_busy() {
                     self.push(OpKind::CopyEnd, Answer::Forward, None);
                 }
                 self.copy_in = false;
@@ -220,7 +220,7 @@ impl Link {
             self.statements.outdate(statement.id);
         }
         if held && certain {
-            if self.pending.is_empty() {
+            if !self.is_busy() {
                 context.to_client.extend_from_slice(b"1\0\0\0\x04");
                 self.in_extended = true;
             } else {
@@ -357,7 +357,7 @@ impl Link {
         if is_close {
             if let Some(before) = context.client.statements().set(name, None) {
                 let effect = Effect { client: Some((name.into(), None, Some(before))), server: None };
-                if self.pending.is_empty() {
+                if !self.is_busy() {
                     context.to_client.extend_from_slice(b"3\0\0\0\x04");
                     self.in_extended = true;
                 } else {

@@ -189,6 +189,27 @@ pub enum LinkError {
     SimpleQueryDisabled,
 }
 
+/// Where a kernel lane stood when it handed a link over: see [`Link::adopt`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneState {
+    /// ReadyForQuery messages outstanding.
+    pub outstanding: u32,
+    /// Of the last ReadyForQuery.
+    pub status: Status,
+    /// The server reads COPY data (of the one Query that is outstanding).
+    pub copy_in: bool,
+    /// What is outstanding, or its last part, came by the extended protocol.
+    pub extended: bool,
+    /// The server's unnamed statement is the client's own.
+    pub unnamed: bool,
+    /// Body bytes of the client's current message that have not come yet.
+    pub request_left: u32,
+    /// Same for the server's.
+    pub response_left: u32,
+    /// Bytes of a server message's head that went by already, 0 to 5.
+    pub response_head: u8,
+}
+
 /// One end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -276,6 +297,12 @@ pub struct Link {
     copy_syncs: u32,
     /// Replication: both directions pass unseen until the connection ends.
     copy_both: bool,
+    /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
+    foreign: u32,
+    /// Whether the last of them ends a batch of the extended protocol.
+    foreign_extended: bool,
+    /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
+    forwarded_head: u8,
     unnamed: Unnamed,
     /// Statements the server holds.
     pub statements: ServerStatements,
@@ -310,6 +337,9 @@ impl Link {
             copy_in: false,
             copy_syncs: 0,
             copy_both: false,
+            foreign: 0,
+            foreign_extended: false,
+            forwarded_head: 0,
             unnamed: Unnamed::Stranger,
             statements: ServerStatements::default(),
             counts: LinkCounts::default(),
@@ -334,6 +364,7 @@ impl Link {
     /// Nothing is outstanding and both directions stand between messages; a transaction may be open.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()
+            && self.foreign == 0
             && !self.in_extended
             && !self.skip_until_sync
             && self.frontend_left == 0
@@ -349,12 +380,12 @@ impl Link {
 
     /// Whether an answer is outstanding, that is, the server has work.
     pub fn is_busy(&self) -> bool {
-        !self.pending.is_empty()
+        self.foreign > 0 || !self.pending.is_empty()
     }
 
     /// How many answers are outstanding.
     pub fn outstanding(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.foreign as usize
     }
 
     /// Whether the server waits for what only the client can send: the end of COPY data, or the Sync behind an error. [`Link::abandon`]
@@ -366,6 +397,28 @@ impl Link {
     /// Whether bytes pass unseen because the connection is a replication stream.
     pub fn is_copy_both(&self) -> bool {
         self.copy_both
+    }
+
+    /// Takes over a link in the middle of what a kernel lane carried: `outstanding` ReadyForQuery are to come, the last one seen said
+    /// `status`. A lane hands over at the head of a request message or inside its body (`request_left` bytes are missing), and anywhere
+    /// in the responses: `response_left` body bytes are missing, or `response_head` bytes of a head have been forwarded, which the caller
+    /// puts in front of what it reads.
+    pub fn adopt(&mut self, lane: LaneState) {
+        debug_assert!(self.pending.is_empty());
+        self.foreign = lane.outstanding;
+        self.foreign_extended = lane.extended;
+        self.status = lane.status;
+        self.copy_in = lane.copy_in && lane.outstanding == 1;
+        if self.copy_in {
+            // The one request whose end is known: followed as if it had passed here.
+            self.foreign = 0;
+            self.push(OpKind::Query, Answer::Forward, None);
+        }
+        self.frontend_left = lane.request_left;
+        self.backend_left = lane.response_left;
+        self.backend_left_hidden = false;
+        self.forwarded_head = lane.response_head;
+        self.unnamed = if lane.unnamed { Unnamed::Ours } else { Unnamed::Stranger };
     }
 
     /// Asks the server `sql` by the simple protocol; the answer is swallowed, errors in it go to [`BackendObserver::hidden_error`].
@@ -417,7 +470,7 @@ impl Link {
 
     /// Whether the server is known to be able to parse, and to have the statements it is thought to have, when it reads what is sent now.
     fn is_certain(&self) -> bool {
-        self.status != Status::Failed && self.uncertain == 0
+        self.status != Status::Failed && self.uncertain == 0 && self.foreign == 0
     }
 }
 

@@ -32,6 +32,7 @@ impl Worker {
         match client.phase {
             Phase::Linked(server) => self.forward_requests(key, server),
             Phase::Idle => self.first_request(key),
+            Phase::Lane => self.lane_client_up(key),
             Phase::Login(_) => self.login_readable(key, gone),
             Phase::Console(_) => self.console_readable(key),
             Phase::Waiting { .. } => {
@@ -49,13 +50,14 @@ impl Worker {
     }
 
     /// A client between transactions has something to say: it needs a server.
-    fn first_request(&mut self, key: Key) {
+    pub(super) fn first_request(&mut self, key: Key) {
         let Some(client) = self.clients.get_mut(key) else { return };
         if client.inbox.is_empty() {
             let outcome = client.transport.read(&mut self.scratch);
             let count = match outcome {
                 Ok(outcome) => {
                     client.readable = outcome.maybe_more;
+                    client.count_read(outcome.count);
                     outcome.count
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -132,13 +134,18 @@ impl Worker {
         }
     }
 
-    fn forward_requests(&mut self, key: Key, server_key: Key) {
+    pub(super) fn forward_requests(&mut self, key: Key, server_key: Key) {
         for _ in 0..READS_PER_TURN {
             let Some(client) = self.clients.get_mut(key) else { return };
             if client.phase_server() != Some(server_key) {
                 return self.use_up(key);
             }
-            let Some(Entry::Here(server)) = self.servers.get(server_key) else { return };
+            let Some(Entry::Here(server)) = self.servers.get_mut(server_key) else { return };
+            if !server.is_clear() {
+                client.readable = true;
+                self.again_soon.push(Again::Client(key));
+                return;
+            }
             if !server.outbox.is_empty()
                 || server.link.outstanding() > PIPELINE_MAX
                 || !matches!(server.work, Work::Client(_))
@@ -163,6 +170,7 @@ impl Worker {
                 return self.close_client(key, Farewell::quiet("client unexpected eof"));
             }
             client.readable = outcome.maybe_more;
+            client.count_read(outcome.count);
             client.request_at = self.now;
             let input = if client.inbox.is_empty() {
                 Input::Scratch(outcome.count)
@@ -271,9 +279,10 @@ impl Worker {
             Ok(false) => {}
             Ok(true) => match client.phase {
                 Phase::Closing => self.drop_client(key),
+                Phase::Console(_) => self.console_readable(key),
                 Phase::Linked(server) => {
                     if self.server(server).is_some_and(|server| server.readable) {
-                        self.server_readable(server, false);
+                        self.forward_responses(server);
                     }
                 }
                 _ => {}
@@ -317,7 +326,10 @@ impl Worker {
                 // An idle server speaks: it died, or has something to report. One that has moved to another worker since is not ours to
                 // read, whatever this event says: its new registration reports the same.
                 let home = self.index;
-                let Some(mut server) = crate::shared::lock(&self.shared.core).unpark(id, |server| server.home == home && server.key == key) else { return };
+                let Some(mut server) = crate::shared::lock(&self.shared.core).unpark(id, |server| server.home == home && server.key == key) else {
+                    return self.lane_server_spoke(key, id, gone);
+                };
+                crate::lanes::watch_server(&server);
                 server.ended |= gone;
                 if let Some(entry) = self.servers.get_mut(key) {
                     *entry = Entry::Here(server);
@@ -329,7 +341,7 @@ impl Worker {
         }
     }
 
-    fn forward_responses(&mut self, key: Key) {
+    pub(super) fn forward_responses(&mut self, key: Key) {
         for _ in 0..READS_PER_TURN {
             let Self { clients, servers, scratch, compose, observed, meters, now, .. } = self;
             let Some(Entry::Here(server)) = servers.get_mut(key) else { return };
@@ -337,6 +349,12 @@ impl Worker {
                 Work::Client(client) | Work::Preparing { client, .. } => clients.get_mut(client),
                 _ => None,
             };
+            if client.as_mut().is_some_and(|client| !client.is_clear()) {
+                // What a lane forwarded is still on its way to the client: nothing may overtake it.
+                server.readable = true;
+                self.again_soon.push(Again::Server(key));
+                return;
+            }
             if client.as_ref().is_some_and(|client| !client.outbox.is_empty()) {
                 server.readable = true;
                 return;
@@ -358,6 +376,9 @@ impl Worker {
                 return self.close_server(key, "server conn crashed?");
             }
             server.readable = outcome.maybe_more || server.ended;
+            if let Some(lane) = &mut server.lane {
+                lane.read_total += outcome.count as u64;
+            }
             let held = std::mem::take(&mut server.inbox);
             let bytes: &[u8] = if held.is_empty() { &scratch[..outcome.count] } else { &held };
 

@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use underpass_config::PoolMode;
+use underpass_console::logline::Level;
+use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
@@ -16,6 +18,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
+use crate::logging;
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -44,6 +47,10 @@ impl Worker {
     /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
     /// to be prepared: see [`Work`].
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
+        if lock(&self.shared.core).is_failing(pool) {
+            self.fail_fast(key, pool);
+            return None;
+        }
         let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
         match acquired {
             Acquired::Granted { id: _, server, check } => match self.take_home(server) {
@@ -68,9 +75,10 @@ impl Worker {
     }
 
     /// Puts a server that was granted under this worker's epoll.
-    fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
+    pub(super) fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
         if server.home == self.index {
             let key = server.key;
+            crate::lanes::watch_server(&server);
             if let Some(entry) = self.servers.get_mut(key) {
                 *entry = Entry::Here(server);
                 return Some(key);
@@ -84,11 +92,12 @@ impl Worker {
         let _ = epoll::delete(old_epoll, server.transport.fd());
         self.post(old_home, Box::new(move |worker| drop(worker.servers.remove(old_key))));
         let index = self.index;
-        let mut id = None;
+        if let Some(lane) = &mut server.lane {
+            lane.epoll = self.shared.mailboxes[index as usize].epoll.clone();
+        }
         let key = self.servers.insert(|key| {
             server.home = index;
             server.key = key;
-            id = Some(server.id);
             Entry::Here(server)
         });
         let Some(Entry::Here(server)) = self.servers.get(key) else { return None };
@@ -134,7 +143,7 @@ impl Worker {
         match &client.phase {
             Phase::Waiting { .. } | Phase::Linked(_) => client.phase = Phase::Idle,
             Phase::Login(_) => {}
-            Phase::Idle | Phase::Console(_) | Phase::Closing => return,
+            Phase::Idle | Phase::Lane | Phase::Console(_) | Phase::Closing => return,
         }
         let acquired = lock(&self.shared.core).requeue(pool, reference, since, self.now);
         match acquired {
@@ -257,6 +266,9 @@ impl Worker {
     /// The server of a link is at rest between transactions.
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if let (true, Some(client)) = (self.draining, server.client()) {
+            return self.close_client(client, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
+        }
         let Some(client_key) = server.client() else { return };
         if server.dedicated || server.pool_mode() == PoolMode::Session {
             // There is room again for a client that was not read because too many answers were outstanding.
@@ -273,7 +285,9 @@ impl Worker {
                 self.again.push(Again::Client(client_key));
             }
         }
+        self.lane_unlink(client_key);
         self.clean(key);
+        self.lane_offer(client_key);
     }
 
     /// A server without client, at rest: resets it if the pool wants that, then gives it back.
@@ -325,6 +339,9 @@ impl Worker {
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
             (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
+                if step == SettleStep::Connecting {
+                    self.lane_register_server(key);
+                }
                 self.give_back(key);
             }
             _ => {
@@ -360,6 +377,15 @@ impl Worker {
                     self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
                 }
             }
+            Released::Unready(server) => {
+                if let Some(entry) = self.servers.get_mut(key) {
+                    *entry = Entry::Here(server);
+                }
+                if let Some(server) = self.server(key) {
+                    server.readable = true;
+                }
+                self.again.push(Again::Server(key));
+            }
             Released::Held(server) => {
                 if let Some(entry) = self.servers.get_mut(key) {
                     *entry = Entry::Here(server);
@@ -370,6 +396,14 @@ impl Worker {
                 self.bury(server, reason.text());
                 self.launch(pool);
             }
+        }
+    }
+
+    /// Opens a connection although nobody waits, because those who would are refused while connecting fails.
+    pub(super) fn relaunch(&mut self, pool: PoolId) {
+        let id = lock(&self.shared.core).retry(pool, self.now);
+        if let Some(id) = id {
+            self.open_server(id, false);
         }
     }
 
@@ -389,7 +423,7 @@ impl Worker {
     pub(crate) fn bury(&mut self, mut server: Box<Server>, reason: &str) {
         if self.shared.settings.load().config.log_disconnections {
             let age = self.now.saturating_duration_since(server.connected_at).as_secs();
-            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+            logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
         let _ = server.transport.write(b"X\0\0\0\x04");
         server.transport.close_notify();
@@ -420,6 +454,9 @@ impl Worker {
             Work::Settling { .. } | Work::Resting => None,
         };
         let mut server = server;
+        if let Some((client, _)) = affected {
+            self.lane_unlink(client);
+        }
         self.log_close(&mut server, reason);
         if let Some((client_key, retry)) = affected {
             match self.clients.get(client_key) {
@@ -446,7 +483,7 @@ impl Worker {
         let config = &self.shared.settings.load().config;
         let age = self.now.saturating_duration_since(server.connected_at).as_secs();
         if config.log_disconnections {
-            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+            logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
         if !matches!(server.work, Work::Login(_)) {
             let _ = server.transport.write(b"X\0\0\0\x04");
@@ -460,20 +497,32 @@ impl Worker {
         if matches!(client.phase, Phase::Closing) {
             return;
         }
+        if matches!(client.phase, Phase::Lane) && !self.lane_take(key) {
+            return self.close_client_later(key, farewell);
+        }
+        let Some(client) = self.clients.get_mut(key) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Closing);
+        // From now on it has some seconds to take what it is owed.
+        client.request_at = self.now;
         {
             let config = &self.shared.settings.load().config;
             let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
             if wanted {
                 let age = self.now.saturating_duration_since(client.connected_at).as_secs();
-                let line = format!("{} closing because: {} (age={age}s)", client.tag(), farewell.reason);
-                if farewell.is_error { log::warn!("{line}") } else { log::info!("{line}") }
+                let mut line = text::closing(&farewell.reason, age);
+                if farewell.is_error {
+                    line.level = Level::Warning;
+                }
+                // The phase has moved on already; names that only the login knew are still wanted.
+                logging::phrase(Some(client.label_in(&phase)), &line);
             }
         }
         if let Some((sqlstate, message)) = &farewell.report {
             let mut out = Vec::new();
             error_response(&mut out, &Report::new(Severity::Fatal, *sqlstate, message));
-            let _ = client.outbox.send(&mut client.transport, &out);
+            if client.is_clear() {
+                let _ = client.outbox.send(&mut client.transport, &out);
+            }
         }
         let pool = client.pool.clone();
         match phase {
@@ -488,7 +537,7 @@ impl Worker {
                 }
             }
             Phase::Linked(server) => self.detach(server, key),
-            Phase::Idle | Phase::Console(_) | Phase::Closing => {}
+            Phase::Idle | Phase::Lane | Phase::Console(_) | Phase::Closing => {}
         }
         let Some(client) = self.clients.get_mut(key) else { return };
         if client.outbox.is_empty() || client.ended {
@@ -499,6 +548,7 @@ impl Worker {
     /// The client of a link is gone: its server comes to rest, or is closed if that is impossible.
     fn detach(&mut self, key: Key, client: Key) {
         let now = self.now;
+        self.lane_unlink(client);
         let Some(server) = self.server(key) else { return };
         if server.client() != Some(client) {
             return;
@@ -536,6 +586,9 @@ impl Worker {
         let Some(mut client) = self.clients.remove(key) else { return };
         client.transport.close_notify();
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if client.on_console {
+            self.shared.control.consoles.fetch_sub(1, Ordering::Relaxed);
+        }
         if client.cancel_key != 0 {
             lock(&self.shared.cancel_keys).remove(&client.cancel_key);
         }

@@ -10,11 +10,15 @@ mod cancel;
 pub(crate) mod console;
 mod forward;
 mod lifecycle;
+mod lane;
 mod listen;
-mod login;
+pub(crate) mod login;
+mod peer;
 mod server_login;
 mod stats;
+mod suspend;
 mod sweep;
+mod upkeep;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -22,8 +26,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use underpass_pool::ServerId;
+use underpass_sockmap::ServerSlot;
 
 use crate::client::Client;
+use crate::lanes::USER_INTEREST;
 use crate::server::Server;
 use crate::shared::{Shared, Task};
 use crate::table::{Key, Table};
@@ -52,6 +58,7 @@ enum Source {
     Client,
     Server,
     Cancel,
+    Lanes,
 }
 
 /// A server's place at its home worker.
@@ -67,6 +74,9 @@ pub(crate) enum Entry {
 enum Again {
     Client(Key),
     Server(Key),
+    /// To be taken from a lane, which was busy.
+    LaneClient(Key),
+    LaneServer(ServerSlot),
 }
 
 /// See the module documentation.
@@ -85,8 +95,14 @@ pub(crate) struct Worker {
     to_client: Vec<u8>,
     observed: Observed,
     again: Vec<Again>,
+    /// The same, but not before a millisecond has passed: what they wait for is the kernel's to do.
+    again_soon: Vec<Again>,
     pub meters: Vec<PoolMeter>,
     pub stopping: bool,
+    /// SHUTDOWN WAIT_FOR_SERVERS: clients leave when their transaction is over.
+    pub draining: bool,
+    /// SUSPEND: nothing is read but what the console says.
+    suspension: Option<Box<suspend::Suspension>>,
     /// When accepting failed for lack of descriptors, until when not to try.
     accept_paused_until: Option<Instant>,
     /// Console clients that wait for an event (PAUSE, WAIT_CLOSE, ...).
@@ -95,6 +111,11 @@ pub(crate) struct Worker {
 
 fn token(source: Source, key: Key) -> u64 {
     (source as u64) << 56 | u64::from(key.generation) << 32 | u64::from(key.index)
+}
+
+/// The token of a server's socket.
+pub(crate) fn server_token(key: Key) -> u64 {
+    token(Source::Server, key)
 }
 
 impl Worker {
@@ -112,8 +133,11 @@ impl Worker {
             to_client: Vec::new(),
             observed: Observed::default(),
             again: Vec::new(),
+            again_soon: Vec::new(),
             meters: Vec::new(),
             stopping: false,
+            draining: false,
+            suspension: None,
             accept_paused_until: None,
             console_waits: Vec::new(),
         }
@@ -125,8 +149,29 @@ impl Worker {
 
     /// Watches a socket for its life.
     fn watch(&self, fd: BorrowedFd<'_>, source: Source, key: Key) -> rustix::io::Result<()> {
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), flags)
+        epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), USER_INTEREST)
+    }
+
+    fn watch_listeners(&self) -> rustix::io::Result<()> {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let key = Key { index: index as u32, generation: 0 };
+            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
+            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
+        }
+        Ok(())
+    }
+
+    fn unwatch_listeners(&self) {
+        for listener in &self.listeners {
+            let _ = epoll::delete(self.epoll(), &*listener.fd);
+        }
+    }
+
+    /// Takes no more connections, for good.
+    pub(crate) fn stop_listening(&mut self) {
+        self.unwatch_listeners();
+        self.listeners.clear();
     }
 
     /// Gives another worker (or this one, later) something to do.
@@ -147,19 +192,22 @@ impl Worker {
             EventData::new_u64(token(Source::Bell, Key { index: 0, generation: 0 })),
             EventFlags::IN | EventFlags::ET,
         )?;
-        for (index, listener) in self.listeners.iter().enumerate() {
-            let key = Key { index: index as u32, generation: 0 };
-            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
-            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
+        self.watch_listeners()?;
+        if let (Some(lanes), 0) = (&shared.lanes, self.index) {
+            let key = Key { index: 0, generation: 0 };
+            epoll::add(self.epoll(), lanes.datapath.event_fd(), EventData::new_u64(token(Source::Lanes, key)), EventFlags::IN)?;
         }
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping {
-            let wait = if self.again.is_empty() {
+            let wait = if self.suspension.is_some() {
                 next_tick.saturating_duration_since(self.now).min(TICK)
-            } else {
+            } else if !self.again.is_empty() {
                 Duration::ZERO
+            } else if !self.again_soon.is_empty() {
+                Duration::from_millis(1)
+            } else {
+                next_tick.saturating_duration_since(self.now).min(TICK)
             };
             let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
@@ -171,10 +219,17 @@ impl Worker {
             for event in &events {
                 self.dispatch(event.data.u64(), event.flags);
             }
-            for again in std::mem::take(&mut self.again) {
+            let (again, soon) = if self.suspension.is_none() {
+                (std::mem::take(&mut self.again), std::mem::take(&mut self.again_soon))
+            } else {
+                Default::default()
+            };
+            for again in again.into_iter().chain(soon) {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
                     Again::Server(key) => self.server_readable(key, false),
+                    Again::LaneClient(key) => self.lane_client_up(key),
+                    Again::LaneServer(slot) => self.lane_server_up(slot),
                 }
             }
             if self.now >= next_tick {
@@ -192,6 +247,10 @@ impl Worker {
         const SERVER: u64 = Source::Server as u64;
         const CANCEL: u64 = Source::Cancel as u64;
         const LISTENER: u64 = Source::Listener as u64;
+        const LANES: u64 = Source::Lanes as u64;
+        if self.suspension.is_some() && self.hold_back(token, flags) {
+            return;
+        }
         let incoming = flags.intersects(EventFlags::IN | GONE);
         match token >> 56 {
             CLIENT => {
@@ -212,6 +271,7 @@ impl Worker {
             }
             CANCEL => self.cancel_event(key),
             LISTENER => self.accept(key.index as usize),
+            LANES => self.lane_events(),
             _ => {
                 for task in self.shared.clone().mailboxes[self.index as usize].take() {
                     task(self);

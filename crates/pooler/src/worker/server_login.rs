@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
 use underpass_config::{Host, LoadBalanceHosts, UnixSocketDir};
+use underpass_console::text;
 use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::ParameterSet;
@@ -19,6 +20,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Entry, Farewell, Source, Worker};
 use crate::client::Phase;
+use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::pool::Pool;
 use crate::resolver::Answer;
@@ -127,8 +129,10 @@ impl Worker {
         let mode = plan.pool.settings.load();
         let (index, now, socket_id) = (self.index, self.now, self.shared.next_socket_id());
         let dedicated = plan.replication.is_some();
+        let local = net::local_endpoint(&fd);
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
+                lane: None,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
@@ -136,6 +140,7 @@ impl Worker {
                 home: index,
                 pool: plan.pool.clone(),
                 address,
+                local,
                 work: Work::Login(Box::new(ServerLogin {
                     step: ServerLoginStep::Connecting,
                     auth: None,
@@ -194,16 +199,8 @@ impl Worker {
                 return Ok(());
             }
             if settings.config.log_connections {
-                let from = net::local_endpoint(server.transport.fd())
-                    .map_or_else(|| "unix".to_owned(), |address| address.to_string());
-                let (pool, id) = (&server.pool, server.socket_id);
-                log::info!(
-                    "S-{}: {}/{}@{} new connection to server (from {from})",
-                    id.pointer(),
-                    pool.database.name,
-                    pool.user.name,
-                    server.address
-                );
+                let local = net::local_endpoint(server.transport.fd());
+                logging::phrase(Some(server.label()), &text::new_server_connection(local));
             }
             let wants_tls = settings.server_tls.as_ref().is_some_and(|tls| tls.sslmode != SslMode::Allow)
                 && matches!(server.address, Endpoint::Tcp(_));
@@ -312,7 +309,7 @@ impl Worker {
         }
         pool.welcome.store(Some(set));
         if settings.config.log_connections {
-            log::debug!("{} login finished", server.tag());
+            log_socket!(Debug, server.label(), "login_finished", "login finished");
         }
         let connect_query = pool.database.settings.load().connect_query.clone().filter(|sql| !sql.is_empty());
         match connect_query {
@@ -324,7 +321,10 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => self.give_back(key),
+            None => {
+                self.lane_register_server(key);
+                self.give_back(key);
+            }
         }
         self.launch(pool.id);
     }
@@ -357,20 +357,26 @@ impl Worker {
     fn replication_ready(&mut self, key: Key, client: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         let pool = server.pool.clone();
+        let reported = server.parameters.clone();
         lock(&self.shared.core).dedicated_ready(server.id);
-        if pool.welcome().is_none() {
-            pool.welcome.store(Some(server.parameters.clone()));
-        }
         server.work = Work::Client(client);
         server.link.set_options(underpass_pool::link::LinkOptions { rename_statements: false, ..pool.settings.load().link });
         server.link.begin();
-        if self.clients.get(client).is_none() {
+        if !self.clients.get(client).is_some_and(|client| client.is_login()) {
+            // It may still be there to take its last bytes, but it is on its way out.
+            if let Some(server) = self.server(key) {
+                server.work = Work::Resting;
+            }
             return self.close_server(key, "replication client left");
         }
-        self.welcome(client);
+        // Its parameters were the server's startup parameters: what that reports is what the client has.
+        self.welcome_with(client, reported);
         if let Some(client_state) = self.clients.get_mut(client) {
+            if !matches!(client_state.phase, Phase::Idle) {
+                return;
+            }
             client_state.phase = Phase::Linked(key);
-            if client_state.readable || !client_state.inbox.is_empty() {
+            if client_state.readable || client_state.ended || !client_state.inbox.is_empty() {
                 self.start_forwarding(client, key);
             }
         }

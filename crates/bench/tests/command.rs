@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command as a user meets it: bad input, a small run against a real PostgreSQL, Ctrl-C in the middle of one.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_underpass-bench"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    bench(arguments).output().expect("the program runs")
+}
+
+/// True when PostgreSQL's server programs are installed; says so when they are not.
+fn have_postgres() -> bool {
+    let found = Path::new("/usr/lib/postgresql").exists();
+    if !found {
+        eprintln!("skipped: no PostgreSQL server in /usr/lib/postgresql");
+    }
+    found
+}
+
+fn results(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).expect("a result file")).expect("it is JSON")
+}
+
+#[test]
+fn bad_input_is_said_before_anything_starts() {
+    for (arguments, expected) in [
+        (&["run", "-e", "nope"][..], "unknown experiment nope"),
+        (&["run", "-e", "tax", "-s", "nope"], "unknown system nope"),
+        (&["run", "-e", "workloads", "-w", "nope"], "unknown workload nope"),
+        (&["run", "-e", "tax", "-c", "0"], "invalid value '0'"),
+        (&["run", "--rate=-5", "-e", "many"], "--rate"),
+        (&["report", "/nonexistent.json"], "cannot read"),
+    ] {
+        let output = output(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
+        assert!(!text.contains("RUST_BACKTRACE"), "{text}");
+    }
+}
+
+#[test]
+fn a_small_run_measures_and_reports() {
+    if !have_postgres() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.json");
+    let path = file.to_str().unwrap();
+    let output = output(&[
+        "run",
+        "-e",
+        "tax",
+        "-s",
+        "direct",
+        "-c",
+        "2",
+        "-m",
+        "simple",
+        "--seconds",
+        "1",
+        "--rounds",
+        "2",
+        "-o",
+        path,
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results = results(&file);
+    let samples = results["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 2);
+    for sample in samples {
+        let metric = |name: &str| sample["metrics"][name].as_f64().unwrap_or(0.0);
+        assert!(
+            metric("tps") > 100.0 && metric("cpu_us") > 1.0 && metric("latency_p99_ms") > 0.0,
+            "{sample}"
+        );
+    }
+    assert!(results["meta"]["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
+    let page = std::fs::read_to_string(file.with_extension("html")).unwrap();
+    assert!(page.contains("clients=2 mode=simple"));
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured_and_leaves_nothing_running() {
+    if !have_postgres() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.json");
+    let mut run =
+        bench(&["run", "-e", "tax", "-s", "direct", "-c", "2", "-m", "simple", "--seconds", "1", "-o"])
+            .arg(&file)
+            .env("TMPDIR", folder.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+    std::thread::sleep(Duration::from_secs(10));
+    kill(Pid::from_raw(run.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    let results = results(&file);
+    assert_eq!(results["interrupted"], true);
+    assert!(results["samples"].as_array().unwrap().iter().all(|sample| sample["error"].is_null()));
+    let left: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("underpass-bench-"))
+        .collect();
+    assert!(left.is_empty(), "the private server's folder is still there: {left:?}");
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Facts that live at several workers, brought together: for the console, the metrics and the log's statistics.
+//!
+//! Nobody waits while workers are asked, unless he has a thread of his own ([`wait`]): each worker does its part between two events and
+//! the last one goes on with all parts.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use underpass_console::rows::{Lists, PoolCounts};
+use underpass_console::stats::PoolLatency;
+use underpass_console::{Averages, PoolStats, StatsClock, StatsWindow, Timestamp};
+
+use crate::client::Phase;
+use crate::pool::Pool;
+use crate::shared::{Shared, lock};
+use crate::worker::{PoolMeter, Worker};
+
+/// Has every worker make its part; the last one to do so calls `then` with all parts in the order of workers.
+///
+/// `then` runs on a worker and must be short: post what takes long to somebody else. It is never called once a worker has ended.
+pub(crate) fn gather<T: Send + 'static>(
+    shared: &Shared,
+    part: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
+    then: impl FnOnce(Vec<T>) + Send + 'static,
+) {
+    let parts: Mutex<Vec<Option<T>>> = Mutex::new(shared.mailboxes.iter().map(|_| None).collect());
+    let missing = AtomicUsize::new(shared.mailboxes.len());
+    let then = Mutex::new(Some(then));
+    shared.broadcast(move |worker| {
+        let made = part(worker);
+        lock(&parts)[worker.index as usize] = Some(made);
+        if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let all = std::mem::take(&mut *lock(&parts)).into_iter().flatten().collect();
+            if let Some(then) = lock(&then).take() {
+                then(all);
+            }
+        }
+    });
+}
+
+/// The same for a thread that may wait, which a worker may not. `None` if a worker does not answer within `limit`.
+pub(crate) fn wait<T: Send + 'static>(
+    shared: &Shared,
+    limit: Duration,
+    part: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
+) -> Option<Vec<T>> {
+    let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    gather(shared, part, move |parts| {
+        // The asker may have lost patience.
+        let _ = answer.try_send(parts);
+    });
+    answered.recv_timeout(limit).ok()
+}
+
+/// What one worker knows of one pool.
+#[derive(Debug, Default, Clone)]
+struct PoolPart {
+    meter: PoolMeter,
+    /// Clients with a server, and clients between transactions.
+    clients_active: u64,
+    /// Clients in the queue.
+    clients_waiting: u64,
+    /// Connections that carry a cancel request to the server.
+    cancels: u64,
+}
+
+/// What one worker knows: pools by number, and its sockets.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pools: Vec<PoolPart>,
+    clients: u64,
+    login_clients: u64,
+}
+
+impl Part {
+    /// The part of `worker`, for [`gather`].
+    pub fn of(worker: &mut Worker) -> Self {
+        worker.lanes_collect();
+        let mut part = Self::default();
+        for (index, meter) in worker.meters.iter().enumerate() {
+            part.pool(index).meter = meter.clone();
+        }
+        for (_, client) in worker.clients.iter() {
+            part.clients += 1;
+            part.login_clients += u64::from(client.is_login());
+            let Some(pool) = &client.pool else { continue };
+            let pool = part.pool(pool.id.0 as usize);
+            match client.phase {
+                Phase::Idle | Phase::Lane | Phase::Linked(_) => pool.clients_active += 1,
+                Phase::Waiting { .. } => pool.clients_waiting += 1,
+                Phase::Login(_) | Phase::Console(_) | Phase::Closing => {}
+            }
+        }
+        for (_, cancel) in worker.cancels.iter() {
+            if let Some(pool) = cancel.pool() {
+                part.pool(pool.0 as usize).cancels += 1;
+            }
+        }
+        part
+    }
+
+    fn pool(&mut self, index: usize) -> &mut PoolPart {
+        if index >= self.pools.len() {
+            self.pools.resize_with(index + 1, PoolPart::default);
+        }
+        &mut self.pools[index]
+    }
+}
+
+/// A pool, all workers merged.
+pub(crate) struct PoolFacts {
+    pub pool: Arc<Pool>,
+    /// Counters since start.
+    pub stats: PoolStats,
+    pub latency: PoolLatency,
+    pub counts: PoolCounts,
+    /// `pool_size`.
+    pub size: u32,
+}
+
+/// All pools in the order of their numbers, and the counts of SHOW LISTS.
+pub(crate) struct Facts {
+    pub pools: Vec<PoolFacts>,
+    pub lists: Lists,
+}
+
+impl Facts {
+    /// Brings the parts of all workers and the core's own knowledge together.
+    pub fn merge(shared: &Shared, parts: &[Part], now: Instant) -> Self {
+        let mut servers = 0;
+        let pools: Vec<PoolFacts> = shared
+            .pools()
+            .into_iter()
+            .map(|pool| {
+                let (core, size) = {
+                    let core = lock(&shared.core);
+                    servers += u64::from(core.connections(pool.id));
+                    (core.counts(pool.id, now), core.limits(pool.id).size)
+                };
+                let mut facts = PoolFacts {
+                    stats: PoolStats::default(),
+                    latency: PoolLatency::default(),
+                    counts: PoolCounts {
+                        cl_waiting: core.clients_waiting.into(),
+                        sv_active: core.active.into(),
+                        sv_being_canceled: core.being_canceled.into(),
+                        sv_idle: core.idle.into(),
+                        sv_used: core.used.into(),
+                        sv_tested: core.tested.into(),
+                        sv_login: core.login.into(),
+                        maxwait_us: core.max_wait.as_micros() as u64,
+                        ..PoolCounts::default()
+                    },
+                    size,
+                    pool,
+                };
+                for part in parts.iter().filter_map(|part| part.pools.get(facts.pool.id.0 as usize)) {
+                    facts.stats.merge(&part.meter.stats);
+                    facts.latency.merge(&part.meter.latency);
+                    facts.counts.cl_active += part.clients_active;
+                    facts.counts.cl_active_cancel_req += part.cancels;
+                    facts.counts.sv_active_cancel += part.cancels;
+                }
+                facts
+            })
+            .collect();
+        let names = shared.resolver.entries().len() as u64;
+        let settings = shared.settings.load();
+        let lists = Lists {
+            // The console's own database counts as one.
+            databases: shared.databases().len() as u64 + 1,
+            users: shared.users().len() as u64,
+            peers: settings.config.peers.len() as u64,
+            pools: pools.len() as u64,
+            used_clients: parts.iter().map(|part| part.clients).sum(),
+            login_clients: parts.iter().map(|part| part.login_clients).sum(),
+            used_servers: servers,
+            dns_names: names,
+            ..Lists::default()
+        };
+        Self { pools, lists }
+    }
+}
+
+/// The windows of `stats_period`: one for each pool by number, and the clock they share.
+#[derive(Debug)]
+pub(crate) struct Periods {
+    pub clock: StatsClock,
+    windows: Vec<StatsWindow>,
+}
+
+impl Periods {
+    /// Begins at `now`.
+    pub fn new(now: Timestamp) -> Self {
+        Self { clock: StatsClock::new(now), windows: Vec::new() }
+    }
+
+    /// The window of a pool with `current` counters, for SHOW STATS. Sum over pools with [`StatsWindow::merge`].
+    pub fn window(&self, pool: usize, current: PoolStats) -> StatsWindow {
+        let mut window = self.windows.get(pool).copied().unwrap_or_default();
+        window.current = current;
+        window
+    }
+
+    /// A period ends with these counters; the answer is the averages of all pools together.
+    pub fn roll(&mut self, facts: &Facts, now: Timestamp) -> Averages {
+        let mut total = StatsWindow::default();
+        for (index, pool) in facts.pools.iter().enumerate() {
+            let window = self.window(index, pool.stats);
+            match self.windows.get_mut(index) {
+                Some(known) => *known = window,
+                None => self.windows.push(window),
+            }
+            total.merge(&window);
+        }
+        let averages = total.averages(&self.clock, now);
+        self.clock.roll(now);
+        self.windows.iter_mut().for_each(StatsWindow::roll);
+        averages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_is_new_in_a_period_starts_from_zero() {
+        let second = |s: u64| Timestamp(s * 1_000_000);
+        let mut periods = Periods::new(second(10));
+        periods.clock.roll(second(20));
+        let window = periods.window(3, PoolStats { xact_count: 50, ..PoolStats::default() });
+        assert_eq!(window.averages(&periods.clock, second(20)).0.xact_count, 5);
+    }
+}

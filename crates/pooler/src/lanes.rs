@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel lanes as the pooler sees them: which sockets are in them, and the idle set that it shares with their programs.
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use foldhash::fast::RandomState;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use underpass_config::{Config, KernelPath, PoolMode, SameHost};
+use underpass_pool::core::ClientRef;
+use underpass_pool::{ServerId, SharedIdle};
+use underpass_sockmap::selftest::{self, Report};
+use underpass_sockmap::{ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
+
+use crate::client::Client;
+use crate::logging::log_socket;
+use crate::net::Endpoint;
+use crate::pool::PoolSettings;
+use crate::server::Server;
+use crate::shared::lock;
+
+/// Interest in a socket that a program reads: hang-ups only. With EPOLLIN every forwarded segment would wake the worker for nothing.
+const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
+/// Interest in a socket that user space reads.
+pub(crate) const USER_INTEREST: EventFlags =
+    EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
+
+/// The open lanes of the process.
+pub(crate) struct Lanes {
+    pub datapath: Arc<Datapath>,
+    local: bool,
+    clients: Mutex<HashMap<ClientSlot, ClientRef, RandomState>>,
+    servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
+    pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
+}
+
+impl Lanes {
+    /// Opens the lanes as configured. `Ok(None)` with a log line where the kernel or a privilege is missing and `kernel_path = auto`.
+    ///
+    /// # Errors
+    /// `kernel_path = require`, and a lane does not work.
+    pub fn open(config: &Config) -> anyhow::Result<Option<Self>> {
+        let required = match config.underpass.kernel_path {
+            KernelPath::Off => return Ok(None),
+            KernelPath::Auto => false,
+            KernelPath::Require => true,
+        };
+        let report = selftest::run();
+        let wants_local = config.underpass.same_host != SameHost::Off;
+        let local = wants_local && report.works(Lane::A);
+        let usable = report.works(Lane::D) || local;
+        let opened = if usable { Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string()) } else { Err(why_not(&report)) };
+        match opened {
+            Ok(datapath) => {
+                log::info!("kernel lanes: D on{}", if local { ", A for servers on this host" } else { "" });
+                Ok(Some(Self {
+                    datapath: Arc::new(datapath),
+                    local,
+                    clients: Mutex::default(),
+                    servers: Mutex::default(),
+                    pools: Mutex::default(),
+                }))
+            }
+            Err(why) if required => anyhow::bail!("kernel_path = require, but the lanes do not work: {why}"),
+            Err(why) => {
+                log::warn!("kernel lanes are off, all traffic goes through user space: {why}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean.
+    pub fn fits(settings: &PoolSettings) -> bool {
+        settings.mode == PoolMode::Transaction && settings.reset_query.is_none() && !settings.link.refuse_simple_query
+    }
+
+    /// Makes a pool of the lanes and the idle set for the core.
+    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(PoolSlot, Box<dyn SharedIdle<Box<Server>>>)> {
+        let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
+        lock(&self.pools).insert(slot, id);
+        Some((slot, Box::new(LaneIdle { datapath: self.datapath.clone(), pool: slot, slots: Vec::new(), own: BTreeSet::new() })))
+    }
+
+    pub fn client_of(&self, slot: ClientSlot) -> Option<ClientRef> {
+        lock(&self.clients).get(&slot).copied()
+    }
+
+    pub fn server_of(&self, slot: ServerSlot) -> Option<ServerId> {
+        lock(&self.servers).get(&slot).copied()
+    }
+
+    pub fn pool_of(&self, slot: PoolSlot) -> Option<underpass_pool::PoolId> {
+        lock(&self.pools).get(&slot).copied()
+    }
+
+    /// Puts a client between transactions into its map. False if it cannot be carried.
+    pub fn register_client(self: &Arc<Self>, client: &mut Client, pool: PoolSlot, me: ClientRef) -> bool {
+        if client.transport.tls().is_some() || !matches!(client.address, Endpoint::Tcp(_)) {
+            return false;
+        }
+        match self.datapath.register_client(client.transport.fd(), pool, client.parameters.fingerprint()) {
+            Ok(slot) => {
+                lock(&self.clients).insert(slot, me);
+                client.lane = Some(Box::new(ClientLane {
+                    lanes: self.clone(),
+                    slot,
+                    read_total: 0,
+                    drained: true,
+                    linked: false,
+                    not_before: None,
+                    counted: Default::default(),
+                }));
+                true
+            }
+            Err(error) => {
+                log_socket!(Debug, client.label(), "lane", "stays in user space: {error}");
+                false
+            }
+        }
+    }
+
+    /// Puts a server that has logged in into its map, or leaves it to user space.
+    pub fn register_server(self: &Arc<Self>, server: &mut Server, pool: PoolSlot, epoll: Arc<OwnedFd>) {
+        if server.transport.tls().is_some() || !matches!(server.address, Endpoint::Tcp(_)) || server.dedicated {
+            return;
+        }
+        let lane = if self.local {
+            LaneChoice::Auto { backend_pid: Some(server.process_id()) }
+        } else {
+            LaneChoice::Remote
+        };
+        let spec = ServerSpec {
+            pool,
+            ordinal: server.id.ordinal,
+            fingerprint: server.parameters.fingerprint(),
+            lane,
+        };
+        match self.datapath.register_server(server.transport.fd(), &spec) {
+            Ok((slot, lane)) => {
+                lock(&self.servers).insert(slot, server.id);
+                server.lane = Some(Box::new(ServerLane { lanes: self.clone(), slot, lane, read_total: 0, drained: true, epoll }));
+            }
+            Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
+        }
+    }
+}
+
+fn why_not(report: &Report) -> String {
+    let missing = report.privileges.missing();
+    if !missing.is_empty() {
+        return format!("missing {}; see `underpass check`", missing.join(", "));
+    }
+    report
+        .features
+        .iter()
+        .find(|feature| !feature.works)
+        .map_or_else(|| "no lane works".to_owned(), |feature| format!("{}: {}", feature.name, feature.why_not))
+}
+
+/// A client's place in the lanes. Dropped before its socket is closed.
+pub(crate) struct ClientLane {
+    pub lanes: Arc<Lanes>,
+    pub slot: ClientSlot,
+    /// Bytes read from the socket since registration.
+    pub read_total: u64,
+    /// All that programs forwarded to it is in its send queue: user space may write.
+    pub drained: bool,
+    /// The datapath holds a link that user space has taken over.
+    pub linked: bool,
+    /// Sends what a lane does not forward: user space keeps it until then.
+    pub not_before: Option<std::time::Instant>,
+    /// What has been added to the statistics already.
+    pub counted: underpass_sockmap::ClientStats,
+}
+
+impl ClientLane {
+    /// Whether user space may write to the client.
+    pub fn is_clear(&mut self) -> bool {
+        self.drained = self.drained || self.lanes.datapath.client_drained(self.slot).unwrap_or(true);
+        self.drained
+    }
+
+    /// Ends a link that user space took over.
+    pub fn unlink(&mut self) {
+        if std::mem::take(&mut self.linked) {
+            if let Err(error) = self.lanes.datapath.unlink(self.slot) {
+                log::error!("kernel lanes: unlink: {error}");
+            }
+        }
+    }
+}
+
+impl Drop for ClientLane {
+    fn drop(&mut self) {
+        // A program runs for microseconds; it cannot keep a slot busy.
+        for _ in 0..10_000 {
+            match self.lanes.datapath.take(self.slot) {
+                Ok(None) => std::thread::yield_now(),
+                _ => break,
+            }
+        }
+        let _ = self.lanes.datapath.unlink(self.slot);
+        if let Err(error) = self.lanes.datapath.free_client(self.slot) {
+            log::error!("kernel lanes: free_client: {error}");
+        }
+        lock(&self.lanes.clients).remove(&self.slot);
+    }
+}
+
+/// A server's place in the lanes. Dropped before its socket is closed.
+pub(crate) struct ServerLane {
+    lanes: Arc<Lanes>,
+    pub slot: ServerSlot,
+    lane: Lane,
+    /// Bytes read from the socket since registration.
+    pub read_total: u64,
+    /// All that programs forwarded to it has arrived: user space may write.
+    pub drained: bool,
+    /// The home worker's epoll.
+    pub epoll: Arc<OwnedFd>,
+}
+
+impl ServerLane {
+    /// Whether user space may write to the server.
+    pub fn is_clear(&mut self) -> bool {
+        self.drained = self.drained || self.lanes.datapath.server_drained(self.slot).unwrap_or(true);
+        self.drained
+    }
+
+    /// Lane A leaves the pooler's own socket to user space, which nothing wakes while the kernel forwards.
+    fn is_watched_apart(&self) -> bool {
+        self.lane == Lane::D
+    }
+}
+
+impl Drop for ServerLane {
+    fn drop(&mut self) {
+        let _ = self.lanes.datapath.take_idle(self.slot);
+        if let Err(error) = self.lanes.datapath.free_server(self.slot) {
+            log::error!("kernel lanes: free_server: {error}");
+        }
+        lock(&self.lanes.servers).remove(&self.slot);
+    }
+}
+
+/// Watches a client for user space, or for hang-ups only.
+pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kernel: bool) {
+    let interest = if in_kernel { KERNEL_INTEREST } else { USER_INTEREST };
+    if let Err(error) = epoll::modify(epoll, client.transport.fd(), EventData::new_u64(token), interest) {
+        log_socket!(Error, client.label(), "lane", "epoll: {error}");
+    }
+}
+
+/// Watches a server for user space again, after a lane had it.
+pub(crate) fn watch_server(server: &Server) {
+    if let Some(lane) = server.lane.as_ref().filter(|lane| lane.is_watched_apart()) {
+        let token = crate::worker::server_token(server.key);
+        if let Err(error) = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST) {
+            log_socket!(Error, server.label(), "lane", "epoll: {error}");
+        }
+    }
+}
+
+/// The idle set that programs draw from too. Servers that no lane carries are kept beside it.
+#[derive(Debug)]
+struct LaneIdle {
+    datapath: Arc<Datapath>,
+    pool: PoolSlot,
+    /// By ordinal: the server's slot, if a lane carries it.
+    slots: Vec<Option<ServerSlot>>,
+    own: BTreeSet<u32>,
+}
+
+impl SharedIdle<Box<Server>> for LaneIdle {
+    fn push(&mut self, ordinal: u32, server: &mut Box<Server>) -> bool {
+        let Some(lane) = &mut server.lane else {
+            self.own.insert(ordinal);
+            return true;
+        };
+        let index = ordinal as usize;
+        if index >= self.slots.len() {
+            self.slots.resize(index + 1, None);
+        }
+        self.slots[index] = Some(lane.slot);
+        // Before the push: from then on a program may be reading.
+        if lane.is_watched_apart() {
+            let token = crate::worker::server_token(server.key);
+            let _ = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), KERNEL_INTEREST);
+        }
+        let _ = self.datapath.set_server_fingerprint(lane.slot, server.parameters.fingerprint());
+        match self.datapath.push_idle(lane.slot, lane.read_total) {
+            Ok(Give::Done) => true,
+            other => {
+                if let Err(error) = other {
+                    log::error!("kernel lanes: push_idle: {error}");
+                }
+                watch_server(server);
+                false
+            }
+        }
+    }
+
+    fn pop_from(&mut self, _from: u32) -> Option<u32> {
+        match self.datapath.pop_idle(self.pool, None) {
+            Ok(Some(slot)) => self.slots.iter().position(|&known| known == Some(slot)).map(|ordinal| ordinal as u32),
+            _ => self.own.pop_first(),
+        }
+    }
+
+    fn remove(&mut self, ordinal: u32) -> bool {
+        match self.slots.get(ordinal as usize) {
+            Some(Some(slot)) => self.datapath.take_idle(*slot).unwrap_or(false),
+            _ => self.own.remove(&ordinal),
+        }
+    }
+
+    fn ordinals(&self) -> Vec<u32> {
+        let mut all = self.datapath.idle_ordinals(self.pool).unwrap_or_default();
+        all.extend(&self.own);
+        all.sort_unstable();
+        all
+    }
+
+    fn set_waiters(&self, waiters: u32) {
+        let _ = self.datapath.set_waiters(self.pool, waiters);
+    }
+
+    fn set_closed(&self, closed: bool) {
+        let _ = self.datapath.set_pool_closed(self.pool, closed);
+    }
+
+    fn retire(&self, ordinal: u32) {
+        if let Some(Some(slot)) = self.slots.get(ordinal as usize) {
+            let _ = self.datapath.set_server_retire(*slot, true);
+        }
+    }
+
+    fn forget(&mut self, ordinal: u32) {
+        if let Some(slot) = self.slots.get_mut(ordinal as usize) {
+            *slot = None;
+        }
+        self.own.remove(&ordinal);
+    }
+}

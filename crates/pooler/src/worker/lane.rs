@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hand-over between this worker and the kernel lanes. The contract is the sockmap crate's page; the order of the calls here is its.
+//!
+//! A client that rests between transactions is *offered* to its lane; what the lane cannot or must not carry comes *up* again, at the head
+//! of a request or in the middle of a transaction, and user space goes on where the lane stood.
+
+use std::time::{Duration, Instant};
+
+use underpass_pool::ServerId;
+use underpass_pool::core::ClientRef;
+use underpass_pool::link::{LaneState, Status};
+use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, TransactionStatus};
+
+use super::{Again, Entry, Farewell, Source, Worker, stats, token};
+use crate::client::{Client, Phase, key_of};
+use crate::lanes::watch_client;
+use crate::logging::log_socket;
+use crate::server::{Server, Work};
+use crate::shared::lock;
+use crate::table::Key;
+
+/// A client whose requests a lane refuses by their nature is not offered again for this long.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
+
+impl Client {
+    /// Notes bytes read from the socket.
+    #[inline]
+    pub(crate) fn count_read(&mut self, count: usize) {
+        if let Some(lane) = &mut self.lane {
+            lane.read_total += count as u64;
+        }
+    }
+
+    /// Whether the lane that carries it has given it a server at this moment.
+    pub(crate) fn is_linked_in_lane(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| {
+            lane.lanes.datapath.client_info(lane.slot).is_ok_and(|info| info.server.is_some())
+        })
+    }
+
+    /// Whether user space may write to it now: nothing that a lane forwarded is still on its way.
+    #[inline]
+    pub(crate) fn is_clear(&mut self) -> bool {
+        self.lane.as_mut().is_none_or(|lane| lane.is_clear())
+    }
+}
+
+impl Server {
+    /// As [`Client::is_clear`].
+    #[inline]
+    pub(crate) fn is_clear(&mut self) -> bool {
+        self.lane.as_mut().is_none_or(|lane| lane.is_clear())
+    }
+}
+
+impl Worker {
+    /// A server has logged in: into its map, if its pool is carried.
+    pub(super) fn lane_register_server(&mut self, key: Key) {
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        let epoll = self.shared.mailboxes[self.index as usize].epoll.clone();
+        let Some(server) = self.server(key) else { return };
+        if let (Some(pool), None, true) = (server.pool.lane(), &server.lane, server.inbox.is_empty()) {
+            lanes.register_server(server, pool, epoll);
+        }
+    }
+
+    /// Offers a client that rests between transactions to its lane.
+    pub(super) fn lane_offer(&mut self, key: Key) {
+        let Some(lanes) = &self.shared.lanes else { return };
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
+        if !matches!(client.phase, Phase::Idle)
+            || client.readable
+            || client.ended
+            || client.side.statement_count() > 0
+            || !client.inbox.is_empty()
+            || !client.outbox.is_empty()
+        {
+            return;
+        }
+        let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
+        let lanes = lanes.clone();
+        if client.lane.is_none() && !lanes.register_client(client, pool, me) {
+            return;
+        }
+        let fingerprint = client.parameters.fingerprint();
+        let Some(lane) = &mut client.lane else { return };
+        if lane.not_before.is_some_and(|until| self.now < until) {
+            return;
+        }
+        let (slot, read_total) = (lane.slot, lane.read_total);
+        let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
+        let epoll = &self.shared.mailboxes[self.index as usize].epoll;
+        watch_client(client, epoll, token(Source::Client, key), true);
+        match lanes.datapath.give_client(slot, read_total) {
+            Ok(Give::Done) => client.phase = Phase::Lane,
+            outcome => {
+                if let Err(error) = outcome {
+                    log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
+                }
+                // Something came in meanwhile; watching it again announces it.
+                watch_client(client, epoll, token(Source::Client, key), false);
+            }
+        }
+    }
+
+    /// Events of the programs, for clients and servers of all workers.
+    pub(super) fn lane_events(&mut self) {
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        let mut events = Vec::new();
+        if let Err(error) = lanes.datapath.drain_events(&mut events) {
+            log::error!("kernel lanes: {error}");
+        }
+        for event in events {
+            match event {
+                Event::ClientUp { client, .. } => {
+                    let Some(client) = lanes.client_of(client) else { continue };
+                    if client.worker == self.index {
+                        self.lane_client_up(key_of(client));
+                    } else {
+                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                    }
+                }
+                Event::ServerUp { server, .. } => self.lane_server_up(server),
+                Event::PoolIdle { pool } => {
+                    if let Some(pool) = lanes.pool_of(pool) {
+                        self.grant_idle(pool);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Grants idle servers to those who wait, in their order.
+    pub(crate) fn grant_idle(&mut self, pool: underpass_pool::PoolId) {
+        loop {
+            let granted = lock(&self.shared.core).grant_next(pool, self.now);
+            let Some((client, since, server)) = granted else { return };
+            if client.worker == self.index {
+                self.granted(client, server, since);
+            } else {
+                self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
+            }
+        }
+    }
+
+    /// A client comes up from its lane: user space goes on.
+    pub(super) fn lane_client_up(&mut self, key: Key) {
+        if !matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+            return;
+        }
+        if !self.lane_take(key) {
+            self.again_soon.push(Again::LaneClient(key));
+            return;
+        }
+        if self.suspension.is_some() {
+            return;
+        }
+        match self.clients.get(key).map(|client| &client.phase) {
+            Some(Phase::Idle) => self.first_request(key),
+            Some(&Phase::Linked(server)) => {
+                if self.server(server).is_some_and(|server| server.link.is_quiescent()) {
+                    return self.transaction_over(server);
+                }
+                self.forward_requests(key, server);
+                if let Some(Entry::Here(_)) = self.servers.get(server) {
+                    self.forward_responses(server);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a client out of the kernel's hands: it is idle or linked afterwards. False if a program was just running.
+    pub(super) fn lane_take(&mut self, key: Key) -> bool {
+        self.lane_collect(key);
+        let Some(client) = self.clients.get_mut(key) else { return true };
+        let Some(lane) = &mut client.lane else { return true };
+        let lanes = lane.lanes.clone();
+        let taken = match lanes.datapath.take(lane.slot) {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return false,
+            Err(error) => {
+                log_socket!(Error, client.label(), "lane", "kernel lanes: take: {error}");
+                return true;
+            }
+        };
+        lane.drained = false;
+        // Named statements stay in user space for a while; coming up for each costs more than the lane saves.
+        if matches!(taken.reason, Some(Reason::NamedStatement | Reason::UnnamedBind | Reason::NamedPortal | Reason::Batch)) {
+            lane.not_before = Some(self.now + REFUSED_PAUSE);
+        }
+        client.phase = Phase::Idle;
+        client.readable = true;
+        lane.linked = taken.server.is_some();
+        watch_client(client, &self.shared.mailboxes[self.index as usize].epoll, token(Source::Client, key), false);
+        if let Some(slot) = taken.server {
+            self.lane_adopt(key, slot, &taken);
+        }
+        true
+    }
+
+    /// A link that the lane made and user space continues.
+    fn lane_adopt(&mut self, key: Key, slot: ServerSlot, taken: &Taken) {
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        let server = lanes.server_of(slot).and_then(|id| lock(&self.shared.core).unpark_linked(id));
+        let Some(server_key) = server.and_then(|server| self.take_home(server)) else {
+            log::error!("kernel lanes: a linked server is not parked");
+            return;
+        };
+        let now = self.now;
+        let (Some(client), Some(Entry::Here(server))) = (self.clients.get_mut(key), self.servers.get_mut(server_key))
+        else {
+            return;
+        };
+        server.link.begin();
+        server.link.adopt(LaneState {
+            outstanding: taken.link.pending.into(),
+            status: match taken.link.status {
+                TransactionStatus::Idle => Status::Idle,
+                TransactionStatus::InTransaction => Status::Transaction,
+                TransactionStatus::Failed => Status::Failed,
+            },
+            copy_in: taken.link.copy_in,
+            extended: taken.link.extended,
+            unnamed: taken.link.unnamed,
+            request_left: taken.request.need,
+            response_left: taken.response.need,
+            response_head: taken.response.head_len,
+        });
+        server.inbox = taken.response.head[..usize::from(taken.response.head_len)].to_vec();
+        server.work = Work::Client(key);
+        server.readable = true;
+        server.request_at = now;
+        if let Some(lane) = &mut server.lane {
+            lane.drained = false;
+        }
+        client.phase = Phase::Linked(server_key);
+        client.transaction_at = Some(now);
+        client.query_at = server.link.is_busy().then_some(now);
+    }
+
+    /// A server that a lane may be using speaks or hangs up.
+    pub(super) fn lane_server_spoke(&mut self, key: Key, id: ServerId, gone: bool) {
+        let slot = lock(&self.shared.core).parked_server(id).and_then(|server| {
+            server.ended |= gone;
+            server.lane.as_ref().map(|lane| lane.slot)
+        });
+        let _ = key;
+        if let Some(slot) = slot {
+            self.lane_server_up(slot);
+        }
+    }
+
+    /// A server comes up: whose is it?
+    pub(super) fn lane_server_up(&mut self, slot: ServerSlot) {
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        match lanes.datapath.claim_server(slot) {
+            Ok(Claim::Busy) => self.again_soon.push(Again::LaneServer(slot)),
+            Ok(Claim::Linked(client)) => {
+                if let Some(client) = lanes.client_of(client) {
+                    if client.worker == self.index {
+                        self.lane_client_up(key_of(client));
+                    } else {
+                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                    }
+                }
+            }
+            Ok(Claim::Owned) => {
+                // Nobody's: it is listened to at whatever worker this is.
+                let server = lanes.server_of(slot).and_then(|id| lock(&self.shared.core).unpark_claimed(id));
+                if let Some(key) = server.and_then(|server| self.take_home(server)) {
+                    self.forward_responses(key);
+                    self.rest_again(key);
+                }
+            }
+            Err(error) => log::debug!("kernel lanes: claim_server: {error}"),
+        }
+    }
+
+    /// The link of a client that user space took over is at its end.
+    pub(super) fn lane_unlink(&mut self, key: Key) {
+        if let Some(lane) = self.clients.get_mut(key).and_then(|client| client.lane.as_mut()) {
+            lane.unlink();
+        }
+    }
+
+    /// Adds what a lane did for a client to the statistics.
+    pub(super) fn lane_collect(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let (Some(lane), Some(pool)) = (&mut client.lane, &client.pool) else { return };
+        let Ok(info) = lane.lanes.datapath.client_info(lane.slot) else { return };
+        let (now, before) = (info.stats, std::mem::replace(&mut lane.counted, info.stats));
+        let meter = stats::meter(&mut self.meters, pool.id);
+        meter.stats.xact_count += now.xacts - before.xacts;
+        meter.stats.server_assignment_count += now.xacts - before.xacts;
+        meter.stats.query_count += now.queries - before.queries;
+        meter.stats.received += now.request_bytes - before.request_bytes;
+        meter.stats.sent += now.response_bytes - before.response_bytes;
+        meter.stats.xact_time += (now.xact_ns - before.xact_ns) / 1000;
+        meter.stats.query_time += (now.query_ns - before.query_ns) / 1000;
+    }
+
+    /// The same for all clients that lanes carry now.
+    pub(crate) fn lanes_collect(&mut self) {
+        let carried: Vec<Key> =
+            self.clients.iter().filter(|(_, client)| matches!(client.phase, Phase::Lane)).map(|(key, _)| key).collect();
+        carried.into_iter().for_each(|key| self.lane_collect(key));
+    }
+
+    /// A client could not be taken just now.
+    pub(super) fn close_client_later(&mut self, key: Key, farewell: Farewell) {
+        let index = self.index;
+        self.post(index, Box::new(move |worker| worker.close_client(key, farewell)));
+    }
+
+    /// Times of a client that a lane carries: when it was last active, since when its query and its transaction run.
+    pub(super) fn lane_times(&self, client: &Client) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
+        let lane = client.lane.as_ref()?;
+        let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
+        let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
+        let at = |ns: u64| self.now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns)));
+        let active = if info.active_ns == 0 { Some(client.request_at) } else { at(info.active_ns) };
+        let linked = info.server.is_some();
+        Some((
+            active,
+            (linked && info.link.pending > 0).then(|| at(info.query_start_ns)).flatten(),
+            linked.then(|| at(info.xact_start_ns)).flatten(),
+        ))
+    }
+}

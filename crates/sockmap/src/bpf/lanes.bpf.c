@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The lane programs: request_skb and response_skb (lane D), response_msg (lane A), backend_queue (a gauge).
+ *
+ * Invariants:
+ * - A chunk is either forwarded whole or passed to user space whole, and counted in exactly one of the two.
+ * - Nothing is changed before the whole chunk is known to be allowed; the compare-and-swap of the client's link
+ *   word is the point of no return.
+ * - Once a direction is with user space, only user space gives it back.
+ */
+#include "kernel.bpf.h"
+#include "lanes.bpf.h"
+#include "request.bpf.h"
+
+#include "response.bpf.h"
+
+#define RESPONSE_SOURCE		      struct __sk_buff
+#define RESPONSE_NAME(x)	      x##_skb
+#define WIRE_LOAD(skb, off, to, n)    bpf_skb_load_bytes(skb, off, to, n)
+#define WIRE_LOAD_N(skb, off, to, n)  load_head(skb, off, to, n)
+#include "response_scan.bpf.h"
+
+/* A head at the end or the beginning of a send, in part: not worth a verified path for each length. */
+static __always_inline long load_split(struct sk_msg_md *msg, __u32 off, void *to, __u32 n)
+{
+	barrier_var(n);
+	if (n < 1 || n > WIRE_HEAD || off + n > msg->size)
+		return -1;
+	return bpf_probe_read_kernel(to, n, (__u8 *)msg->data + off);
+}
+
+/* A send of a backend after bpf_msg_pull_data(): contiguous, at most MSG_BYTES_MAX. */
+#define MSG_BYTES_MAX		      0xfff0u
+#define RESPONSE_SOURCE		      struct sk_msg_md
+#define RESPONSE_NAME(x)	      x##_msg
+#define WIRE_LOAD(msg, off, to, n)                                                                 \
+	({                                                                                         \
+		__u32 load_off = (off);                                                            \
+		int load_result = -1;                                                              \
+		if (load_off < MSG_BYTES_MAX) {                                                    \
+			__u8 *load_from = (__u8 *)(msg)->data + load_off;                          \
+			if (load_from + (n) <= (__u8 *)(msg)->data_end) {                          \
+				__builtin_memcpy(to, load_from, n);                                \
+				load_result = 0;                                                   \
+			}                                                                          \
+		}                                                                                  \
+		load_result;                                                                       \
+	})
+#define WIRE_LOAD_N(msg, off, to, n)                                                               \
+	((n) == WIRE_HEAD ? WIRE_LOAD(msg, off, to, WIRE_HEAD) : load_split(msg, off, to, n))
+#include "response_scan.bpf.h"
+
+/* ---- requests --------------------------------------------------------------------------------------- */
+
+struct idle_search {
+	struct client_slot *client;
+	struct pool_slot *pool;
+	struct server_slot *server;
+	__u64 word;
+	__u32 word_index;
+	__u32 client_index;
+	__u32 server_index;
+	__u32 pool_index;
+};
+
+/* Number of the lowest set bit, without branches: the verifier would walk each path. (No instruction for it.) */
+static __always_inline __u32 lowest_bit(__u64 word)
+{
+	__u64 below = ~word & (word - 1);
+
+	below = below - ((below >> 1) & 0x5555555555555555ULL);
+	below = (below & 0x3333333333333333ULL) + ((below >> 2) & 0x3333333333333333ULL);
+	below = (below + (below >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+	return below * 0x0101010101010101ULL >> 56;
+}
+
+/* Looks at one idle server; returns 1 when the search is over. */
+static long idle_step(__u32 i, void *context)
+{
+	struct idle_search *f = context;
+	struct server_slot *s;
+	__u32 ordinal, index;
+	__u64 bit;
+
+	if (!f->word) {
+		if (++f->word_index >= POOL_WORDS || f->word_index * 64 >= f->pool->ordinals)
+			return 1;
+		f->word = *(volatile __u64 *)&f->pool->idle[f->word_index & (POOL_WORDS - 1)];
+		return 0;
+	}
+	ordinal = lowest_bit(f->word);
+	bit = 1ULL << ordinal;
+	ordinal += (f->word_index & (POOL_WORDS - 1)) * 64;
+	f->word &= ~bit;
+	if (ordinal >= POOL_ORDINALS_MAX || f->pool->member[ordinal].fingerprint != f->client->fingerprint)
+		return 0;
+	if (!(__sync_fetch_and_and(&f->pool->idle[f->word_index & (POOL_WORDS - 1)], ~bit) & bit))
+		return 0; /* another one was faster */
+
+	/* Ours from here on, unless user space has claimed it. */
+	index = f->pool->member[ordinal].server;
+	s = bpf_map_lookup_elem(&servers, &index);
+	if (!s || !s->in_use || s->pool != f->pool_index)
+		return 0;
+	/* Back with it: user space is just about to take it, and looks for it in the set. */
+	if (s->fingerprint != f->client->fingerprint || s->flags & (SRV_RETIRE | SRV_DIRTY)) {
+		push_idle(s);
+		return 0;
+	}
+	/* User space claims by setting DIR_USER, then reading peer: one of the two sees the other. */
+	__sync_lock_test_and_set(&s->peer, PEER_LINKED | f->client_index);
+	if (*(volatile __u64 *)&s->dir & DIR_USER) {
+		__sync_lock_test_and_set(&s->peer, 0);
+		return 0;
+	}
+	f->server = s;
+	f->server_index = index;
+	return 1;
+}
+
+/* Takes the lowest idle server with the client's parameters, or leaves f->server NULL. */
+static __always_inline void take_idle(struct idle_search *f)
+{
+	f->word_index = 0;
+	f->word = *(volatile __u64 *)&f->pool->idle[0];
+	bpf_loop(SEARCH_TRIES, idle_step, f, 0);
+}
+
+/* Links a client without a server. Returns a reason, or NONE and the server. */
+static __always_inline __u32 link_client(struct client_slot *c, __u32 index, struct tcp_sock *tp,
+					 struct request_scan *scan, __u64 old, __u64 wanted,
+					 struct server_slot **server)
+{
+	struct idle_search find = { .client = c, .client_index = index, .pool_index = c->pool };
+	__u64 new;
+
+	find.pool = bpf_map_lookup_elem(&pools, &find.pool_index);
+	if (!find.pool || *(volatile __u32 *)&find.pool->flags)
+		return REASON_POOL_CLOSED;
+	if (*(volatile __u32 *)&find.pool->waiters)
+		return REASON_WAITERS;
+	/* Responses of an earlier link must all be in the socket, or another server's could overtake them. */
+	if (*(volatile __u64 *)&c->tx_expect != bytes_enqueued(tp))
+		return REASON_BEHIND;
+	take_idle(&find);
+	if (!find.server)
+		return REASON_NO_SERVER;
+
+	find.server->run_bytes = 0;
+	c->xact_start_ns = c->query_start_ns = c->active_ns;
+	new = LINK_LINKED | wanted | scan->syncs | (__u64)find.server_index << LINK_SERVER_SHIFT;
+	new |= (old & ~((1ULL << LINK_GEN_SHIFT) - 1)) + (1ULL << LINK_GEN_SHIFT);
+	if (!__sync_bool_compare_and_swap(&c->link, old, new)) {
+		__sync_lock_test_and_set(&find.server->peer, 0);
+		push_idle(find.server);
+		return REASON_LINK_RACE;
+	}
+	count_counter(COUNTER_LINKS);
+	*server = find.server;
+	return REASON_NONE;
+}
+
+/* Adds a chunk to a link that stands. */
+static __always_inline __u32 extend_link(struct client_slot *c, struct request_scan *scan, __u64 old,
+					 __u64 wanted)
+{
+	for (int i = 0; i < CAS_TRIES; i++) {
+		__u64 new = (old & ~LINK_OPEN) | wanted;
+
+		if (old & LINK_HELD)
+			return REASON_HELD;
+		if (!(old & LINK_LINKED) || scan->copy != !!(old & LINK_COPY))
+			return REASON_LINK_RACE;
+		if (!link_pending(old)) {
+			new = (new & ~LINK_EXTENDED) | (wanted & LINK_EXTENDED);
+			if (!scan->syncs && !(wanted & LINK_OPEN) && !(old & (LINK_STATUS_MASK | LINK_PINNED)))
+				return REASON_IDLE_LINK;
+		}
+		if (link_pending(old) + scan->syncs > PENDING_MAX)
+			return REASON_DEPTH;
+		new += scan->syncs;
+		if (old == new || __sync_bool_compare_and_swap(&c->link, old, new)) {
+			if (!link_pending(old) && scan->syncs)
+				c->query_start_ns = c->active_ns;
+			return REASON_NONE;
+		}
+		old = *(volatile __u64 *)&c->link;
+	}
+	return REASON_LINK_RACE;
+}
+
+/* Forwards one chunk of requests, or says why user space must take it; then nothing was changed. */
+static __always_inline __u32 forward_request(struct __sk_buff *skb, struct client_slot *c, __u32 index,
+					     struct tcp_sock *tp)
+{
+	__u64 old = *(volatile __u64 *)&c->link, wanted;
+	struct lane_control *ctl = lanes_control();
+	struct request_scan scan = { .skb = skb, .w = c->req, .end = skb->len };
+	struct server_slot *s = NULL;
+	__u32 reason, server, cycle;
+
+	if (!ctl || ctl->off)
+		return REASON_OFF;
+	scan.linked = !!(old & LINK_LINKED);
+	scan.copy = !!(old & LINK_COPY);
+	scan.open = !!(c->flags & CLI_BATCH);
+	scan.unnamed = scan.linked && c->flags & CLI_UNNAMED;
+	scan_request(&scan);
+	if (scan.reason)
+		return scan.reason;
+	if (scan.syncs > PENDING_MAX)
+		return REASON_DEPTH;
+	cycle = link_pending(old) || old & LINK_OPEN ? c->cycle_bytes : 0;
+	if (cycle + skb->len > request_budget_bytes)
+		return REASON_REQUEST_BUDGET;
+
+	wanted = (scan.open || !wire_boundary(&scan.w) ? LINK_OPEN : 0) | (scan.extended ? LINK_EXTENDED : 0);
+	c->active_ns = bpf_ktime_get_ns();
+	if (scan.linked) {
+		reason = extend_link(c, &scan, old, wanted);
+		if (reason)
+			return reason;
+		server = link_server(old);
+		s = bpf_map_lookup_elem(&servers, &server);
+	} else {
+		if (!wire_boundary(&c->req) || old & LINK_HELD)
+			return REASON_HELD;
+		reason = link_client(c, index, tp, &scan, old, wanted, &s);
+		if (reason)
+			return reason;
+		server = link_server(*(volatile __u64 *)&c->link);
+	}
+	if (!s)
+		goto no_target;
+
+	if (s->flags & SRV_LOCAL) {
+		if (!s->sk_addr) {
+			struct bpf_sock *sk = bpf_map_lookup_elem(&backend_socks, &server);
+
+			if (!sk)
+				goto no_target;
+			s->sk_addr = (__u64)(unsigned long)bpf_skc_to_tcp_sock(sk);
+			bpf_sk_release(sk);
+		}
+		if (bpf_sk_redirect_map(skb, &backend_socks, server, BPF_F_INGRESS) != SK_PASS)
+			goto no_target;
+		count_counter(COUNTER_REQUESTS_A);
+	} else {
+		if (bpf_sk_redirect_map(skb, &server_socks, server, 0) != SK_PASS)
+			goto no_target;
+		__sync_fetch_and_add(&s->tx_expect, skb->len);
+		count_counter(COUNTER_REQUESTS_D);
+	}
+	c->req = scan.w;
+	c->flags = (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0);
+	c->cycle_bytes = cycle + skb->len;
+	return REASON_NONE;
+
+no_target:
+	/* The server is gone. Its ReadyForQuery will not come: take back what was added, keep the link. */
+	__sync_fetch_and_sub(&c->link, scan.syncs);
+	return REASON_TARGET;
+}
+
+/*
+ * A FIN without data comes as an skb of length 0. Redirected, it would end the *target*: sk_psock_backlog() takes
+ * the 0 that sendmsg returns for a broken pipe (EPIPE on the target, no more sending). So both sk_skb programs pass
+ * it, and user space sees the end of the stream.
+ *
+ * request_skb is called for every segment that a client's socket receives, in softirq, in the sender's system call (loopback)
+ * or in the backlog of a system call on this socket; one at a time per socket. The chunk may hold any part of
+ * the stream, 1 byte to 64 KiB.
+ */
+SEC("sk_skb/verdict")
+int request_skb(struct __sk_buff *skb)
+{
+	__u64 cookie = bpf_get_socket_cookie(skb), before;
+	struct bpf_sock *sk = skb->sk;
+	struct client_slot *c;
+	struct tcp_sock *tp;
+	__u32 *found, index, reason;
+
+	if (!skb->len)
+		return SK_PASS; /* a bare FIN, see above */
+	found = bpf_map_lookup_elem(&client_cookie, &cookie);
+	if (!found || !sk)
+		goto unknown;
+	index = *found;
+	c = bpf_map_lookup_elem(&clients, &index);
+	if (!c)
+		goto unknown;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		goto unknown;
+	if (c->sk_addr != (__u64)(unsigned long)tp)
+		c->sk_addr = (__u64)(unsigned long)tp;
+
+	before = __sync_fetch_and_add(&c->req_dir, skb->len);
+	if (!(before & DIR_USER)) {
+		reason = forward_request(skb, c, index, tp);
+		if (!reason) {
+			/* Last: user space reads it as "the program is through with this chunk". */
+			*(volatile __u64 *)&c->req_fwd += skb->len;
+			return SK_PASS;
+		}
+		client_up(c, index, reason);
+	}
+	*(volatile __u64 *)&c->req_passed += skb->len;
+	count_counter(COUNTER_PASSED_CLIENT);
+	return SK_PASS;
+unknown:
+	count(REASON_UNKNOWN);
+	return SK_PASS;
+}
+
+/* ---- responses -------------------------------------------------------------------------------------- */
+
+/* The client that a server is linked to, and its slot index. */
+static __always_inline struct client_slot *linked_client(struct server_slot *s, __u32 *index)
+{
+	__u64 peer = *(volatile __u64 *)&s->peer;
+
+	if (!(peer & PEER_LINKED))
+		return NULL;
+	*index = peer;
+	return bpf_map_lookup_elem(&clients, index);
+}
+
+/* The queue of redirected bytes that are not in the client's TCP send queue yet. */
+static __always_inline __u32 queue_reason(struct server_slot *s, struct client_slot *c, __u32 client,
+					  __u32 len)
+{
+	struct bpf_sock *sk;
+	struct tcp_sock *tp;
+	__s64 queued = 0;
+
+	if (response_run_bytes_max && s->run_bytes + (__u64)len > response_run_bytes_max)
+		return REASON_RESPONSE_RUN;
+	if (s->run_bytes + (__u64)len <= GAUGE_AFTER_BYTES)
+		return REASON_NONE;
+	sk = bpf_map_lookup_elem(&client_socks, &client);
+	if (!sk)
+		return REASON_TARGET;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (tp)
+		queued = *(volatile __u64 *)&c->tx_expect - bytes_enqueued(tp);
+	bpf_sk_release(sk);
+	return queued > (__s64)response_queue_bytes_max ? REASON_RESPONSE_QUEUE : REASON_NONE;
+}
+
+static __always_inline __u32 forward_response(struct __sk_buff *skb, struct server_slot *s, __u32 server,
+					      struct response_commit *done, __u32 *client)
+{
+	struct response_scan scan = { .source = skb, .w = s->resp, .end = skb->len };
+	struct client_slot *c = linked_client(s, client);
+	__u32 reason;
+
+	if (!c) {
+		drop_from_idle(s);
+		return REASON_NO_CLIENT;
+	}
+	reason = queue_reason(s, c, *client, skb->len);
+	if (reason)
+		return reason;
+	scan_response_skb(&scan);
+	if (scan.reason)
+		return scan.reason;
+	commit_response(&scan, s, server, c, skb->len, done);
+	return done->reason;
+}
+
+/*
+ * Lane D. Called for every segment that the pooler's socket to a server receives; contexts as request_skb.
+ */
+SEC("sk_skb/verdict")
+int response_skb(struct __sk_buff *skb)
+{
+	__u64 cookie = bpf_get_socket_cookie(skb), before;
+	struct response_commit done = {};
+	__u32 *found, index, reason, client = 0;
+	struct server_slot *s;
+
+	if (!skb->len)
+		return SK_PASS;
+	found = bpf_map_lookup_elem(&server_cookie, &cookie);
+	if (!found)
+		goto unknown;
+	index = *found;
+	s = bpf_map_lookup_elem(&servers, &index);
+	if (!s)
+		goto unknown;
+
+	before = __sync_fetch_and_add(&s->dir, skb->len);
+	if (!(before & DIR_USER)) {
+		reason = forward_response(skb, s, index, &done, &client);
+		if (!reason) {
+			int verdict = bpf_sk_redirect_map(skb, &client_socks, client, 0);
+
+			/* Drops only bytes for a socket that is closed already. */
+			if (verdict != SK_PASS)
+				count(REASON_TARGET);
+			if (done.hold)
+				server_up(s, index, done.hold);
+			*(volatile __u64 *)&s->fwd += skb->len;
+			count_counter(COUNTER_RESPONSES_D);
+			if (done.released) {
+				count_counter(COUNTER_XACTS_D);
+				release_server(s);
+			}
+			return verdict;
+		}
+		server_up(s, index, reason);
+	}
+	*(volatile __u64 *)&s->passed += skb->len;
+	count_counter(COUNTER_PASSED_SERVER);
+	return SK_PASS;
+unknown:
+	count(REASON_UNKNOWN);
+	return SK_PASS;
+}
+
+/* Lane A: the direction goes to user space; end is the position behind this send on the TCP stream. */
+static __always_inline void backend_passes(struct server_slot *s, __u64 end)
+{
+	for (int i = 0; i < CAS_TRIES; i++) {
+		__u64 old = *(volatile __u64 *)&s->dir;
+
+		if (__sync_bool_compare_and_swap(&s->dir, old, DIR_USER | (end & DIR_BYTES)))
+			break;
+	}
+	count_counter(COUNTER_PASSED_SERVER);
+}
+
+/* Is there room for the whole send in the client's send buffer? Else a retry would run this program twice. */
+static __always_inline __u32 room_reason(struct client_slot *c, __u32 size)
+{
+	struct tcp_sock *tp;
+	struct sock *sk;
+	__s64 ahead;
+
+	if (!bpf_rdonly_cast || !c->sk_addr)
+		return REASON_ROOM;
+	tp = bpf_rdonly_cast((void *)(unsigned long)c->sk_addr, bpf_core_type_id_kernel(struct tcp_sock));
+	sk = &tp->inet_conn.icsk_inet.sk;
+	if ((__u64)sk->__sk_common.skc_cookie.counter != c->cookie)
+		return REASON_TARGET;
+	ahead = *(volatile __u64 *)&c->tx_expect - bytes_enqueued(tp);
+	if (ahead > 0)
+		return REASON_PARTIAL_SEND;
+	if (ahead < 0)
+		return REASON_BEHIND;
+	/* Twice: truesize of small fragments; slack: one page fragment and the next skb's head. */
+	if (sk->sk_sndbuf - sk->sk_wmem_queued < (int)(2 * size + 16384))
+		return REASON_ROOM;
+	return REASON_NONE;
+}
+
+static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_slot *s, __u32 server,
+					  struct response_commit *done, __u32 *client)
+{
+	struct response_scan scan = { .source = msg, .w = s->resp, .end = msg->size };
+	struct client_slot *c = linked_client(s, client);
+	__u32 reason;
+
+	if (!c) {
+		drop_from_idle(s);
+		return REASON_NO_CLIENT;
+	}
+	if (response_run_bytes_max && s->run_bytes + (__u64)msg->size > response_run_bytes_max)
+		return REASON_RESPONSE_RUN;
+	reason = room_reason(c, msg->size);
+	if (reason)
+		return reason;
+	if (msg->size > MSG_BYTES_MAX)
+		return REASON_GATHER;
+	if ((__u8 *)msg->data + msg->size > (__u8 *)msg->data_end &&
+	    bpf_msg_pull_data(msg, 0, msg->size, 0))
+		return REASON_GATHER;
+	scan_response_msg(&scan);
+	if (scan.reason)
+		return scan.reason;
+	commit_response(&scan, s, server, c, msg->size, done);
+	return done->reason;
+}
+
+/*
+ * Lane A. Called inside the backend's own send(), before the bytes enter its TCP socket. After a send that the
+ * socket took only in part it is called again for the rest, so while user space owns the direction the position
+ * is computed from the socket's own sequence numbers and not summed up.
+ */
+SEC("sk_msg")
+int response_msg(struct sk_msg_md *msg)
+{
+	struct bpf_sock *sk = msg->sk;
+	struct response_commit done = {};
+	__u32 *found, index, reason, client = 0;
+	struct server_slot *s;
+	struct tcp_sock *tp;
+	int verdict = SK_PASS;
+	__u64 end;
+
+	if (!sk)
+		goto unknown;
+	found = bpf_sk_storage_get(&backend_slot, sk, 0, 0);
+	if (!found)
+		goto unknown;
+	index = *found;
+	s = bpf_map_lookup_elem(&servers, &index);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!s || !tp)
+		goto unknown;
+
+	*(volatile __u32 *)&s->runs_begin += 1;
+	end = bytes_enqueued(tp) + msg->size;
+	if (*(volatile __u64 *)&s->dir & DIR_USER) {
+		backend_passes(s, end);
+		goto out;
+	}
+	reason = forward_send(msg, s, index, &done, &client);
+	if (reason) {
+		backend_passes(s, end);
+		server_up(s, index, reason);
+		if (reason == REASON_PARTIAL_SEND)
+			verdict = SK_DROP;
+		goto out;
+	}
+	verdict = bpf_msg_redirect_map(msg, &client_socks, client, 0);
+	if (verdict != SK_PASS)
+		count(REASON_TARGET);
+	if (done.hold)
+		server_up(s, index, done.hold);
+	count_counter(COUNTER_RESPONSES_A);
+	*(volatile __u64 *)&s->fwd += msg->size;
+	if (done.released) {
+		count_counter(COUNTER_XACTS_A);
+		release_server(s);
+	}
+out:
+	*(volatile __u32 *)&s->runs_end += 1;
+	return verdict;
+unknown:
+	count(REASON_UNKNOWN);
+	return SK_PASS;
+}
+
+/* ---- a gauge for user space --------------------------------------------------------------------------- */
+
+struct backend_queue_args {
+	__u64 sk_addr;
+	__u64 cookie;
+	__u32 queued; /* chunks redirected into the socket that its worker has not delivered; ~0: unknown */
+	__u32 pad;
+};
+
+/* Called by BPF_PROG_RUN: is everything that was redirected into a backend's socket readable there? */
+SEC("syscall")
+int backend_queue(struct backend_queue_args *args)
+{
+	struct tcp_sock *tp;
+	struct sk_psock *psock;
+	struct sock *sk;
+
+	args->queued = ~0u;
+	if (!bpf_rdonly_cast || !args->sk_addr)
+		return 0;
+	tp = bpf_rdonly_cast((void *)(unsigned long)args->sk_addr, bpf_core_type_id_kernel(struct tcp_sock));
+	sk = &tp->inet_conn.icsk_inet.sk;
+	if ((__u64)sk->__sk_common.skc_cookie.counter != args->cookie)
+		return 0;
+	psock = bpf_rdonly_cast((void *)((unsigned long)sk->sk_user_data & PSOCK_POINTER_MASK),
+				bpf_core_type_id_kernel(struct sk_psock));
+	args->queued = psock->ingress_skb.qlen;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

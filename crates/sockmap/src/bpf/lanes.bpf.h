@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Maps, settings and small operations that all lane programs share.
+ *
+ * Lock-free throughout: every function here is a few atomic instructions on a slot, and may run on any CPU at
+ * the same time as user space does its half of the protocol described in docs/lanes.md.
+ */
+#ifndef LANES_BPF_H
+#define LANES_BPF_H
+
+#include "lanes.h"
+
+/* Settings, written by user space between open and load. */
+const volatile __u32 lanes_abi = LANES_ABI;
+const volatile __u32 request_budget_bytes = 256 << 10;
+const volatile __u32 response_queue_bytes_max = 256 << 10;
+const volatile __u32 response_run_bytes_max = 0; /* 0: no limit */
+const volatile __u32 message_length_max = 1 << 30;
+
+/* Reads of the target's queue start after so many bytes of one link: a short answer cannot overrun it,
+ * because a link starts only when the queue is empty. */
+#define GAUGE_AFTER_BYTES (32u << 10)
+#define PENDING_MAX 4096u
+/* Walks per chunk: 64 KiB hold at most 13,107 messages of five bytes. */
+#define MESSAGES_MAX 16384
+/* A compare-and-swap loses only to the program of the other direction or to user space; more tries cost the verifier
+ * more than they save. */
+#define CAS_TRIES 3
+/* Idle servers, and empty words of the set, looked at before the search is left to user space. */
+#define SEARCH_TRIES 32
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct client_slot);
+} clients SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct server_slot);
+} servers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pool_slot);
+} pools SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lane_control);
+} control SEC(".maps");
+
+/* Accepted client sockets, key = client slot; request_skb is attached. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} client_socks SEC(".maps");
+
+/* Lane D: the pooler's connected server sockets, key = server slot; response_skb is attached. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} server_socks SEC(".maps");
+
+/* Lane A: the backends' own sockets, key = server slot; response_msg is attached. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} backend_socks SEC(".maps");
+
+/* Socket cookie to slot: sk_skb programs have no socket storage. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, __u32);
+} client_cookie SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, __u32);
+} server_cookie SEC(".maps");
+
+/* Backend socket to slot: sk_msg programs have no cookie helper. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} backend_slot SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_NR + COUNTER_NR);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline void count(__u32 index)
+{
+	__u64 *value = bpf_map_lookup_elem(&counters, &index);
+
+	if (value)
+		*value += 1;
+}
+
+static __always_inline void count_counter(enum lane_counter counter)
+{
+	count(REASON_NR + counter);
+}
+
+static __always_inline struct lane_control *lanes_control(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&control, &zero);
+}
+
+static __noinline int post_event(__u32 kind, __u32 slot, __u32 reason)
+{
+	struct lane_event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event) {
+		struct lane_control *c = lanes_control();
+
+		count_counter(COUNTER_EVENTS_LOST);
+		if (c)
+			__sync_fetch_and_add(&c->events_lost, 1);
+		return 0;
+	}
+	event->kind = kind;
+	event->slot = slot;
+	event->reason = reason;
+	event->pad = 0;
+	bpf_ringbuf_submit(event, 0);
+	count_counter(COUNTER_EVENTS);
+	return 0;
+}
+
+/* The request direction goes to user space; the chunk at hand is passed with it. */
+static __always_inline void client_up(struct client_slot *c, __u32 index, __u32 reason)
+{
+	c->reason = reason;
+	__sync_fetch_and_or(&c->req_dir, DIR_USER);
+	count(reason);
+	post_event(EVENT_CLIENT_UP, index, reason);
+}
+
+static __always_inline void server_up(struct server_slot *s, __u32 index, __u32 reason)
+{
+	s->reason = reason;
+	__sync_fetch_and_or(&s->dir, DIR_USER);
+	count(reason);
+	post_event(EVENT_SERVER_UP, index, reason);
+}
+
+static __always_inline __u32 link_pending(__u64 link)
+{
+	return link & LINK_PENDING_MASK;
+}
+
+static __always_inline __u32 link_server(__u64 link)
+{
+	return (link & LINK_SERVER_MASK) >> LINK_SERVER_SHIFT;
+}
+
+/* Bytes that were ever enqueued for sending, up to a constant. The order of the reads makes a torn view
+ * too large, never too small: tcp_snd_una_update() raises bytes_acked before snd_una. */
+static __always_inline __u64 bytes_enqueued(struct tcp_sock *tp)
+{
+	__u32 una = *(volatile __u32 *)&tp->snd_una;
+	__u64 acked = *(volatile __u64 *)&tp->bytes_acked;
+	__u32 end = *(volatile __u32 *)&tp->write_seq;
+
+	return acked + (__u32)(end - una);
+}
+
+/* Returns a server to the idle set of its pool. The caller owns it and has cleared its peer. */
+static __always_inline void push_idle(struct server_slot *s)
+{
+	__u32 key = s->pool, ordinal = s->ordinal;
+	struct pool_slot *p = bpf_map_lookup_elem(&pools, &key);
+
+	if (!p || ordinal >= POOL_ORDINALS_MAX)
+		return;
+	__sync_fetch_and_or(&p->idle[ordinal / 64], 1ULL << (ordinal % 64));
+	/* The fence of the atomic orders this read behind the push. User space raises waiters before it looks
+	 * for an idle server: one of the two sees the other. */
+	if (*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags)
+		post_event(EVENT_POOL_IDLE, key, REASON_NONE);
+}
+
+#endif /* LANES_BPF_H */

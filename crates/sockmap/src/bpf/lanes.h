@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * State that the lane programs and user space share, in BPF_F_MMAPABLE arrays.
+ *
+ * Invariants:
+ * - A word of 64 bits that both sides change is changed by one atomic instruction; the comment of each
+ *   field names who may write it.
+ * - No pointers, no implicit padding; user space takes its types from this file's BTF, never a copy.
+ * - LANES_ABI changes with every layout; user space refuses an object of another one.
+ */
+#ifndef LANES_H
+#define LANES_H
+
+#include "wire.bpf.h"
+
+#define LANES_ABI 2
+
+/* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
+#define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
+#define DIR_BYTES (~DIR_USER) /* bytes that arrived, or for a backend the end position on its TCP stream */
+
+/*
+ * Link word of a client. One compare-and-swap both proves that the link still stands and changes it,
+ * which closes the race between a release and a request that is just being added.
+ */
+#define LINK_PENDING_MASK 0xffffULL	  /* ReadyForQuery messages outstanding */
+#define LINK_OPEN (1ULL << 16)		  /* inside a message, or messages without their Sync */
+#define LINK_STATUS_SHIFT 17		  /* last ReadyForQuery: 0 'I', 1 'T', 2 'E' */
+#define LINK_STATUS_MASK (3ULL << 17)
+#define LINK_LINKED (1ULL << 19)	  /* the server field is valid */
+#define LINK_HELD (1ULL << 20)		  /* user space forbids link, add and release */
+#define LINK_PINNED (1ULL << 21)	  /* session pooling: no release at ReadyForQuery */
+#define LINK_COPY (1ULL << 22)		  /* CopyInResponse seen: only CopyData, CopyDone, CopyFail */
+#define LINK_EXTENDED (1ULL << 23)	  /* extended protocol used since pending was last 0 */
+#define LINK_SERVER_SHIFT 24
+#define LINK_SERVER_BITS 20
+#define LINK_SERVER_MASK (((1ULL << LINK_SERVER_BITS) - 1) << LINK_SERVER_SHIFT)
+#define LINK_GEN_SHIFT 44 /* counts links, so that an old expectation cannot match a new link */
+
+/* Peer word of a server: PEER_LINKED | client slot. */
+#define PEER_LINKED (1ULL << 63)
+
+/* Flags of a server slot; user space sets and clears RETIRE, programs only set DIRTY. */
+#define SRV_LOCAL 1u   /* lane A: the backend's own socket is in backend_socks */
+#define SRV_RETIRE 2u  /* do not return it to the idle set: release goes to user space */
+#define SRV_DIRTY 4u   /* it reported a changed parameter or sent a notification */
+
+/* Flags of a client slot, programs only. */
+#define CLI_UNNAMED 1u /* an unnamed Parse went to the linked server since the link */
+#define CLI_BATCH 2u   /* extended protocol messages without their Sync */
+
+/* Flags of a pool slot, user space only. */
+#define POOL_CLOSED 1u /* PAUSE, DISABLE, or lane switched off: programs take no server */
+
+#define POOL_ORDINALS_MAX 512 /* servers of one pool that the idle set can hold */
+#define POOL_WORDS (POOL_ORDINALS_MAX / 64)
+
+struct client_slot {
+	__u64 link;	  /* both, CAS */
+	__u64 tx_expect;  /* both: what the socket's enqueued bytes reach when all redirects are written */
+	__u64 req_dir;	  /* both: direction word of the requests */
+	__u64 req_fwd;	  /* program: request bytes forwarded */
+	__u64 req_passed; /* program: request bytes passed to user space */
+	__u64 sk_addr;	  /* program: kernel address of the client's socket, for the room check */
+	__u64 cookie;	  /* user */
+	__u32 pool;	  /* user */
+	__u32 fingerprint; /* user: of the client's parameters */
+
+	struct wire_state req; /* owner of the request direction */
+	__u32 flags;	       /* program */
+	__u32 cycle_bytes;     /* program: request bytes forwarded since nothing was pending */
+	__u32 reason;	       /* program sets when it hands over, user clears when it takes */
+	__u64 active_ns;       /* program: coarse clock of the last forwarded byte */
+	__u64 xact_start_ns;   /* program: start of the link */
+	__u64 query_start_ns;  /* program: pending left 0 */
+	__u64 xacts;	       /* program: links that ended in a lane */
+	__u64 queries;	       /* program: ReadyForQuery forwarded */
+
+	__u64 resp_bytes; /* program: response bytes forwarded */
+	__u64 xact_ns;	  /* program: sum over xacts */
+	__u64 query_ns;	  /* program: sum of times with something pending */
+	__u64 in_use;	  /* user */
+	__u64 pad[4];
+};
+
+struct server_slot {
+	__u64 peer;	 /* who linked it, then who released it */
+	__u64 dir;	 /* both: direction word of the responses */
+	__u64 fwd;	 /* program: response bytes forwarded */
+	__u64 passed;	 /* program: response bytes passed to user space */
+	__u64 tx_expect; /* both: as in client_slot, for the pooler's socket to the server */
+	__u64 cookie;	 /* user: of the socket whose program finds this slot */
+	__u32 pool;	 /* user */
+	__u32 ordinal;	 /* user: bit in the pool's idle set */
+	__u32 fingerprint; /* user */
+	__u32 flags;	 /* both, atomic or/and */
+
+	struct wire_state resp; /* owner of the response direction */
+	__u32 run_bytes;	/* program: response bytes since the link */
+	__u32 reason;		/* as in client_slot */
+	__u32 runs_begin;	/* program (lane A): started; equal to runs_end when none is running */
+	__u32 runs_end;
+	__u32 in_use;		/* user */
+	__u64 sk_addr;		/* program (lane A): kernel address of the backend's socket */
+	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
+	__u64 pad[2];
+};
+
+/* A server of the pool: which slot, and whose parameters it carries. */
+struct pool_member {
+	__u32 server;
+	__u32 fingerprint;
+};
+
+struct pool_slot {
+	__u64 idle[POOL_WORDS]; /* both, atomic: bit = ordinal, set = idle and free to take */
+	__u32 waiters;		/* user: clients queued; programs take no server while > 0 */
+	__u32 flags;		/* user */
+	__u32 ordinals;		/* user: number of members ever used, bounds the search */
+	__u32 pad0;
+	__u64 pad1[6];
+	struct pool_member member[POOL_ORDINALS_MAX]; /* user */
+};
+
+struct lane_control {
+	__u64 off;	   /* user: non-zero stops every program from forwarding */
+	__u64 events_lost; /* program: the ring buffer was full; user space scans the slots */
+};
+
+enum lane_event_kind {
+	EVENT_CLIENT_UP = 1, /* slot: client. Read it: user space owns its requests */
+	EVENT_SERVER_UP = 2, /* slot: server. User space owns its responses */
+	EVENT_POOL_IDLE = 3, /* slot: pool. A server became idle while clients wait or the pool is closed */
+};
+
+struct lane_event {
+	__u32 kind;
+	__u32 slot;
+	__u32 reason;
+	__u32 pad;
+};
+
+/* Why a direction went to user space, or a release did not happen. One table for C, Rust and the docs. */
+#define LANE_REASONS(X)                                                                                        \
+	X(NONE, "none", "No hand-over.")                                                                      \
+	X(USER, "user", "User space asked for it.")                                                           \
+	X(OFF, "off", "All lanes are switched off.")                                                          \
+	X(POOL_CLOSED, "pool_closed", "The pool is paused, disabled or has its lane switched off.")           \
+	X(WAITERS, "waiters", "Clients are queued: user space grants servers in their order.")               \
+	X(NO_SERVER, "no_server", "No idle server with the client's parameters.")                             \
+	X(LINK_RACE, "link_race", "The link word kept changing under the program.")                           \
+	X(BEHIND, "behind", "Earlier responses are still queued ahead of the client's socket.")              \
+	X(TYPE, "type", "A message type that a lane does not forward.")                                       \
+	X(LENGTH, "length", "A message length below 4 or above the limit.")                                   \
+	X(SPLIT, "split", "A request's head is split between two chunks.")                                    \
+	X(BATCH, "batch", "Extended-protocol messages without their Sync in the same chunk.")                \
+	X(MESSAGES, "messages", "More messages in one chunk than a program may walk.")                        \
+	X(DEPTH, "depth", "Too many ReadyForQuery outstanding.")                                              \
+	X(NAMED_STATEMENT, "named_statement", "A named prepared statement that needs renaming.")             \
+	X(NAMED_PORTAL, "named_portal", "A Bind to a named portal.")                                          \
+	X(UNNAMED_BIND, "unnamed_bind", "Use of an unnamed statement that was not parsed on this link.")      \
+	X(UNNAMED_PARSE, "unnamed_parse", "An unnamed statement that is not bound in the same chunk: user space remembers its text.") \
+	X(TERMINATE, "terminate", "The client sent Terminate.")                                               \
+	X(COPY_STRAY, "copy_stray", "CopyData, CopyDone or CopyFail outside of COPY, or others inside.")      \
+	X(COPY_PIPELINE, "copy_pipeline", "CopyInResponse inside a pipeline or the extended protocol.")       \
+	X(IDLE_LINK, "idle_link", "A request left its link idle without a ReadyForQuery to end it.")          \
+	X(REQUEST_BUDGET, "request_budget", "Requests of one cycle passed the byte budget.")                  \
+	X(RESPONSE_QUEUE, "response_queue", "The client reads too slowly: its queue is at the limit.")        \
+	X(RESPONSE_RUN, "response_run", "The response passed the byte limit of a lane.")                      \
+	X(ROOM, "room", "The client's send buffer has no room for the whole message (lane A).")               \
+	X(GATHER, "gather", "A send of the backend could not be made contiguous (lane A).")                   \
+	X(NO_CLIENT, "no_client", "The server sent something while no client was linked.")                    \
+	X(AFTER_RFQ, "after_rfq", "Messages followed the last ReadyForQuery.")                                \
+	X(RFQ_UNEXPECTED, "rfq_unexpected", "A ReadyForQuery that nobody asked for, or with a bad status.")   \
+	X(DIRTY, "dirty", "The server reports a parameter or dropped statements: user space keeps the books.") \
+	X(RETIRE, "retire", "The server is to be closed or checked before its next use.")                     \
+	X(HELD, "held", "The transaction ended while user space held the link.")                              \
+	X(TARGET, "target", "The target socket is gone or refused the redirect.")                             \
+	X(PARTIAL_SEND, "partial_send", "An earlier redirect was not written whole; the session is ended.")   \
+	X(UNKNOWN, "unknown", "A socket without a slot.")
+
+enum lane_reason {
+#define X(ident, name, meaning) REASON_##ident,
+	LANE_REASONS(X)
+#undef X
+	REASON_NR
+};
+
+/* What the programs count, per CPU; indexes of the map `counters` after the reasons. */
+#define LANE_COUNTERS(X)                                                                               \
+	X(REQUESTS_D, "requests_d", "Chunks of requests forwarded by lane D.")                        \
+	X(REQUESTS_A, "requests_a", "Chunks of requests forwarded by lane A.")                        \
+	X(RESPONSES_D, "responses_d", "Chunks of responses forwarded by lane D.")                     \
+	X(RESPONSES_A, "responses_a", "Chunks of responses forwarded by lane A.")                     \
+	X(XACTS_D, "xacts_d", "Transactions that ended in lane D.")                                   \
+	X(XACTS_A, "xacts_a", "Transactions that ended in lane A.")                                   \
+	X(LINKS, "links", "Links made by a program.")                                                 \
+	X(RELEASES, "releases", "Links ended by a program.")                                          \
+	X(PASSED_CLIENT, "passed_client", "Chunks passed to user space from clients.")               \
+	X(PASSED_SERVER, "passed_server", "Chunks passed to user space from servers.")               \
+	X(EVENTS, "events", "Events posted.")                                                         \
+	X(EVENTS_LOST, "events_lost", "Events that found the ring full; recovered by a scan.")
+
+enum lane_counter {
+#define X(ident, name, meaning) COUNTER_##ident,
+	LANE_COUNTERS(X)
+#undef X
+	COUNTER_NR
+};
+
+_Static_assert(sizeof(struct client_slot) == 192, "client_slot is three cache lines");
+_Static_assert(sizeof(struct server_slot) == 128, "server_slot is two cache lines");
+_Static_assert(sizeof(struct pool_slot) == 128 + 8 * POOL_ORDINALS_MAX, "pool_slot");
+_Static_assert(sizeof(struct lane_event) == 16, "lane_event");
+
+#endif /* LANES_H */

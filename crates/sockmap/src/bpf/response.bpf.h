@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The response half of a link: count ReadyForQuery, and at the end of a transaction give the server back.
+ */
+#ifndef RESPONSE_BPF_H
+#define RESPONSE_BPF_H
+
+#include "lanes.bpf.h"
+
+struct response_scan {
+	void *source;
+	struct wire_state w;
+	__u32 off;
+	__u32 end;
+	__u32 rfq;	/* ReadyForQuery seen */
+	__u32 reason;
+	__u8 status;	/* of the last ReadyForQuery */
+	__u8 trailing;	/* messages behind the last ReadyForQuery */
+	__u8 dirty;
+	__u8 copy_in;	/* CopyInResponse behind the last ReadyForQuery */
+	__u8 done;
+	__u8 pad[7];
+};
+
+static __always_inline int status_code(__u8 status)
+{
+	return status == 'I' ? 0 : status == 'T' ? 1 : status == 'E' ? 2 : -1;
+}
+
+/* What commit_response() did, for the caller that forwards the chunk. */
+struct response_commit {
+	__u32 reason;	 /* not NONE: the chunk goes to user space, nothing was changed */
+	__u32 hold;	 /* not NONE: forward the chunk, then the server goes to user space */
+	__u32 released;
+};
+
+/*
+ * Commits a scanned chunk of len bytes from server s to client c. On success the bytes must be redirected.
+ * Everything that belongs to the server is written before the compare-and-swap that releases it.
+ */
+static __always_inline void commit_response(struct response_scan *scan, struct server_slot *s, __u32 server,
+					    struct client_slot *c, __u32 len, struct response_commit *out)
+{
+	const struct wire_state before = s->resp;
+	int status = status_code(scan->status);
+	__u64 now = 0;
+
+	out->reason = REASON_NONE;
+	out->hold = REASON_NONE;
+	out->released = 0;
+	if (scan->rfq) {
+		if (status < 0) {
+			out->reason = REASON_RFQ_UNEXPECTED;
+			return;
+		}
+		now = bpf_ktime_get_ns();
+	}
+	if (scan->dirty)
+		__sync_fetch_and_or(&s->flags, SRV_DIRTY);
+	if (scan->rfq)
+		s->active_ns = now;
+	__sync_fetch_and_add(&c->tx_expect, len);
+	s->run_bytes += len;
+	for (int i = 0; i < CAS_TRIES; i++) {
+		__u64 old = *(volatile __u64 *)&c->link, new = old - scan->rfq;
+		__u32 flags = *(volatile __u32 *)&s->flags;
+		__u32 pending = link_pending(old), idle;
+
+		out->hold = REASON_NONE;
+		out->released = 0;
+		if (!(old & LINK_LINKED) || link_server(old) != server) {
+			out->reason = REASON_NO_CLIENT;
+			break;
+		}
+		if (scan->rfq > pending) {
+			out->reason = REASON_RFQ_UNEXPECTED;
+			break;
+		}
+		if (scan->rfq) {
+			new &= ~(LINK_STATUS_MASK | LINK_COPY);
+			new |= (__u64)status << LINK_STATUS_SHIFT;
+		}
+		pending -= scan->rfq;
+		if (scan->copy_in) {
+			if (pending != 1 || (old & (LINK_EXTENDED | LINK_OPEN))) {
+				out->reason = REASON_COPY_PIPELINE;
+				break;
+			}
+			new |= LINK_COPY;
+		}
+		idle = scan->rfq && !pending && !status && !(old & LINK_OPEN);
+		if (idle && (scan->trailing || !wire_boundary(&scan->w))) {
+			out->reason = REASON_AFTER_RFQ;
+			break;
+		}
+		if (idle && !(old & LINK_PINNED)) {
+			if (old & LINK_HELD)
+				out->hold = REASON_HELD;
+			else if (flags & SRV_DIRTY)
+				out->hold = REASON_DIRTY;
+			else if (flags & SRV_RETIRE)
+				out->hold = REASON_RETIRE;
+			else {
+				new &= ~(LINK_LINKED | LINK_SERVER_MASK | LINK_EXTENDED);
+				out->released = 1;
+			}
+		}
+		s->resp = scan->w;
+		if (!__sync_bool_compare_and_swap(&c->link, old, new))
+			continue;
+
+		c->resp_bytes += len;
+		if (scan->rfq) {
+			c->queries += scan->rfq;
+			c->active_ns = now;
+			if (!pending)
+				c->query_ns += now - c->query_start_ns;
+		}
+		if (out->released) {
+			c->xacts++;
+			c->xact_ns += now - c->xact_start_ns;
+		}
+		return;
+	}
+	s->resp = before;
+	if (!out->reason)
+		out->reason = REASON_LINK_RACE;
+	out->hold = REASON_NONE;
+	out->released = 0;
+	s->run_bytes -= len;
+	__sync_fetch_and_sub(&c->tx_expect, len);
+}
+
+/* The server is nobody's: back to the idle set. */
+static __always_inline void release_server(struct server_slot *s)
+{
+	*(volatile __u64 *)&s->peer = 0;
+	push_idle(s);
+	count_counter(COUNTER_RELEASES);
+}
+
+/* A server that speaks without a client must not be granted to one before user space has listened. */
+static __always_inline void drop_from_idle(struct server_slot *s)
+{
+	__u32 key = s->pool, ordinal = s->ordinal;
+	struct pool_slot *p = bpf_map_lookup_elem(&pools, &key);
+
+	if (p && ordinal < POOL_ORDINALS_MAX)
+		__sync_fetch_and_and(&p->idle[ordinal / 64], ~(1ULL << (ordinal % 64)));
+}
+
+#endif /* RESPONSE_BPF_H */

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The handle: opens the lanes, keeps the tables of slots, puts sockets into their maps.
+//!
+//! Invariants:
+//! - A socket enters its map once and stays until it is closed; behaviour is switched by words, never by removal.
+//! - A freed slot rests for [`SLOT_REST`] before its next use, so that a program that is still running on a socket
+//!   that is being closed cannot touch its successor.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags};
+
+use crate::attach;
+use crate::backend::backend_socket;
+use crate::error::Error;
+use crate::events::Ring;
+use crate::shared::{Array, POOL_ORDINALS_MAX};
+use crate::skel::{LanesSkel, LanesSkelBuilder, types};
+use crate::socket;
+use crate::words::{DIR_BYTES, DIR_USER, LINK_HELD, LINK_LINKED, SRV_LOCAL};
+
+/// How long a freed slot rests. A program runs for microseconds; being preempted in it costs milliseconds.
+const SLOT_REST: Duration = Duration::from_millis(100);
+/// Bits of the server field in the link word.
+const SERVERS_MAX: u32 = 1 << 20;
+
+/// Sizes and limits of the lanes; fixed while they are open.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Clients that can be registered at once.
+    pub clients_max: u32,
+    /// Servers that can be registered at once, at most 1,048,576.
+    pub servers_max: u32,
+    /// Pools that can exist at once.
+    pub pools_max: u32,
+    /// Request bytes a client may send through a lane before everything it asked for is answered.
+    pub request_budget_bytes: u32,
+    /// Redirected bytes that may wait for a slow client outside of its TCP send buffer (lane D).
+    pub response_queue_bytes_max: u32,
+    /// Response bytes of one link after which user space takes over; 0 means no limit.
+    pub response_run_bytes_max: u32,
+    /// Largest length field of a message; PostgreSQL's own limit is 1 GiB.
+    pub message_length_max: u32,
+    /// Size of the event ring, a power of two and a multiple of the page size.
+    pub event_ring_bytes: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            clients_max: 16_384,
+            servers_max: 4096,
+            pools_max: 256,
+            request_budget_bytes: 256 << 10,
+            response_queue_bytes_max: 256 << 10,
+            response_run_bytes_max: 0,
+            message_length_max: 1 << 30,
+            event_ring_bytes: 256 << 10,
+        }
+    }
+}
+
+macro_rules! slot_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $name {
+            pub(crate) index: u32,
+            pub(crate) generation: u32,
+        }
+
+        impl $name {
+            /// Index below the table's limit; unique among live slots.
+            pub fn index(self) -> u32 {
+                self.index
+            }
+        }
+    };
+}
+
+slot_type!(
+    /// A registered client socket.
+    ClientSlot
+);
+slot_type!(
+    /// A registered server connection.
+    ServerSlot
+);
+slot_type!(
+    /// A pool: one database, user, server endpoint. Programs never look outside of a slot's own pool.
+    PoolSlot
+);
+
+/// Which lane carries a server connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// sk_skb on the pooler's own socket to the server.
+    D,
+    /// PostgreSQL on this host: into and out of the backend's own socket.
+    A,
+}
+
+/// Which lane to use for a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaneChoice {
+    /// Lane D only.
+    Remote,
+    /// Lane A if the backend's socket can be found, else lane D.
+    Auto {
+        /// The process of BackendKeyData: where to look first.
+        backend_pid: Option<u32>,
+    },
+    /// Lane A or an error.
+    Local {
+        /// As for `Auto`.
+        backend_pid: Option<u32>,
+    },
+}
+
+/// What registration needs to know about a server.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerSpec {
+    /// Its pool.
+    pub pool: PoolSlot,
+    /// Its bit in the pool's idle set, 0 to 511, unused by any other live server of the pool.
+    pub ordinal: u32,
+    /// Stands for the values of all parameters it reported; equal values, equal fingerprint.
+    pub fingerprint: u32,
+    /// Lane wanted.
+    pub lane: LaneChoice,
+}
+
+/// What user space alone knows about a slot.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) generation: AtomicU32,
+    pub(crate) fd: AtomicI32,
+    /// Servers of lane A: position of the backend's stream minus bytes read from the server socket.
+    pub(crate) base: AtomicU64,
+}
+
+impl Side {
+    fn table(len: u32) -> Vec<Self> {
+        (0..len)
+            .map(|_| Self { generation: AtomicU32::new(0), fd: AtomicI32::new(-1), base: AtomicU64::new(0) })
+            .collect()
+    }
+}
+
+/// Free slots, first in first out.
+#[derive(Debug)]
+struct FreeList {
+    never_used: u32,
+    limit: u32,
+    resting: VecDeque<(u32, Instant)>,
+}
+
+impl FreeList {
+    fn new(limit: u32) -> Self {
+        Self { never_used: 0, limit, resting: VecDeque::new() }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        if self.resting.front().is_some_and(|(_, since)| since.elapsed() >= SLOT_REST) {
+            return self.resting.pop_front().map(|(index, _)| index);
+        }
+        if self.never_used < self.limit {
+            self.never_used += 1;
+            return Some(self.never_used - 1);
+        }
+        None
+    }
+
+    fn put(&mut self, index: u32) {
+        self.resting.push_back((index, Instant::now()));
+    }
+}
+
+#[derive(Debug)]
+struct FreeLists {
+    clients: FreeList,
+    servers: FreeList,
+    pools: FreeList,
+}
+
+/// The open lanes. All methods are non-blocking and may be called from any thread.
+///
+/// Dropping it detaches the programs and takes the sockets out of their maps; bytes that are then still between two
+/// sockets are lost, so close the sockets with it.
+pub struct Datapath {
+    pub(crate) clients: Array<types::client_slot>,
+    pub(crate) servers: Array<types::server_slot>,
+    pub(crate) pools: Array<types::pool_slot>,
+    pub(crate) control: Array<types::lane_control>,
+    pub(crate) client_side: Vec<Side>,
+    pub(crate) server_side: Vec<Side>,
+    pub(crate) pool_side: Vec<Side>,
+    pub(crate) ring: Ring,
+    free: Mutex<FreeLists>,
+    // After everything that refers to its maps.
+    pub(crate) skel: LanesSkel<'static>,
+    _links: Vec<attach::Attachment>,
+}
+
+impl std::fmt::Debug for Datapath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Datapath")
+            .field("clients_max", &self.client_side.len())
+            .field("servers_max", &self.server_side.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Datapath {
+    /// Loads and attaches the programs. [`Datapath::run`] then proves on private sockets what works.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with the end of the verifier's log, [`Error::System`] for a missing privilege, which
+    /// [`Datapath::Privileges`] names.
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        if config.servers_max > SERVERS_MAX {
+            return Err(Error::State("servers_max is above 1048576"));
+        }
+        let log = attach::capture_log();
+        // The skeleton borrows this storage for its whole life; it is a pointer in size and opened once.
+        let storage = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = LanesSkelBuilder::default().open(storage).map_err(|e| log.error(&e))?;
+        let rodata =
+            open.maps.rodata_data.as_deref_mut().ok_or(Error::State("the object has no settings"))?;
+        rodata.request_budget_bytes = config.request_budget_bytes;
+        rodata.response_queue_bytes_max = config.response_queue_bytes_max;
+        rodata.response_run_bytes_max = config.response_run_bytes_max;
+        rodata.message_length_max = config.message_length_max;
+        let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
+        let pools = config.pools_max.max(1);
+        let sized = [
+            (&mut open.maps.clients, clients),
+            (&mut open.maps.client_socks, clients),
+            // Freed slots rest, their successors come before they are gone: room for both.
+            (&mut open.maps.client_cookie, clients.saturating_mul(2)),
+            (&mut open.maps.servers, servers),
+            (&mut open.maps.server_socks, servers),
+            (&mut open.maps.backend_socks, servers),
+            (&mut open.maps.server_cookie, servers.saturating_mul(2)),
+            (&mut open.maps.pools, pools),
+            (&mut open.maps.events, config.event_ring_bytes),
+        ];
+        for (map, entries) in sized {
+            map.set_max_entries(entries).map_err(|e| log.error(&e))?;
+        }
+        let skel = open.load().map_err(|e| log.error(&e))?;
+        drop(log);
+
+        let links = vec![
+            attach::skb_verdict(&skel.progs.request_skb, &skel.maps.client_socks)?,
+            attach::skb_verdict(&skel.progs.response_skb, &skel.maps.server_socks)?,
+            attach::msg_verdict(&skel.progs.response_msg, &skel.maps.backend_socks)?,
+        ];
+        Ok(Self {
+            clients: Array::map(&skel.maps.clients, clients)?,
+            servers: Array::map(&skel.maps.servers, servers)?,
+            pools: Array::map(&skel.maps.pools, pools)?,
+            control: Array::map(&skel.maps.control, 1)?,
+            client_side: Side::table(clients),
+            server_side: Side::table(servers),
+            pool_side: Side::table(pools),
+            ring: Ring::new(&skel.maps.events)?,
+            free: Mutex::new(FreeLists {
+                clients: FreeList::new(clients),
+                servers: FreeList::new(servers),
+                pools: FreeList::new(pools),
+            }),
+            skel,
+            _links: links,
+        })
+    }
+
+    fn free_lists(&self) -> MutexGuard<'_, FreeLists> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a pool. It starts open, with an empty idle set.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub fn add_pool(&self) -> Result<PoolSlot, Error> {
+        let limit = self.pool_side.len() as u32;
+        let index = self.free_lists().pools.take().ok_or(Error::Full { what: "pool", limit })?;
+        for word in 0..POOL_ORDINALS_MAX / 64 {
+            self.pools.idle(index, word).store(0, Ordering::SeqCst);
+        }
+        self.pools.waiters(index).store(0, Ordering::SeqCst);
+        self.pools.flags(index).store(0, Ordering::SeqCst);
+        self.pools.ordinals(index).store(0, Ordering::SeqCst);
+        Ok(PoolSlot { index, generation: self.pool_side[index as usize].generation.load(Ordering::Acquire) })
+    }
+
+    /// Frees a pool without clients and servers.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn free_pool(&self, pool: PoolSlot) -> Result<(), Error> {
+        self.check_pool(pool)?;
+        self.pool_side[pool.index as usize].generation.fetch_add(1, Ordering::AcqRel);
+        self.free_lists().pools.put(pool.index);
+        Ok(())
+    }
+
+    /// Registers a client after its login, with user space as the owner of its requests and no server.
+    ///
+    /// The descriptor must stay open until [`Self::free_client`]. Bytes that were queued before are read as usual;
+    /// the count of [`Self::give_client`] starts here.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; [`Error::System`] when the kernel refuses the socket (not TCP, not established, a ULP on it).
+    pub fn register_client(
+        &self,
+        fd: BorrowedFd<'_>,
+        pool: PoolSlot,
+        fingerprint: u32,
+    ) -> Result<ClientSlot, Error> {
+        self.check_pool(pool)?;
+        let cookie = cookie_of(fd)?;
+        let limit = self.client_side.len() as u32;
+        let index = self.free_lists().clients.take().ok_or(Error::Full { what: "client", limit })?;
+        let (c, side) = (&self.clients, &self.client_side[index as usize]);
+        c.link(index).store(LINK_HELD, Ordering::SeqCst);
+        c.req_dir(index).store(DIR_USER, Ordering::SeqCst);
+        for word in [
+            c.tx_expect(index),
+            c.req_fwd(index),
+            c.req_passed(index),
+            c.sk_addr(index),
+            c.active_ns(index),
+            c.xact_start_ns(index),
+            c.query_start_ns(index),
+            c.xacts(index),
+            c.queries(index),
+            c.resp_bytes(index),
+            c.xact_ns(index),
+            c.query_ns(index),
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [c.flags(index), c.cycle_bytes(index), c.reason(index)] {
+            word.store(0, Ordering::Relaxed);
+        }
+        c.set_request_state(index, &crate::StreamState::BOUNDARY);
+        c.cookie(index).store(cookie, Ordering::Relaxed);
+        c.pool(index).store(pool.index, Ordering::Relaxed);
+        c.fingerprint(index).store(fingerprint, Ordering::Relaxed);
+        c.in_use(index).store(1, Ordering::SeqCst);
+        side.fd.store(fd.as_raw_fd(), Ordering::Release);
+
+        let inserted = insert(&self.skel.maps.client_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
+            .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd));
+        if let Err(e) = inserted {
+            let _ = self.skel.maps.client_cookie.delete(&cookie.to_ne_bytes());
+            c.in_use(index).store(0, Ordering::SeqCst);
+            self.free_lists().clients.put(index);
+            return Err(Error::System { what: "putting a client into its map", source: e });
+        }
+        socket::kick(fd);
+        Ok(ClientSlot { index, generation: side.generation.load(Ordering::Acquire) })
+    }
+
+    /// Registers a server connection after its login, with everything read that it sent, user space as the owner
+    /// of its responses, not idle.
+    ///
+    /// The descriptor must stay open until [`Self::free_server`]. `read_total` of other calls counts from here.
+    ///
+    /// # Errors
+    /// As [`Self::register_client`]; with [`LaneChoice::Local`] also when the backend's socket cannot be had.
+    pub fn register_server(
+        &self,
+        fd: BorrowedFd<'_>,
+        spec: &ServerSpec,
+    ) -> Result<(ServerSlot, Lane), Error> {
+        self.check_pool(spec.pool)?;
+        if spec.ordinal as usize >= POOL_ORDINALS_MAX {
+            return Err(Error::State("ordinal above 511"));
+        }
+        let backend = match spec.lane {
+            LaneChoice::Remote => None,
+            LaneChoice::Auto { backend_pid } => backend_socket(fd, backend_pid).ok(),
+            LaneChoice::Local { backend_pid } => {
+                Some(backend_socket(fd, backend_pid).map_err(Error::system("finding the backend's socket"))?)
+            }
+        };
+        let watched = backend.as_ref().map_or(fd, |b| b.as_fd());
+        let cookie = cookie_of(watched)?;
+        let limit = self.server_side.len() as u32;
+        let index = self.free_lists().servers.take().ok_or(Error::Full { what: "server", limit })?;
+        let (s, side) = (&self.servers, &self.server_side[index as usize]);
+        let base = match &backend {
+            Some(b) => socket::bytes_enqueued(b.as_fd()).map_err(Error::system("TCP_INFO"))? & DIR_BYTES,
+            None => 0,
+        };
+        s.peer(index).store(0, Ordering::SeqCst);
+        s.dir(index).store(DIR_USER | base, Ordering::SeqCst);
+        for word in [s.fwd(index), s.passed(index), s.tx_expect(index), s.sk_addr(index), s.active_ns(index)] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [s.run_bytes(index), s.reason(index), s.runs_begin(index), s.runs_end(index)] {
+            word.store(0, Ordering::Relaxed);
+        }
+        s.set_response_state(index, &crate::StreamState::BOUNDARY);
+        s.cookie(index).store(cookie, Ordering::Relaxed);
+        s.pool(index).store(spec.pool.index, Ordering::Relaxed);
+        s.ordinal(index).store(spec.ordinal, Ordering::Relaxed);
+        s.fingerprint(index).store(spec.fingerprint, Ordering::Relaxed);
+        s.flags(index).store(if backend.is_some() { SRV_LOCAL } else { 0 }, Ordering::Relaxed);
+        s.in_use(index).store(1, Ordering::SeqCst);
+        side.fd.store(fd.as_raw_fd(), Ordering::Release);
+        side.base.store(base, Ordering::Release);
+        let (server, fingerprint) = self.pools.member(spec.pool.index, spec.ordinal);
+        server.store(index, Ordering::SeqCst);
+        fingerprint.store(spec.fingerprint, Ordering::SeqCst);
+        self.pools.ordinals(spec.pool.index).fetch_max(spec.ordinal + 1, Ordering::SeqCst);
+
+        let maps = &self.skel.maps;
+        let inserted = match &backend {
+            Some(b) => insert(&maps.backend_slot, &b.as_raw_fd().to_ne_bytes(), &index.to_ne_bytes())
+                .and_then(|()| insert_socket(&maps.backend_socks, index, b.as_fd())),
+            None => insert(&maps.server_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
+                .and_then(|()| insert_socket(&maps.server_socks, index, fd)),
+        };
+        if let Err(e) = inserted {
+            let _ = maps.server_cookie.delete(&cookie.to_ne_bytes());
+            s.in_use(index).store(0, Ordering::SeqCst);
+            self.free_lists().servers.put(index);
+            return Err(Error::System { what: "putting a server into its map", source: e });
+        }
+        if backend.is_none() {
+            socket::kick(fd);
+        }
+        let lane = if backend.is_some() { Lane::A } else { Lane::D };
+        Ok((ServerSlot { index, generation: side.generation.load(Ordering::Acquire) }, lane))
+    }
+
+    /// Frees a client's slot. Call it after [`Self::take`] and [`Self::unlink`], just before closing the socket.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] while it is linked or a program may forward from it.
+    pub fn free_client(&self, client: ClientSlot) -> Result<(), Error> {
+        let index = self.check_client(client)?;
+        if self.clients.link(index).load(Ordering::SeqCst) & (LINK_LINKED | LINK_HELD) != LINK_HELD {
+            return Err(Error::State("free_client before take and unlink"));
+        }
+        let side = &self.client_side[index as usize];
+        side.generation.fetch_add(1, Ordering::AcqRel);
+        side.fd.store(-1, Ordering::Release);
+        self.clients.in_use(index).store(0, Ordering::SeqCst);
+        let cookie = self.clients.cookie(index).load(Ordering::Relaxed);
+        let _ = self.skel.maps.client_cookie.delete(&cookie.to_ne_bytes());
+        self.free_lists().clients.put(index);
+        Ok(())
+    }
+
+    /// Frees a server's slot, just before closing its socket. It must not be linked nor in the idle set.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] while it is linked or idle.
+    pub fn free_server(&self, server: ServerSlot) -> Result<(), Error> {
+        let index = self.check_server(server)?;
+        let s = &self.servers;
+        let (pool, ordinal) =
+            (s.pool(index).load(Ordering::Relaxed), s.ordinal(index).load(Ordering::Relaxed));
+        let idle = self.pools.idle(pool, (ordinal / 64) as usize).load(Ordering::SeqCst);
+        if s.peer(index).load(Ordering::SeqCst) != 0 || idle & (1 << (ordinal % 64)) != 0 {
+            return Err(Error::State("free_server while linked or idle"));
+        }
+        let side = &self.server_side[index as usize];
+        side.generation.fetch_add(1, Ordering::AcqRel);
+        side.fd.store(-1, Ordering::Release);
+        s.in_use(index).store(0, Ordering::SeqCst);
+        s.dir(index).fetch_or(DIR_USER, Ordering::SeqCst);
+        let cookie = s.cookie(index).load(Ordering::Relaxed);
+        let _ = self.skel.maps.server_cookie.delete(&cookie.to_ne_bytes());
+        self.free_lists().servers.put(index);
+        Ok(())
+    }
+
+    pub(crate) fn check_client(&self, slot: ClientSlot) -> Result<u32, Error> {
+        live(&self.client_side, slot.index, slot.generation, "client")
+    }
+
+    pub(crate) fn check_server(&self, slot: ServerSlot) -> Result<u32, Error> {
+        live(&self.server_side, slot.index, slot.generation, "server")
+    }
+
+    pub(crate) fn check_pool(&self, slot: PoolSlot) -> Result<u32, Error> {
+        live(&self.pool_side, slot.index, slot.generation, "pool")
+    }
+
+    pub(crate) fn client_fd(&self, index: u32) -> RawFd {
+        self.client_side[index as usize].fd.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn server_fd(&self, index: u32) -> RawFd {
+        self.server_side[index as usize].fd.load(Ordering::Acquire)
+    }
+}
+
+fn live(side: &[Side], index: u32, generation: u32, what: &'static str) -> Result<u32, Error> {
+    match side.get(index as usize) {
+        Some(s) if s.generation.load(Ordering::Acquire) == generation => Ok(index),
+        _ => Err(Error::Stale { what }),
+    }
+}
+
+fn cookie_of(fd: BorrowedFd<'_>) -> Result<u64, Error> {
+    rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::System { what: "SO_COOKIE", source: e.into() })
+}
+
+fn insert(map: &impl MapCore, key: &[u8], value: &[u8]) -> io::Result<()> {
+    map.update(key, value, MapFlags::ANY).map_err(|e| io::Error::other(format!("{e:#}")))
+}
+
+/// `NO_EXIST`: a slot whose former socket is still open must not lose it silently.
+fn insert_socket(map: &impl MapCore, index: u32, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let value = (fd.as_raw_fd() as u64).to_ne_bytes();
+    map.update(&index.to_ne_bytes(), &value, MapFlags::NO_EXIST)
+        .map_err(|e| io::Error::other(format!("{e:#}")))
+}

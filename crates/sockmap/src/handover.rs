@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who owns a direction of a link, and how it changes hands without losing, doubling or reordering a byte.
+//!
+//! Taking sets bits first and waits for programs that were already running to finish; giving is one
+//! compare-and-swap from "user space owns, and everything that ever arrived was either forwarded or read" to "the
+//! kernel owns". A segment that slips in changes the word and makes the swap fail.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+use crate::datapath::{ClientSlot, Datapath, PoolSlot, ServerSlot};
+use crate::error::Error;
+use crate::events::reason;
+use crate::names::Reason;
+use crate::shared::{POOL_ORDINALS_MAX, StreamState};
+use crate::socket;
+use crate::words::{
+    CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED,
+    LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT, LINK_STATUS_MASK,
+    LINK_STATUS_SHIFT, PEER_LINKED, SRV_DIRTY, SRV_LOCAL, SRV_RETIRE,
+};
+
+/// How often a take looks again for a program that is just running before it asks to be called later.
+const SETTLE_SPINS: u32 = 200;
+
+/// Transaction status of the last ReadyForQuery.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TransactionStatus {
+    /// 'I'.
+    #[default]
+    Idle,
+    /// 'T'.
+    InTransaction,
+    /// 'E'.
+    Failed,
+}
+
+/// What both directions of a link have agreed on so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkState {
+    /// ReadyForQuery messages outstanding: one for each Query, Sync and FunctionCall that began.
+    pub pending: u16,
+    /// The last ReadyForQuery's status.
+    pub status: TransactionStatus,
+    /// The request stream is inside a message, or extended-protocol messages lack their Sync.
+    pub open: bool,
+    /// Of `open`: extended-protocol messages lack their Sync.
+    pub batch: bool,
+    /// CopyInResponse came: requests are CopyData until ReadyForQuery.
+    pub copy_in: bool,
+    /// Extended protocol was used since nothing was pending.
+    pub extended: bool,
+    /// An unnamed statement was parsed on this link by its client. Known after a take; a program does not need to be told.
+    pub unnamed: bool,
+    /// Session pooling: the kernel never releases this link.
+    pub pinned: bool,
+    /// The server reported a changed parameter, a notification, or dropped its statements.
+    pub dirty: bool,
+}
+
+impl LinkState {
+    /// Nothing outstanding, not in a transaction: the server may go to another client.
+    pub fn is_idle(&self) -> bool {
+        self.pending == 0 && self.status == TransactionStatus::Idle && !self.open
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self {
+            pending: (word & LINK_PENDING_MASK) as u16,
+            status: match (word & LINK_STATUS_MASK) >> LINK_STATUS_SHIFT {
+                0 => TransactionStatus::Idle,
+                1 => TransactionStatus::InTransaction,
+                _ => TransactionStatus::Failed,
+            },
+            open: word & LINK_OPEN != 0,
+            batch: false,
+            copy_in: word & LINK_COPY != 0,
+            extended: word & LINK_EXTENDED != 0,
+            unnamed: false,
+            pinned: word & LINK_PINNED != 0,
+            dirty: false,
+        }
+    }
+
+    fn word(&self) -> u64 {
+        let status: u64 = match self.status {
+            TransactionStatus::Idle => 0,
+            TransactionStatus::InTransaction => 1,
+            TransactionStatus::Failed => 2,
+        };
+        let bit = |set: bool, bit: u64| if set { bit } else { 0 };
+        u64::from(self.pending)
+            | status << LINK_STATUS_SHIFT
+            | bit(self.open, LINK_OPEN)
+            | bit(self.copy_in, LINK_COPY)
+            | bit(self.extended, LINK_EXTENDED)
+            | bit(self.pinned, LINK_PINNED)
+    }
+}
+
+/// A link in the hands of user space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// The linked server, if any; its responses are with user space too.
+    pub server: Option<ServerSlot>,
+    /// State of the link, final until user space changes it.
+    pub link: LinkState,
+    /// Where the program left the request stream; a boundary if user space had the requests since the link was made.
+    pub request: StreamState,
+    /// Where the program left the response stream, likewise.
+    pub response: StreamState,
+    /// Why the client came up, if a program decided it.
+    pub reason: Option<Reason>,
+}
+
+/// Outcome of giving a direction to the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Give {
+    /// The kernel owns it from now on.
+    Done,
+    /// More bytes came: read until `read_total` reaches this, handle them, try again.
+    Unread {
+        /// Bytes that were passed to user space since registration.
+        passed_total: u64,
+    },
+    /// A program is running on the socket right now; try again.
+    Busy,
+    /// The link's transaction ended meanwhile: [`Datapath::take`], [`Datapath::unlink`], then give.
+    Ended,
+}
+
+/// Outcome of claiming a server that spoke out of turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// It is nobody's, out of the idle set, and user space owns it.
+    Owned,
+    /// It is linked: take that client.
+    Linked(ClientSlot),
+    /// A program is between two steps; try again.
+    Busy,
+}
+
+impl Datapath {
+    /// Takes both directions of a client's link to user space: hand-over by event, PAUSE, KILL, timeouts, cancel.
+    ///
+    /// `None`: a program was in the middle of a chunk; the bits are set, call again. Idempotent. From the first
+    /// call on, no program links, extends or releases this client.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn take(&self, client: ClientSlot) -> Result<Option<Taken>, Error> {
+        let c = self.check_client(client)?;
+        self.clients.req_dir(c).fetch_or(DIR_USER, SeqCst);
+        let mut link = self.clients.link(c).fetch_or(LINK_HELD, SeqCst);
+        for _ in 0..SETTLE_SPINS {
+            let server = server_of(link);
+            if let Some(s) = server {
+                self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+            }
+            if self.client_settled(c) && server.is_none_or(|s| self.server_settled(s)) {
+                let now = self.clients.link(c).load(SeqCst);
+                if server_of(now) == server {
+                    return Ok(Some(self.taken(c, now)));
+                }
+            }
+            link = self.clients.link(c).load(SeqCst);
+            std::hint::spin_loop();
+        }
+        Ok(None)
+    }
+
+    fn taken(&self, c: u32, link: u64) -> Taken {
+        let mut state = LinkState::from_word(link);
+        let server = server_of(link);
+        let mut response = StreamState::BOUNDARY;
+        let flags = self.clients.flags(c).load(Acquire);
+        state.batch = flags & CLI_BATCH != 0;
+        state.unnamed = server.is_some() && flags & CLI_UNNAMED != 0;
+        if let Some(s) = server {
+            state.dirty = self.servers.flags(s).load(SeqCst) & SRV_DIRTY != 0;
+            response = self.servers.response_state(s);
+            self.servers.reason(s).store(0, SeqCst);
+        }
+        Taken {
+            server: server.map(|index| self.server_slot(index)),
+            link: state,
+            request: self.clients.request_state(c),
+            response,
+            reason: reason(self.clients.reason(c).swap(0, SeqCst)),
+        }
+    }
+
+    /// Every byte that arrived was either forwarded or passed: no program is inside a chunk.
+    fn client_settled(&self, c: u32) -> bool {
+        let seen = self.clients.req_dir(c).load(SeqCst) & DIR_BYTES;
+        seen == self.clients.req_fwd(c).load(SeqCst).wrapping_add(self.clients.req_passed(c).load(SeqCst))
+    }
+
+    fn server_settled(&self, s: u32) -> bool {
+        if self.is_local(s) {
+            return self.servers.runs_begin(s).load(SeqCst) == self.servers.runs_end(s).load(SeqCst);
+        }
+        let seen = self.servers.dir(s).load(SeqCst) & DIR_BYTES;
+        seen == self.servers.fwd(s).load(SeqCst).wrapping_add(self.servers.passed(s).load(SeqCst))
+    }
+
+    /// Links a taken, unlinked client to a server that user space owns. The kernel forwards nothing yet: follow with
+    /// [`Self::give_server`], write the requests, then [`Self::give_client`]. Clears the server's dirty mark.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when one of the two is not in user space's hands.
+    pub fn link(&self, client: ClientSlot, server: ServerSlot, state: &LinkState) -> Result<(), Error> {
+        let (c, s) = (self.check_client(client)?, self.check_server(server)?);
+        let old = self.clients.link(c).load(SeqCst);
+        if old & (LINK_HELD | LINK_LINKED) != LINK_HELD {
+            return Err(Error::State("link: the client is not held or has a server"));
+        }
+        if self.servers.peer(s).load(SeqCst) != 0 || self.servers.dir(s).load(SeqCst) & DIR_USER == 0 {
+            return Err(Error::State("link: the server is not owned by user space"));
+        }
+        self.servers.flags(s).fetch_and(!SRV_DIRTY, SeqCst);
+        self.servers.run_bytes(s).store(0, Relaxed);
+        self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
+        self.clients.cycle_bytes(c).store(0, Relaxed);
+        // Where a program left the requests is history: a take before the next give must not report it.
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
+        let now = monotonic_ns();
+        self.clients.xact_start_ns(c).store(now, Relaxed);
+        self.clients.query_start_ns(c).store(now, Relaxed);
+        self.servers.peer(s).store(PEER_LINKED | u64::from(c), SeqCst);
+        let generation = (old >> LINK_GEN_SHIFT).wrapping_add(1) << LINK_GEN_SHIFT;
+        let new = generation | LINK_HELD | LINK_LINKED | u64::from(s) << LINK_SERVER_SHIFT | state.word();
+        self.clients.link(c).store(new, SeqCst);
+        Ok(())
+    }
+
+    /// Corrects the state of a taken link after user space forwarded some of it.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when the client is not held and linked.
+    pub fn set_link_state(&self, client: ClientSlot, state: &LinkState) -> Result<(), Error> {
+        let c = self.check_client(client)?;
+        let old = self.clients.link(c).load(SeqCst);
+        let Some(s) = server_of(old).filter(|_| old & LINK_HELD != 0) else {
+            return Err(Error::State("set_link_state: the client is not held and linked"));
+        };
+        if self.servers.dir(s).load(SeqCst) & DIR_USER == 0 {
+            return Err(Error::State("set_link_state: a program may be counting this link's responses"));
+        }
+        self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
+        let keep = old & !((1 << LINK_GEN_SHIFT) - 1) | LINK_HELD | LINK_LINKED | old & LINK_SERVER_MASK;
+        self.clients.link(c).store(keep | state.word(), SeqCst);
+        if !state.dirty {
+            self.servers.flags(s).fetch_and(!SRV_DIRTY, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Ends a taken link. The server stays with user space: clean it, then [`Self::push_idle`] or [`Self::link`].
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when the client is not held.
+    pub fn unlink(&self, client: ClientSlot) -> Result<Option<ServerSlot>, Error> {
+        let c = self.check_client(client)?;
+        let old = self.clients.link(c).load(SeqCst);
+        if old & LINK_HELD == 0 {
+            return Err(Error::State("unlink: the client is not held"));
+        }
+        let Some(s) = server_of(old) else { return Ok(None) };
+        if self.servers.dir(s).load(SeqCst) & DIR_USER == 0 {
+            return Err(Error::State("unlink: the server's responses are with the kernel"));
+        }
+        self.clients.link(c).store(old & !((1 << LINK_GEN_SHIFT) - 1) | LINK_HELD, SeqCst);
+        self.clients.flags(c).store(0, Relaxed);
+        self.clients.cycle_bytes(c).store(0, Relaxed);
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
+        self.servers.peer(s).store(0, SeqCst);
+        Ok(Some(self.server_slot(s)))
+    }
+
+    /// Gives a client's requests to the kernel. Call it at a message boundary, after everything read was forwarded;
+    /// an unlinked client must have all its responses written.
+    ///
+    /// `read_total`: bytes that user space has read from the socket since registration.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::System`] when the socket cannot be asked.
+    pub fn give_client(&self, client: ClientSlot, read_total: u64) -> Result<Give, Error> {
+        let c = self.check_client(client)?;
+        let link = self.clients.link(c).load(SeqCst);
+        let seen = self.clients.req_dir(c).load(SeqCst) & DIR_BYTES;
+        let passed = self.clients.req_passed(c).load(SeqCst);
+        if seen != self.clients.req_fwd(c).load(SeqCst).wrapping_add(passed) {
+            return Ok(Give::Busy);
+        }
+        if passed != read_total {
+            return Ok(Give::Unread { passed_total: passed });
+        }
+        match server_of(link) {
+            None => self.rebase_client(c)?,
+            Some(_) if link & LINK_PINNED == 0 && LinkState::from_word(link).is_idle() => {
+                return Ok(Give::Ended);
+            }
+            Some(s) => self.rebase_server(s)?,
+        }
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
+        self.clients.cycle_bytes(c).store(0, Relaxed);
+        if self.clients.req_dir(c).compare_exchange(DIR_USER | seen, seen, SeqCst, SeqCst).is_err() {
+            return Ok(Give::Busy);
+        }
+        self.clients.link(c).fetch_and(!LINK_HELD, SeqCst);
+        Ok(Give::Done)
+    }
+
+    /// Gives a linked server's responses to the kernel. Everything read from it must be written to the client.
+    ///
+    /// `read_total` as in [`Self::give_client`], of the server's socket; `state`: where its stream stands.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when it is not linked; [`Error::System`].
+    pub fn give_server(
+        &self,
+        server: ServerSlot,
+        read_total: u64,
+        state: &StreamState,
+    ) -> Result<Give, Error> {
+        let s = self.check_server(server)?;
+        let peer = self.servers.peer(s).load(SeqCst);
+        if peer & PEER_LINKED == 0 {
+            return Err(Error::State("give_server: not linked"));
+        }
+        self.rebase_client(peer as u32)?;
+        self.give_responses(s, read_total, state)
+    }
+
+    fn give_responses(&self, s: u32, read_total: u64, state: &StreamState) -> Result<Give, Error> {
+        let dir = self.servers.dir(s).load(SeqCst) & DIR_BYTES;
+        if !self.server_settled(s) {
+            return Ok(Give::Busy);
+        }
+        let passed = if self.is_local(s) {
+            dir.wrapping_sub(self.server_side[s as usize].base.load(Acquire)) & DIR_BYTES
+        } else {
+            self.servers.passed(s).load(SeqCst)
+        };
+        if passed != read_total {
+            return Ok(Give::Unread { passed_total: passed });
+        }
+        self.rebase_server(s)?;
+        self.servers.set_response_state(s, state);
+        match self.servers.dir(s).compare_exchange(DIR_USER | dir, dir, SeqCst, SeqCst) {
+            Ok(_) => Ok(Give::Done),
+            Err(_) => Ok(Give::Busy),
+        }
+    }
+
+    /// The kernel starts to write to the client: what user space wrote so far is the base of its count.
+    fn rebase_client(&self, c: u32) -> Result<(), Error> {
+        let fd = socket::borrow(self.client_fd(c));
+        let enqueued = socket::bytes_enqueued(fd).map_err(Error::system("TCP_INFO of a client"))?;
+        self.clients.tx_expect(c).store(enqueued, SeqCst);
+        Ok(())
+    }
+
+    fn rebase_server(&self, s: u32) -> Result<(), Error> {
+        if !self.is_local(s) {
+            let fd = socket::borrow(self.server_fd(s));
+            let enqueued = socket::bytes_enqueued(fd).map_err(Error::system("TCP_INFO of a server"))?;
+            self.servers.tx_expect(s).store(enqueued, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Puts a clean server that user space owns into the idle set and gives its responses to the kernel.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when it is linked or marked to be retired; [`Error::System`].
+    pub fn push_idle(&self, server: ServerSlot, read_total: u64) -> Result<Give, Error> {
+        let s = self.check_server(server)?;
+        if self.servers.peer(s).load(SeqCst) != 0 {
+            return Err(Error::State("push_idle: linked"));
+        }
+        if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 {
+            return Err(Error::State("push_idle: marked to be retired"));
+        }
+        self.servers.flags(s).fetch_and(!SRV_DIRTY, SeqCst);
+        match self.give_responses(s, read_total, &StreamState::BOUNDARY)? {
+            Give::Done => {}
+            other => return Ok(other),
+        }
+        let (pool, word, bit) = self.idle_bit(s);
+        self.pools.idle(pool, word).fetch_or(bit, SeqCst);
+        // A server that spoke since the give cleared a bit that was not set yet: take the bit back.
+        if self.servers.dir(s).load(SeqCst) & DIR_USER != 0 && self.servers.peer(s).load(SeqCst) == 0 {
+            self.pools.idle(pool, word).fetch_and(!bit, SeqCst);
+        }
+        Ok(Give::Done)
+    }
+
+    /// Takes the lowest idle server for user space, one with this fingerprint if given. Its responses come to user
+    /// space from now on.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn pop_idle(&self, pool: PoolSlot, fingerprint: Option<u32>) -> Result<Option<ServerSlot>, Error> {
+        let p = self.check_pool(pool)?;
+        for word in 0..POOL_ORDINALS_MAX / 64 {
+            let mut bits = self.pools.idle(p, word).load(SeqCst);
+            while bits != 0 {
+                let bit = bits & bits.wrapping_neg();
+                bits &= !bit;
+                let ordinal = word as u32 * 64 + bit.trailing_zeros();
+                let (member, print) = self.pools.member(p, ordinal);
+                if fingerprint.is_some_and(|wanted| wanted != print.load(SeqCst)) {
+                    continue;
+                }
+                if self.pools.idle(p, word).fetch_and(!bit, SeqCst) & bit == 0 {
+                    continue;
+                }
+                let s = member.load(SeqCst);
+                self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+                return Ok(Some(self.server_slot(s)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes one particular server out of the idle set, for closing or checking it. False: it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn take_idle(&self, server: ServerSlot) -> Result<bool, Error> {
+        let s = self.check_server(server)?;
+        let (pool, word, bit) = self.idle_bit(s);
+        let mine = self.pools.idle(pool, word).fetch_and(!bit, SeqCst) & bit != 0;
+        if mine {
+            self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+        }
+        Ok(mine)
+    }
+
+    /// After [`crate::Event::ServerUp`], or when a server's socket hung up: whose is it?
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn claim_server(&self, server: ServerSlot) -> Result<Claim, Error> {
+        let s = self.check_server(server)?;
+        self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+        let (pool, word, bit) = self.idle_bit(s);
+        self.pools.idle(pool, word).fetch_and(!bit, SeqCst);
+        let peer = self.servers.peer(s).load(SeqCst);
+        if peer & PEER_LINKED == 0 {
+            return Ok(if self.server_settled(s) { Claim::Owned } else { Claim::Busy });
+        }
+        let c = peer as u32;
+        if server_of(self.clients.link(c).load(SeqCst)) == Some(s) {
+            return Ok(Claim::Linked(self.client_slot(c)));
+        }
+        Ok(Claim::Busy)
+    }
+
+    /// Number of queued clients of a pool. While it is not 0, no program takes a server, and each server that
+    /// becomes idle is announced. Raise it *before* the last look with [`Self::pop_idle`].
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn set_waiters(&self, pool: PoolSlot, waiters: u32) -> Result<(), Error> {
+        self.pools.waiters(self.check_pool(pool)?).store(waiters, SeqCst);
+        Ok(())
+    }
+
+    /// Closes (PAUSE, DISABLE, lanes off) or opens a pool: while closed, no program takes a server; links that stand
+    /// go on to the end of their transaction, and each server that becomes idle is announced.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn set_pool_closed(&self, pool: PoolSlot, closed: bool) -> Result<(), Error> {
+        let p = self.check_pool(pool)?;
+        self.pools.flags(p).store(if closed { crate::words::POOL_CLOSED } else { 0 }, SeqCst);
+        Ok(())
+    }
+
+    /// Marks a server that must not return to the idle set (server_lifetime, RECONNECT, server_check_delay): its next
+    /// release goes to user space. An idle one is still to be taken with [`Self::take_idle`].
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn set_server_retire(&self, server: ServerSlot, retire: bool) -> Result<(), Error> {
+        let s = self.check_server(server)?;
+        if retire {
+            self.servers.flags(s).fetch_or(SRV_RETIRE, SeqCst);
+        } else {
+            self.servers.flags(s).fetch_and(!SRV_RETIRE, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Changes the fingerprint of a client that user space holds unlinked.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when it is not held.
+    pub fn set_client_fingerprint(&self, client: ClientSlot, fingerprint: u32) -> Result<(), Error> {
+        let c = self.check_client(client)?;
+        if self.clients.link(c).load(SeqCst) & LINK_HELD == 0 {
+            return Err(Error::State("set_client_fingerprint: not held"));
+        }
+        self.clients.fingerprint(c).store(fingerprint, SeqCst);
+        Ok(())
+    }
+
+    /// Changes the fingerprint of a server that user space owns.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when a program may use it.
+    pub fn set_server_fingerprint(&self, server: ServerSlot, fingerprint: u32) -> Result<(), Error> {
+        let s = self.check_server(server)?;
+        if self.servers.dir(s).load(SeqCst) & DIR_USER == 0 {
+            return Err(Error::State("set_server_fingerprint: not owned by user space"));
+        }
+        self.servers.fingerprint(s).store(fingerprint, SeqCst);
+        let ordinal = self.servers.ordinal(s).load(Relaxed);
+        self.pools.member(self.servers.pool(s).load(Relaxed), ordinal).1.store(fingerprint, SeqCst);
+        Ok(())
+    }
+
+    /// Switches every lane off, or on: programs pass all they would forward. Links that stand come up one by one.
+    pub fn set_off(&self, off: bool) {
+        self.control.off(0).store(u64::from(off), SeqCst);
+    }
+
+    pub(crate) fn is_local(&self, s: u32) -> bool {
+        self.servers.flags(s).load(SeqCst) & SRV_LOCAL != 0
+    }
+
+    fn idle_bit(&self, s: u32) -> (u32, usize, u64) {
+        let ordinal = self.servers.ordinal(s).load(Relaxed);
+        (self.servers.pool(s).load(Relaxed), (ordinal / 64) as usize, 1 << (ordinal % 64))
+    }
+
+    pub(crate) fn server_slot(&self, index: u32) -> ServerSlot {
+        ServerSlot { index, generation: self.server_side[index as usize].generation.load(Acquire) }
+    }
+
+    pub(crate) fn client_slot(&self, index: u32) -> ClientSlot {
+        ClientSlot { index, generation: self.client_side[index as usize].generation.load(Acquire) }
+    }
+}
+
+/// The server that a link word names.
+pub(crate) fn server_of(link: u64) -> Option<u32> {
+    (link & LINK_LINKED != 0).then_some(((link & LINK_SERVER_MASK) >> LINK_SERVER_SHIFT) as u32)
+}
+
+/// The programs' clock, bpf_ktime_get_ns().
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel lanes: BPF programs that forward linked clients and servers, and [`Datapath`], the handle on them.
+//!
+//! After login, a client and a server connection can be *linked* in the kernel: the programs frame both streams, count
+//! ReadyForQuery, take an idle server when a transaction begins and give it back when it ends. User space stays a
+//! complete pooler and owns every direction that a program does not. This page is the contract between the two;
+//! `docs/lanes.md` explains why.
+//!
+//! # Words
+//!
+//! - A *direction* is the requests of one client or the responses of one server. It is owned by the kernel or by user
+//!   space. A program that meets something odd gives its direction to user space with a [`Reason`], passes the whole
+//!   chunk at hand and posts an [`Event`]. Only user space gives a direction back.
+//! - A *held* client is one that no program may link, extend or release. [`Datapath::take`] holds,
+//!   [`Datapath::give_client`] ends it. A fresh client is held.
+//! - `read_total` is the number of bytes that user space has ever read from that socket since registration.
+//! - The *fingerprint* stands for the values of all tracked parameters. Programs link a client only to a server of
+//!   its pool with an equal fingerprint; user space may link any two, after it has made them equal.
+//!
+//! # What the event loop must do
+//!
+//! **epoll.** A socket whose direction the kernel owns is registered with `EPOLLRDHUP` only (HUP and ERR come
+//! unasked). With `EPOLLIN` every forwarded segment would wake the process for nothing, which costs more than the lane
+//! saves. Change the interest to `EPOLLIN | EPOLLRDHUP` *after* `take`, and back to `EPOLLRDHUP` *before* `give_*`;
+//! `EPOLL_CTL_MOD` looks at the present state, so no edge is lost. [`Datapath::event_fd`] is registered with `EPOLLIN`.
+//!
+//! **Start.** [`Datapath::open`], once; [`selftest`] tells what works. [`Datapath::add_pool`] per pool.
+//!
+//! **A server logs in.** Read all it sent, then [`Datapath::register_server`] (with the process of BackendKeyData for
+//! lane A), then [`Datapath::push_idle`] with `read_total` 0. From here on both sides draw from the one idle set:
+//! never keep a second list of idle servers.
+//!
+//! **A client logs in.** Write the whole login, then [`Datapath::register_client`], then, with no unhandled bytes,
+//! [`Datapath::give_client`]`(slot, 0)`. [`Give::Unread`] means that requests came already: read them.
+//!
+//! **`Event::ClientUp`.**
+//! 1. [`Datapath::take`]; on `None` try again in the next turn of the loop (a program is running: microseconds).
+//! 2. Set `EPOLLIN`, read the client. [`Taken`] tells where both streams stand: start the link tracker from it.
+//! 3. If [`Taken::server`] is set, user space runs both directions of that link. Before the first write to the server
+//!    wait for [`Datapath::server_drained`], before the first write to the client for [`Datapath::client_drained`]:
+//!    bytes that a program redirected earlier may still be on their way. (Poll it with a short timer; a client that
+//!    does not read can keep it false for ever, which then must block only this link.)
+//! 4. At the end of the transaction (nothing pending, `I`, both streams at a boundary, everything read is written):
+//!    [`Datapath::unlink`], clean the server if [`LinkState::dirty`], [`Datapath::push_idle`] or
+//!    [`Datapath::link`] to the longest waiting client, and [`Datapath::give_client`]. Or give the link back in the
+//!    middle of a transaction: [`Datapath::set_link_state`], [`Datapath::give_server`], [`Datapath::give_client`].
+//! 5. If no server is set, the client wants one ([`Reason::NoServer`], [`Reason::Waiters`], ...) or is leaving
+//!    ([`Reason::Terminate`]), or sent what a lane does not forward; the bytes say which.
+//!
+//! **A client waits.** Queue it, [`Datapath::set_waiters`] to the new length, *then* look once more with
+//! [`Datapath::pop_idle`]: the order matters. While there are waiters, programs take no server and every server that
+//! becomes idle is announced by `Event::PoolIdle`: pop it and grant it to the head of the queue. [`Datapath::set_waiters`]
+//! again when the queue shrinks.
+//!
+//! **A grant, with responses by the kernel at once.** [`Datapath::link`] with `pending` counted from the requests that
+//! were read; [`Datapath::give_server`]`(server, its read_total, &StreamState::BOUNDARY)`; write the requests to the
+//! server's socket; [`Datapath::give_client`]. `give_client` may answer [`Give::Ended`] (the answer was faster): take, unlink,
+//! go on. If the requests end inside a message, or the write is short, do not give: run the link in user space.
+//!
+//! **`Event::ServerUp`.** [`Datapath::claim_server`]. [`Claim::Owned`]: it is out of the idle set and yours: read what it
+//! says (a notice, a parameter, FATAL), then `push_idle` or close. [`Claim::Linked`]: `take` that client and run the
+//! link. [`Claim::Busy`]: next turn. [`Reason::Dirty`], [`Reason::Retire`] and [`Reason::Held`] come with the last
+//! response already forwarded: the link is idle and waits for `take`, `unlink`.
+//!
+//! **`EPOLLRDHUP` of a client.** `take`, read to the end; [`Taken::server`] tells what to cancel and roll back; `unlink`;
+//! [`Datapath::free_client`]; close. **Of a server:** `claim_server`, read to the end (its last words may be a FATAL
+//! for the client); `unlink`; [`Datapath::free_server`]; close. Never close a socket before its slot is freed, and
+//! never take a live socket out of a map (there is no call for it): unread bytes would be lost.
+//!
+//! **PAUSE, KILL, timeouts, cancel.** [`Datapath::set_pool_closed`]; links that stand end by themselves and are
+//! announced by `Event::PoolIdle`. To interrupt one, `take` it. [`Datapath::client_info`] has the times and the state. A
+//! cancel takes the link before it sends the request, so that the server cannot go to another client under it.
+//! **Server limits.** [`Datapath::set_server_retire`] for the linked, [`Datapath::take_idle`] for the idle.
+//!
+//! **Session pooling.** Link once with [`LinkState::pinned`]; the kernel then never releases it.
+//!
+//! # Memory
+//!
+//! Per client at most [`Config::request_budget_bytes`] of requests and [`Config::response_queue_bytes_max`] of responses
+//! plus one chunk of 64 KiB are outside of TCP's own accounting; lane A adds nothing to the send buffer's limit. Past that
+//! the direction goes to user space, and the sender is held back by its TCP window.
+
+mod attach;
+mod backend;
+mod datapath;
+mod error;
+mod events;
+mod handover;
+mod names;
+pub mod selftest;
+mod shared;
+mod skel;
+mod socket;
+mod view;
+mod words;
+
+pub use datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
+pub use error::Error;
+pub use events::Event;
+pub use handover::{Claim, Give, LinkState, Taken, TransactionStatus};
+pub use names::{Counter, Reason};
+pub use shared::StreamState;
+pub use view::{ClientInfo, ClientStats, ProgramCost};

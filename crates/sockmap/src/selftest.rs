@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What this kernel and this process may do, found by doing it on private sockets, reported as data.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use caps::{CapSet, Capability};
+
+use crate::datapath::{Config, Datapath, Lane, LaneChoice, ServerSpec};
+use crate::error::Error;
+use crate::handover::Give;
+
+/// Longest wait for bytes on a private connection; a lane that needs longer does not work.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Transactions that are timed per lane.
+const TIMED_TRANSACTIONS: u32 = 200;
+
+/// The capabilities that the lanes need, and whether this process has them in its effective set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Privileges {
+    /// CAP_BPF: load programs, make maps. (CAP_SYS_ADMIN stands in for it.)
+    pub bpf: bool,
+    /// CAP_NET_ADMIN: programs of the network types, socket maps.
+    pub net_admin: bool,
+    /// CAP_PERFMON: reads of kernel memory, which the queue gauges need.
+    pub perfmon: bool,
+    /// CAP_SYS_PTRACE: duplicate a backend's socket; lane A only.
+    pub sys_ptrace: bool,
+}
+
+impl Privileges {
+    /// Of the calling thread.
+    pub fn probe() -> Self {
+        let has = |cap| caps::has_cap(None, CapSet::Effective, cap).unwrap_or(false);
+        let admin = has(Capability::CAP_SYS_ADMIN);
+        Self {
+            bpf: admin || has(Capability::CAP_BPF),
+            net_admin: has(Capability::CAP_NET_ADMIN),
+            perfmon: admin || has(Capability::CAP_PERFMON),
+            sys_ptrace: has(Capability::CAP_SYS_PTRACE),
+        }
+    }
+
+    /// Names of what is missing.
+    pub fn missing(&self) -> Vec<&'static str> {
+        [
+            (self.bpf, "CAP_BPF"),
+            (self.net_admin, "CAP_NET_ADMIN"),
+            (self.perfmon, "CAP_PERFMON"),
+            (self.sys_ptrace, "CAP_SYS_PTRACE"),
+        ]
+        .into_iter()
+        .filter_map(|(has, name)| (!has).then_some(name))
+        .collect()
+    }
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Feature {
+    /// What was tried, for example `lane D`.
+    pub name: &'static str,
+    /// It works.
+    pub works: bool,
+    /// Why not; empty when it works.
+    pub why_not: String,
+    /// Time of one round trip through it, where that means something.
+    pub cost: Option<Duration>,
+}
+
+/// What the self-test found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Release of the running kernel.
+    pub kernel: String,
+    /// Capabilities of this process.
+    pub privileges: Privileges,
+    /// Everything that was tried, in order.
+    pub features: Vec<Feature>,
+}
+
+impl Report {
+    /// May this lane be used?
+    pub fn works(&self, lane: Lane) -> bool {
+        let name = match lane {
+            Lane::D => LANE_D,
+            Lane::A => LANE_A,
+        };
+        self.features.iter().any(|f| f.works && f.name == name)
+    }
+}
+
+const LOAD: &str = "load programs";
+const LANE_D: &str = "lane D";
+const LANE_A: &str = "lane A";
+
+/// Opens small lanes of its own and sends transactions through each, on loopback. Takes milliseconds; leaves nothing.
+pub fn run() -> Report {
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    let privileges = Privileges::probe();
+    let mut features = Vec::new();
+    let config =
+        Config { clients_max: 4, servers_max: 4, pools_max: 2, event_ring_bytes: 4096, ..Config::default() };
+    match Datapath::open(&config) {
+        Ok(datapath) => {
+            features.push(feature(LOAD, Ok(None)));
+            features.push(feature(LANE_D, round_trips(&datapath, LaneChoice::Remote).map(Some)));
+            let backend_pid = Some(std::process::id());
+            features
+                .push(feature(LANE_A, round_trips(&datapath, LaneChoice::Local { backend_pid }).map(Some)));
+        }
+        Err(e) => {
+            let missing = privileges.missing();
+            let why = if missing.is_empty() {
+                e.to_string()
+            } else {
+                format!("missing {}: {e}", missing.join(", "))
+            };
+            for name in [LOAD, LANE_D, LANE_A] {
+                features.push(Feature { name, works: false, why_not: why.clone(), cost: None });
+            }
+        }
+    }
+    Report { kernel, privileges, features }
+}
+
+fn feature(name: &'static str, outcome: Result<Option<Duration>, Error>) -> Feature {
+    match outcome {
+        Ok(cost) => Feature { name, works: true, why_not: String::new(), cost },
+        Err(e) => Feature { name, works: false, why_not: e.to_string(), cost: None },
+    }
+}
+
+/// Transactions between private sockets; the time of one.
+fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
+    let io = Error::system("a private connection");
+    let (mut app, client) = pair().map_err(&io)?;
+    let (server, mut backend) = pair().map_err(&io)?;
+    let pool = dp.add_pool()?;
+    let spec = ServerSpec { pool, ordinal: 0, fingerprint: 1, lane };
+    let (server_slot, _) = dp.register_server(server.as_fd(), &spec)?;
+    let client_slot = dp.register_client(client.as_fd(), pool, 1)?;
+    if dp.push_idle(server_slot, 0)? != Give::Done || dp.give_client(client_slot, 0)? != Give::Done {
+        return Err(Error::State("a quiet direction could not be given to the kernel"));
+    }
+
+    const QUERY: &[u8] = b"Q\0\0\0\x0dselect 1\0";
+    const ANSWER: &[u8] = b"C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I";
+    let start = Instant::now();
+    for _ in 0..TIMED_TRANSACTIONS {
+        pass(&mut app, &mut backend, QUERY).map_err(Error::system("a request did not come through"))?;
+        pass(&mut backend, &mut app, ANSWER).map_err(Error::system("a response did not come through"))?;
+        while dp.server_peer(server_slot)?.is_some() {
+            if start.elapsed() > PATIENCE {
+                return Err(Error::State("the server was not released"));
+            }
+        }
+    }
+    let cost = start.elapsed() / TIMED_TRANSACTIONS;
+
+    while dp.take(client_slot)?.is_none() {
+        if start.elapsed() > 2 * PATIENCE {
+            return Err(Error::State("the client could not be taken back"));
+        }
+    }
+    dp.take_idle(server_slot)?;
+    dp.free_client(client_slot)?;
+    dp.free_server(server_slot)?;
+    dp.free_pool(pool)?;
+    Ok(cost)
+}
+
+fn pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    let (far, peer) = listener.accept()?;
+    if peer != near.local_addr()? {
+        return Err(io::Error::other("somebody else connected to the private listener"));
+    }
+    for s in [&near, &far] {
+        s.set_nodelay(true)?;
+        s.set_read_timeout(Some(PATIENCE))?;
+    }
+    Ok((near, far))
+}
+
+fn pass(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    from.write_all(bytes)?;
+    let mut got = vec![0u8; bytes.len()];
+    to.read_exact(&mut got)?;
+    if got == bytes { Ok(()) } else { Err(io::Error::other("other bytes came out")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_and_what_works_is_measured() {
+        let report = run();
+        for f in &report.features {
+            println!("{}: works={} {} {:?}", f.name, f.works, f.why_not, f.cost);
+            assert_eq!(f.works, f.why_not.is_empty());
+        }
+        if report.privileges.missing().is_empty() {
+            assert!(report.works(Lane::D), "{:?}", report.features);
+            assert!(report.works(Lane::A), "{:?}", report.features);
+        } else {
+            assert!(report.features.iter().all(|f| f.works || f.why_not.contains("CAP_")));
+        }
+    }
+
+    #[test]
+    fn without_privilege_the_reasons_name_each_capability() {
+        let none = Privileges { bpf: false, net_admin: false, perfmon: false, sys_ptrace: false };
+        assert_eq!(none.missing(), ["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "CAP_SYS_PTRACE"]);
+    }
+}

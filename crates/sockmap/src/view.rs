@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What user space may look at while the kernel forwards: links, queues, counters, costs.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
+
+use crate::datapath::{ClientSlot, Datapath, PoolSlot, ServerSlot};
+use crate::error::Error;
+use crate::handover::{LinkState, server_of};
+use crate::names::{Counter, Reason};
+use crate::shared::POOL_ORDINALS_MAX;
+use crate::skel::types;
+use crate::socket;
+use crate::words::{DIR_USER, PEER_LINKED};
+
+/// A client as the kernel sees it: for SHOW, timeouts and statistics. Each word is current, together they are not a
+/// snapshot of one instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// The kernel owns its requests.
+    pub in_kernel: bool,
+    /// Its server.
+    pub server: Option<ServerSlot>,
+    /// State of the link; `batch` and `dirty` are only known after a take.
+    pub link: LinkState,
+    /// CLOCK_MONOTONIC nanoseconds of the last chunk a program forwarded, 0 if none.
+    pub active_ns: u64,
+    /// Start of the current or last link, same clock.
+    pub xact_start_ns: u64,
+    /// When `pending` last left 0, same clock.
+    pub query_start_ns: u64,
+    /// Counters since registration, of what programs did.
+    pub stats: ClientStats,
+}
+
+/// Counters of one client since its registration; only what went through a lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// Transactions that ended in a lane.
+    pub xacts: u64,
+    /// ReadyForQuery messages forwarded.
+    pub queries: u64,
+    /// Request bytes forwarded.
+    pub request_bytes: u64,
+    /// Response bytes forwarded.
+    pub response_bytes: u64,
+    /// Nanoseconds with a server, over `xacts`.
+    pub xact_ns: u64,
+    /// Nanoseconds with something pending.
+    pub query_ns: u64,
+}
+
+/// Run-time statistics of one program; zero unless the kernel's `bpf_stats_enabled` is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramCost {
+    /// Name in the object.
+    pub name: &'static str,
+    /// Instructions that the verifier walked at load.
+    pub verified_instructions: u32,
+    /// Times it ran.
+    pub runs: u64,
+    /// Nanoseconds in all runs.
+    pub run_ns: u64,
+}
+
+impl Datapath {
+    /// A look at a client's link.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn client_info(&self, client: ClientSlot) -> Result<ClientInfo, Error> {
+        let i = self.check_client(client)?;
+        let c = &self.clients;
+        let link = c.link(i).load(SeqCst);
+        Ok(ClientInfo {
+            in_kernel: c.req_dir(i).load(SeqCst) & DIR_USER == 0,
+            server: server_of(link).map(|s| self.server_slot(s)),
+            link: LinkState::from_word(link),
+            active_ns: c.active_ns(i).load(Relaxed),
+            xact_start_ns: c.xact_start_ns(i).load(Relaxed),
+            query_start_ns: c.query_start_ns(i).load(Relaxed),
+            stats: ClientStats {
+                xacts: c.xacts(i).load(Relaxed),
+                queries: c.queries(i).load(Relaxed),
+                request_bytes: c.req_fwd(i).load(Relaxed),
+                response_bytes: c.resp_bytes(i).load(Relaxed),
+                xact_ns: c.xact_ns(i).load(Relaxed),
+                query_ns: c.query_ns(i).load(Relaxed),
+            },
+        })
+    }
+
+    /// The ordinals now in the idle set of a pool, lowest first.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn idle_ordinals(&self, pool: PoolSlot) -> Result<Vec<u32>, Error> {
+        let p = self.check_pool(pool)?;
+        let mut ordinals = Vec::new();
+        for word in 0..POOL_ORDINALS_MAX / 64 {
+            let mut bits = self.pools.idle(p, word).load(SeqCst);
+            while bits != 0 {
+                ordinals.push(word as u32 * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+        Ok(ordinals)
+    }
+
+    /// When a program last forwarded a server's ReadyForQuery, in nanoseconds of CLOCK_MONOTONIC; 0: never.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_active_ns(&self, server: ServerSlot) -> Result<u64, Error> {
+        Ok(self.servers.active_ns(self.check_server(server)?).load(Relaxed))
+    }
+
+    /// Response bytes that programs redirected and that are not in their clients' TCP send queues yet, over all clients.
+    pub fn queued_bytes(&self) -> u64 {
+        let queued = |c: u32| {
+            let slot = self.client_slot(c);
+            let fd = self.client_fd(c);
+            let expected = self.clients.tx_expect(c).load(SeqCst);
+            if self.clients.in_use(c).load(SeqCst) == 0 || fd < 0 || expected == 0 {
+                return 0;
+            }
+            let enqueued = socket::bytes_enqueued(socket::borrow(fd)).unwrap_or(expected);
+            // The descriptor was the slot's for the whole look, or the figure is somebody else's.
+            if self.check_client(slot).is_err() { 0 } else { expected.saturating_sub(enqueued) }
+        };
+        (0..self.client_side.len() as u32).map(queued).sum()
+    }
+
+    /// The client that a server is linked to.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_peer(&self, server: ServerSlot) -> Result<Option<ClientSlot>, Error> {
+        let peer = self.servers.peer(self.check_server(server)?).load(SeqCst);
+        Ok((peer & PEER_LINKED != 0).then(|| self.client_slot(peer as u32)))
+    }
+
+    /// Is everything that was redirected to the client's socket in its TCP send queue? User space may write to it,
+    /// or close it without losing forwarded bytes, only then.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::System`] when the socket cannot be asked.
+    pub fn client_drained(&self, client: ClientSlot) -> Result<bool, Error> {
+        let c = self.check_client(client)?;
+        let expected = self.clients.tx_expect(c).load(SeqCst);
+        let enqueued = socket::bytes_enqueued(socket::borrow(self.client_fd(c)));
+        Ok(enqueued.map_err(Error::system("TCP_INFO of a client"))? >= expected)
+    }
+
+    /// Is everything that was redirected towards the server written, or readable by the backend (lane A)? User space
+    /// may write to the server only then, or its bytes could overtake.
+    ///
+    /// # Errors
+    /// As [`Self::client_drained`].
+    pub fn server_drained(&self, server: ServerSlot) -> Result<bool, Error> {
+        let s = self.check_server(server)?;
+        if self.is_local(s) {
+            return self.backend_drained(s);
+        }
+        let expected = self.servers.tx_expect(s).load(SeqCst);
+        let enqueued = socket::bytes_enqueued(socket::borrow(self.server_fd(s)));
+        Ok(enqueued.map_err(Error::system("TCP_INFO of a server"))? >= expected)
+    }
+
+    fn backend_drained(&self, s: u32) -> Result<bool, Error> {
+        let sk_addr = self.servers.sk_addr(s).load(SeqCst);
+        if sk_addr == 0 {
+            return Ok(true); // nothing was ever redirected into it
+        }
+        let cookie = self.servers.cookie(s).load(Relaxed);
+        // struct backend_queue_args: sk_addr, cookie, queued, pad.
+        let mut args = [0u8; size_of::<types::backend_queue_args>()];
+        args[..8].copy_from_slice(&sk_addr.to_ne_bytes());
+        args[8..16].copy_from_slice(&cookie.to_ne_bytes());
+        let input = ProgramInput { context_in: Some(&mut args), ..Default::default() };
+        self.skel.progs.backend_queue.test_run(input).map_err(|e| Error::System {
+            what: "asking a backend's queue",
+            source: std::io::Error::other(e.to_string()),
+        })?;
+        let queued = u32::from_ne_bytes([args[16], args[17], args[18], args[19]]);
+        // Unknown (all ones): the backend closed its socket; the caller learns that from the hang-up.
+        Ok(queued == 0 || queued == u32::MAX)
+    }
+
+    /// Hand-overs by reason, then what else the programs count, as names and values for SHOW KERNEL and metrics.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let reasons = Reason::ALL.iter().map(|r| r.name());
+        reasons
+            .chain(Counter::ALL.iter().map(|c| c.name()))
+            .enumerate()
+            .map(|(i, name)| (name, self.count(i)))
+            .collect()
+    }
+
+    /// One counter.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.count(Reason::ALL.len() + counter as usize)
+    }
+
+    /// How often programs handed over for this reason.
+    pub fn reason_count(&self, reason: Reason) -> u64 {
+        self.count(reason as usize)
+    }
+
+    fn count(&self, index: usize) -> u64 {
+        let key = (index as u32).to_ne_bytes();
+        let Ok(Some(values)) = self.skel.maps.counters.lookup_percpu(&key, MapFlags::ANY) else { return 0 };
+        values.iter().filter_map(|v| Some(u64::from_ne_bytes(v.get(..8)?.try_into().ok()?))).sum()
+    }
+
+    /// What the programs cost.
+    pub fn program_costs(&self) -> Vec<ProgramCost> {
+        let progs = &self.skel.progs;
+        [
+            ("request_skb", crate::attach::cost(&progs.request_skb)),
+            ("response_skb", crate::attach::cost(&progs.response_skb)),
+            ("response_msg", crate::attach::cost(&progs.response_msg)),
+            ("backend_queue", crate::attach::cost(&progs.backend_queue)),
+        ]
+        .into_iter()
+        .map(|(name, (verified_instructions, runs, run_ns))| ProgramCost {
+            name,
+            verified_instructions,
+            runs,
+            run_ns,
+        })
+        .collect()
+    }
+}
