@@ -5,10 +5,12 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
+mod kernel_rows;
 mod lanes;
 mod gather;
 mod net;
 mod pool;
+mod pressure;
 mod resolver;
 mod run;
 mod server;

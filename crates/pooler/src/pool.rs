@@ -9,9 +9,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use underpass_config::{CheckQuery, Database, PoolMode};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
-use underpass_sockmap::PoolSlot;
 use underpass_pool::{PoolId, params::SharedParameters};
 
+use crate::lanes::LanePool;
 use crate::settings::Settings;
 
 /// A database as clients name it.
@@ -62,7 +62,7 @@ pub(crate) struct Pool {
     /// Logged-in clients.
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
-    pub lane: Option<PoolSlot>,
+    pub lane: Option<LanePool>,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
     pub proved: ArcSwapOption<underpass_auth::Login>,
     /// The secret that the list or `auth_query` gave for the pool's user.

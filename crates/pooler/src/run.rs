@@ -119,6 +119,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             Err(_) => anyhow::bail!("a worker thread panicked"),
         }
     }
+    if let Some(summary) = crate::kernel_rows::summary(&shared) {
+        log::info!("{summary}");
+    }
     Ok(())
 }
 

@@ -267,6 +267,7 @@ impl Worker {
             }
             return;
         }
+        let in_lanes = server.pool.lane.is_some();
         if let Some(client) = self.clients.get_mut(client_key) {
             client.phase = Phase::Idle;
             client.query_at = None;
@@ -276,6 +277,9 @@ impl Worker {
             }
         }
         self.lane_unlink(client_key);
+        if let Some(lanes) = self.shared.lanes.as_ref().filter(|_| in_lanes) {
+            lanes.user_xacts.fetch_add(1, Ordering::Relaxed);
+        }
         self.clean(key);
         self.lane_offer(client_key);
     }
@@ -329,9 +333,6 @@ impl Worker {
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
             (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
-                if step == SettleStep::Connecting {
-                    self.lane_register_server(key);
-                }
                 self.give_back(key);
             }
             _ => {
@@ -355,6 +356,9 @@ impl Worker {
             return self.close_server(key, "replication client left");
         }
         let id = server.id;
+        if !server.lane_tried && server.pool.lane.is_some() {
+            self.lane_register_server(key);
+        }
         let Some(entry) = self.servers.get_mut(key) else { return };
         let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
         let released = lock(&self.shared.core).release(id, server, self.now);
