@@ -10,7 +10,6 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use underpass_sockmap::{
@@ -430,6 +429,8 @@ impl Pooler {
         s.drained = s.drained || dp.server_drained(s.slot).unwrap();
         if s.out.is_empty() && !c.pending.is_empty() {
             let link = &mut c.link;
+            // Part of a Terminate may have been forwarded before its head was whole: then the server is spoilt.
+            let split = !c.requests.state.is_boundary();
             let mut terminate = false;
             c.requests.feed(&c.pending, |kind, _| match kind {
                 b'Q' | b'S' | b'F' => {
@@ -443,6 +444,7 @@ impl Pooler {
             link.open = link.batch || !c.requests.state.is_boundary();
             if terminate {
                 c.eof = true;
+                s.eof |= split;
             } else {
                 s.out.append(&mut c.pending);
             }
@@ -506,7 +508,6 @@ impl Pooler {
         bump(&self.o.stats.user_xacts);
         let c = self.clients.get_mut(&id).unwrap();
         if self.o.pinned {
-            let s = self.servers.get_mut(&sid).unwrap();
             self.o.datapath.set_link_state(c.slot, &c.link).unwrap();
             self.watch(self.servers[&sid].socket.as_fd(), sid, kernel_interest());
             let s_read = self.servers[&sid].read;
