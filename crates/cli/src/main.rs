@@ -1,83 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `underpass` binary.
+//! The `underpass` binary. Called by the name `pgbouncer` it is `underpass pooler`, so that a link replaces PgBouncer.
+#![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+mod args;
+
+use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser as _;
 
-/// A data path for databases that goes underneath user space.
-#[derive(Debug, Parser)]
-#[command(name = "underpass", version)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Runs the connection pooler with a pgbouncer.ini.
-    Pooler(Pooler),
-}
-
-#[derive(Debug, clap::Args)]
-struct Pooler {
-    /// Runs in the background.
-    #[arg(short, long)]
-    daemon: bool,
-    /// Says more; can be given several times.
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    verbose: u8,
-    /// Says nothing on standard error.
-    #[arg(short, long)]
-    quiet: bool,
-    /// User to run as.
-    #[arg(short, long)]
-    user: Option<String>,
-    /// Reads the configuration, says what is wrong with it, and exits.
-    #[arg(long)]
-    check: bool,
-    /// A second file laid over the first, for the section [underpass].
-    #[arg(long, value_name = "FILE")]
-    overlay: Vec<PathBuf>,
-    /// The configuration, a pgbouncer.ini.
-    file: PathBuf,
-}
-
-struct Stderr;
-
-impl log::Log for Stderr {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-    fn log(&self, record: &log::Record<'_>) {
-        eprintln!("{} {}", record.level(), record.args());
-    }
-    fn flush(&self) {}
-}
+use args::{AsPgBouncer, Cli, Command, Pooler};
 
 fn main() -> ExitCode {
-    let Command::Pooler(pooler) = Cli::parse().command;
-    let _ = log::set_logger(&Stderr);
-    log::set_max_level(if pooler.quiet { log::LevelFilter::Off } else { log::LevelFilter::Info });
-    let mut config_paths = vec![pooler.file];
-    config_paths.extend(pooler.overlay);
-    let result = if pooler.check {
-        underpass_pooler::check(&config_paths).map(|warnings| warnings.iter().for_each(|warning| println!("{warning}")))
-    } else {
-        underpass_pooler::run(&underpass_pooler::Options {
-            config_paths,
-            daemonize: pooler.daemon,
-            verbose: pooler.verbose.into(),
-            quiet: pooler.quiet,
-            user: pooler.user,
-        })
+    let name = std::env::args_os().next().unwrap_or_default();
+    let is_pgbouncer = Path::new(&name).file_name().is_some_and(|name| name == "pgbouncer");
+    let command =
+        if is_pgbouncer { Command::Pooler(AsPgBouncer::parse().pooler) } else { Cli::parse().command };
+    let result = match command {
+        Command::Pooler(pooler) => run(pooler),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);
+            print(&script)
+        }
+        Command::Man => manual().and_then(|page| print(&page)),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
-            eprintln!("underpass: {error:#}");
+            format!("{error:#}").lines().for_each(|line| eprintln!("underpass: {line}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(pooler: Pooler) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(
+        !pooler.reboot,
+        "-R does not exist here: start another pooler on the same port (both with so_reuseport = 1), then end the old one by SIGTERM, \
+         which lets its clients finish"
+    );
+    let mut config_paths: Vec<_> = pooler.file.into_iter().collect();
+    config_paths.extend(pooler.overlay);
+    if pooler.check {
+        return Ok(check(&config_paths));
+    }
+    underpass_pooler::run(&underpass_pooler::Options {
+        config_paths,
+        daemonize: pooler.daemon,
+        verbose: pooler.verbose.into(),
+        quiet: pooler.quiet,
+        user: pooler.user,
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(config_paths: &[std::path::PathBuf]) -> ExitCode {
+    let checked = underpass_pooler::check(config_paths);
+    for line in checked.errors.iter().chain(&checked.warnings) {
+        eprintln!("{line}");
+    }
+    let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let (errors, warnings) = (checked.errors.len(), checked.warnings.len());
+    println!("{}, {}", count(errors, "error"), count(warnings, "warning"));
+    if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// One page for the program and its commands.
+fn manual() -> anyhow::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    let command = args::command();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    for part in command.get_subcommands().filter(|part| part.get_name() == "pooler") {
+        let pooler = clap_mangen::Man::new(part.clone().bin_name("underpass pooler"));
+        writeln!(page, ".SH UNDERPASS POOLER")?;
+        pooler.render_description_section(&mut page)?;
+        pooler.render_synopsis_section(&mut page)?;
+        pooler.render_options_section(&mut page)?;
+        pooler.render_extra_section(&mut page)?;
+    }
+    Ok(page)
+}
+
+/// To standard output; a reader that has seen enough (`| head`) is no error.
+fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+    match std::io::stdout().write_all(text) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }

@@ -312,7 +312,13 @@ impl<S> Default for Core<S> {
 
 impl<S> Core<S> {
     /// The pool of a database and user (numbers given by the caller), made if there is none.
-    pub fn pool(&mut self, database: u32, user: u32, limits: impl FnOnce() -> PoolLimits, now: Instant) -> PoolId {
+    pub fn pool(
+        &mut self,
+        database: u32,
+        user: u32,
+        limits: impl FnOnce() -> PoolLimits,
+        now: Instant,
+    ) -> PoolId {
         if let Some(&id) = self.by_name.get(&(database, user)) {
             return id;
         }
@@ -460,8 +466,12 @@ impl<S> Core<S> {
         }
         let mut from_reserve = false;
         if p.connections >= limits.size {
-            let waited = p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
-            if limits.reserve == 0 || waited < limits.reserve_timeout || p.connections >= limits.size + limits.reserve {
+            let waited =
+                p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
+            if limits.reserve == 0
+                || waited < limits.reserve_timeout
+                || p.connections >= limits.size + limits.reserve
+            {
                 return Launch::Not;
             }
             from_reserve = true;
@@ -627,7 +637,10 @@ impl<S> Core<S> {
     pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
         let pool = self.pools.get_mut(id.pool.0 as usize)?;
         let slot = pool.slots.get_mut(id.ordinal as usize)?;
-        if slot.generation != id.generation || slot.state != State::Idle || !slot.parked.as_ref().is_some_and(is_mine) {
+        if slot.generation != id.generation
+            || slot.state != State::Idle
+            || !slot.parked.as_ref().is_some_and(is_mine)
+        {
             return None;
         }
         if !pool.idle.remove(id.ordinal) {
@@ -733,6 +746,12 @@ impl<S> Core<S> {
         taken
     }
 
+    /// Connections that are obsolete and still there, for WAIT_CLOSE.
+    pub fn close_needed(&self, pool: PoolId) -> u32 {
+        let slots = &self.pools[pool.0 as usize].slots;
+        slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
+    }
+
     /// Takes all waiting clients out of the queue.
     pub fn take_waiting(&mut self, pool: PoolId) -> Vec<ClientRef> {
         let pool = self.at(pool);
@@ -810,14 +829,20 @@ impl<S> Core<S> {
         let pool = &self.pools[pool.0 as usize];
         let mut counts = PoolCounts {
             clients_waiting: pool.waiting.len() as u32,
-            max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
+            max_wait: pool
+                .waiting
+                .values()
+                .next()
+                .map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
             ..PoolCounts::default()
         };
         let in_set = pool.idle.is_shared().then(|| pool.idle.ordinals());
         for (ordinal, slot) in pool.slots.iter().enumerate() {
             match slot.state {
                 // Parked, but linked by a lane.
-                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => counts.active += 1,
+                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => {
+                    counts.active += 1
+                }
                 State::Free => {}
                 State::Login => counts.login += 1,
                 State::Active => counts.active += 1,
@@ -825,7 +850,8 @@ impl<S> Core<S> {
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
                     let since = pool.idle.since(ordinal as u32, slot.idle_since);
-                    let due = pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
+                    let due =
+                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use underpass_auth::{ClientAuth, Method, Secret};
-use underpass_console::{Access, SocketId};
+use underpass_console::logline::SocketLabel;
+use underpass_console::rows::Replication;
+use underpass_console::{Access, Side, SocketId};
 use underpass_pool::PoolId;
 use underpass_pool::core::{ClientRef, Ticket};
 use underpass_pool::link::ClientSide;
@@ -84,7 +86,6 @@ pub(crate) struct Client {
     pub transport: Transport,
     pub id: SocketId,
     pub address: Endpoint,
-    pub key: Key,
     pub phase: Phase,
     pub side: ClientSide,
     /// Parameters as this client wants them.
@@ -113,23 +114,35 @@ pub(crate) struct Client {
     /// Wait of the last assignment.
     pub wait_us: u64,
     /// In a replication stream: has a server of its own.
-    pub replication: bool,
+    pub replication: Replication,
+    /// Counts among the console's clients.
+    pub on_console: bool,
 }
 
 impl Client {
-    pub fn reference(&self, worker: u16) -> ClientRef {
-        ClientRef { worker, slot: self.key.index, generation: self.key.generation }
-    }
-
     pub fn is_login(&self) -> bool {
         matches!(self.phase, Phase::Login(_))
     }
 
-    /// How log lines name it.
-    pub fn tag(&self) -> String {
-        let database = self.database.as_ref().map_or("(nodb)", |database| &database.name);
-        let user = self.user.as_ref().map_or("(nouser)", |user| &user.name);
-        format!("C-{}: {database}/{user}@{}", self.id.pointer(), self.address)
+    /// How log lines name it. Before the login is settled, its names are those that the StartupMessage asked for.
+    pub fn label(&self) -> SocketLabel<'_> {
+        self.label_in(&self.phase)
+    }
+
+    /// The same when `phase` has been taken out.
+    pub fn label_in<'a>(&'a self, phase: &'a Phase) -> SocketLabel<'a> {
+        let asked = match phase {
+            Phase::Login(login) => login.startup.as_ref(),
+            _ => None,
+        };
+        SocketLabel {
+            side: Side::Client,
+            id: self.id,
+            database: self.database.as_ref().map(|database| database.name.as_str()).or(asked.map(|asked| asked.database.as_str())),
+            user: self.user.as_ref().map(|user| user.name.as_str()).or(asked.map(|asked| asked.user.as_str())),
+            peer_id: None,
+            address: self.address.peer_address(),
+        }
     }
 }
 

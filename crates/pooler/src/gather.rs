@@ -77,6 +77,7 @@ pub(crate) struct Part {
 impl Part {
     /// The part of `worker`, for [`gather`].
     pub fn of(worker: &mut Worker) -> Self {
+        worker.lanes_collect();
         let mut part = Self::default();
         for (index, meter) in worker.meters.iter().enumerate() {
             part.pool(index).meter = meter.clone();

@@ -40,11 +40,8 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "events_lost", path.counter(Counter::EventsLost), "count");
-    for &reason in Reason::ALL.iter().filter(|&&reason| reason != Reason::None) {
-        let times = path.reason_count(reason);
-        if times > 0 {
-            row(KernelKind::Exit, reason.name(), "count", times, "count");
-        }
+    for (reason, times) in exits(shared) {
+        row(KernelKind::Exit, reason, "count", times, "count");
     }
     row(KernelKind::Queue, "responses", "queued", path.queued_bytes(), "bytes");
     for program in path.program_costs() {
@@ -55,21 +52,41 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     table
 }
 
+/// Transactions by lane, and those of carried pools that ended in user space.
+pub(crate) fn xacts(shared: &Shared) -> Vec<(&'static str, u64)> {
+    let Some(lanes) = &shared.lanes else { return Vec::new() };
+    vec![
+        ("D", lanes.datapath.counter(Counter::XactsD)),
+        ("A", lanes.datapath.counter(Counter::XactsA)),
+        ("user", lanes.user_xacts.load(Ordering::Relaxed)),
+    ]
+}
+
+/// How often links left the kernel, by reason; those that never happened are left out.
+pub(crate) fn exits(shared: &Shared) -> Vec<(&'static str, u64)> {
+    let Some(lanes) = &shared.lanes else { return Vec::new() };
+    let count = |&reason: &Reason| (reason.name(), lanes.datapath.reason_count(reason));
+    Reason::ALL
+        .iter()
+        .filter(|&&reason| reason != Reason::None)
+        .map(count)
+        .filter(|&(_, times)| times > 0)
+        .collect()
+}
+
 /// The same in one line, for the log at the end of the process.
 pub(crate) fn summary(shared: &Shared) -> Option<String> {
     let lanes = shared.lanes.as_ref()?;
-    let path = &lanes.datapath;
-    let (d, a) = (path.counter(Counter::XactsD), path.counter(Counter::XactsA));
-    let user = lanes.user_xacts.load(Ordering::Relaxed);
-    let exits: Vec<String> = Reason::ALL
-        .iter()
-        .filter(|&&reason| reason != Reason::None && path.reason_count(reason) > 0)
-        .map(|&reason| format!("{} {}", reason.name(), path.reason_count(reason)))
-        .collect();
+    let words = |counts: Vec<(&str, u64)>| {
+        let words: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        words.join(", ")
+    };
+    let exits = words(exits(shared));
     Some(format!(
-        "kernel lanes: {d} transactions in D, {a} in A, {user} in user space; {} taken, {} given; exits: {}",
+        "kernel lanes: transactions: {}; {} taken, {} given; exits: {}",
+        words(xacts(shared)),
         lanes.taken.load(Ordering::Relaxed),
         lanes.given.load(Ordering::Relaxed),
-        if exits.is_empty() { "none".to_owned() } else { exits.join(", ") },
+        if exits.is_empty() { "none" } else { &exits },
     ))
 }

@@ -17,6 +17,7 @@ use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
 
 use crate::client::Client;
+use crate::logging::log_socket;
 use crate::net::Endpoint;
 use crate::pool::PoolSettings;
 use crate::pressure::Pressure;
@@ -30,7 +31,8 @@ pub(crate) const USER_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// Environment variable for tests only: `UNDERPASS_TEST_FLIP=N` takes one of N clients out of its lane in each turn of a worker's loop, a
-/// millisecond or less apart, and gives half of those that are idle back at once. Read once at start.
+/// millisecond or less apart, and gives half of those that are idle back at once; contended
+/// pools stay in their lanes. Read once at start.
 const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
 
 /// The open lanes of the process.
@@ -101,7 +103,8 @@ impl Lanes {
     pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(LanePool, Box<dyn SharedIdle<Box<Server>>>)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
-        let pressure = Arc::new(Pressure::new(Instant::now()));
+        let now = Instant::now();
+        let pressure = Arc::new(if self.flip > 0 { Pressure::never(now) } else { Pressure::new(now) });
         let idle = LaneIdle {
             datapath: self.datapath.clone(),
             pool: slot,
@@ -145,7 +148,7 @@ impl Lanes {
                 true
             }
             Err(error) => {
-                log::debug!("{} stays in user space: {error}", client.tag());
+                log_socket!(Debug, client.label(), "lane", "stays in user space: {error}");
                 false
             }
         }
@@ -173,7 +176,7 @@ impl Lanes {
                 lock(&self.servers).insert(slot, server.id);
                 server.lane = Some(Box::new(ServerLane { lanes: self.clone(), slot, lane, read_total: 0, drained: true, epoll }));
             }
-            Err(error) => log::debug!("{} stays in user space: {error}", server.tag()),
+            Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
         }
     }
 }
@@ -287,7 +290,7 @@ impl Drop for ServerLane {
 pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kernel: bool) {
     let interest = if in_kernel { KERNEL_INTEREST } else { USER_INTEREST };
     if let Err(error) = epoll::modify(epoll, client.transport.fd(), EventData::new_u64(token), interest) {
-        log::error!("{}: epoll: {error}", client.tag());
+        log_socket!(Error, client.label(), "lane", "epoll: {error}");
     }
 }
 
@@ -296,7 +299,7 @@ pub(crate) fn watch_server(server: &Server) {
     if let Some(lane) = server.lane.as_ref().filter(|lane| lane.is_watched_apart()) {
         let token = crate::worker::server_token(server.key);
         if let Err(error) = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST) {
-            log::error!("{}: epoll: {error}", server.tag());
+            log_socket!(Error, server.label(), "lane", "epoll: {error}");
         }
     }
 }

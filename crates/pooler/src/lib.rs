@@ -8,9 +8,14 @@ mod client;
 mod kernel_rows;
 mod lanes;
 mod gather;
+mod control;
+mod listeners;
+mod logging;
+mod metrics;
 mod net;
 mod pool;
 mod pressure;
+mod process;
 mod resolver;
 mod run;
 mod server;
@@ -20,9 +25,12 @@ mod table;
 mod transport;
 mod worker;
 
-pub use run::{Options, check, run};
+pub use run::{Checked, Options, check, run};
 
-/// What SHOW VERSION and `--version` say. Exporters look for PgBouncer's version in it.
+/// Our version and the one of PgBouncer whose configuration, console and behaviour it has.
+pub const VERSION_NUMBER: &str = concat!(env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
+
+/// What SHOW VERSION and the first line of `--version` say. Exporters look for PgBouncer's version in it.
 pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.

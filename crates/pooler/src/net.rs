@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use underpass_config::Config;
+use underpass_console::logline::PeerAddress;
 
 /// Where a peer is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -29,6 +30,14 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
+    /// Address as the log shows it.
+    pub fn peer_address(&self) -> PeerAddress {
+        match self {
+            Endpoint::Tcp(address) => PeerAddress::Tcp(*address),
+            Endpoint::Unix(_, port) => PeerAddress::Unix { pid: None, port: *port },
+        }
+    }
+
     /// Address as the console shows it.
     pub fn host(&self) -> String {
         match self {

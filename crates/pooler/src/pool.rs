@@ -2,7 +2,7 @@
 //! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -23,6 +23,9 @@ pub(crate) struct DatabaseState {
     pub is_auto: AtomicBool,
     pub disabled: AtomicBool,
     pub paused: AtomicBool,
+    /// Not configured any more, or automatic and unused for `autodb_idle_timeout`: not shown, new again when a client asks for it.
+    /// The entry stays, so that numbers and pools are not used up by names that come and go.
+    pub forgotten: AtomicBool,
     /// Logged-in clients and those logging in.
     pub clients: AtomicU32,
     /// Next host of a list, for round robin.
@@ -63,12 +66,16 @@ pub(crate) struct Pool {
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
     pub lane: Option<LanePool>,
+    /// Whether its settings are still such that they may: see [`Pool::lane`].
+    pub lane_fits: AtomicBool,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
     pub proved: ArcSwapOption<underpass_auth::Login>,
     /// The secret that the list or `auth_query` gave for the pool's user.
     pub secret: ArcSwapOption<underpass_auth::Secret>,
     /// Text of the last failed connection or login, for clients that wait.
     pub last_error: ArcSwapOption<String>,
+    /// Unused for `pool_idle_timeout`: not shown, until a client comes.
+    pub forgotten: AtomicBool,
 }
 
 impl PoolSettings {
@@ -94,6 +101,11 @@ impl PoolSettings {
 }
 
 impl Pool {
+    /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
+    pub fn lane(&self) -> Option<&LanePool> {
+        self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))
+    }
+
     pub fn welcome(&self) -> Option<SharedParameters> {
         self.welcome.load_full()
     }

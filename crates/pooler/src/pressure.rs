@@ -23,12 +23,29 @@ pub(crate) struct Pressure {
     window_us: AtomicU64,
     queued: AtomicU64,
     until_us: AtomicU64,
+    /// Clients in a window that make a contended pool.
+    queued_max: u64,
 }
 
 impl Pressure {
     /// None yet.
     pub fn new(now: Instant) -> Self {
-        Self { base: now, window_us: AtomicU64::new(0), queued: AtomicU64::new(0), until_us: AtomicU64::new(0) }
+        Self::with_limit(now, QUEUED_MAX)
+    }
+
+    /// That never rises: for tests that want contended lanes.
+    pub fn never(now: Instant) -> Self {
+        Self::with_limit(now, u64::MAX)
+    }
+
+    fn with_limit(now: Instant, queued_max: u64) -> Self {
+        Self {
+            base: now,
+            window_us: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
+            until_us: AtomicU64::new(0),
+            queued_max,
+        }
     }
 
     /// A client joined the queue.
@@ -40,7 +57,7 @@ impl Pressure {
         }
         let queued = self.queued.load(Ordering::Relaxed) + 1;
         self.queued.store(queued, Ordering::Relaxed);
-        if queued >= QUEUED_MAX {
+        if queued >= self.queued_max {
             self.until_us.store(now_us + QUIET.as_micros() as u64, Ordering::Relaxed);
         }
     }

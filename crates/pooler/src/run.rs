@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Start and stop of the process.
+//! Start and stop of the process; its main thread, which takes signals and keeps the periods of the statistics.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use nix::sys::signal::{SigSet, Signal};
-use rustix::event::epoll;
-use underpass_config::{Config, UnixSocketDir};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use underpass_config::{Config, Finding, OsFiles, Severity};
+use underpass_console::logline::Level;
+use underpass_console::text;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
+use crate::control::{self, Control};
+use crate::gather::{self, Facts, Part, Periods};
+use crate::kernel_rows;
 use crate::lanes::Lanes;
-use crate::gather::Periods;
-use crate::net;
-use underpass_console::Timestamp;
+use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
-use crate::shared::{Mailbox, Names, Shared, phase};
+use crate::shared::{Mailbox, Names, Shared, lock, phase};
 use crate::worker::{Listener, Worker};
+use crate::{listeners, logging, metrics};
 
 /// How the pooler is started.
 #[derive(Debug, Clone, Default)]
@@ -41,45 +46,160 @@ pub struct Options {
     pub user: Option<String>,
 }
 
-/// Reads the configuration and everything it names, as a start would, and returns its warnings.
-///
-/// # Errors
-/// The first thing that would keep the pooler from starting.
-pub fn check(paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
-    Settings::load(paths).map(|(_, warnings)| warnings)
+/// What [`check`] found.
+#[derive(Debug, Clone, Default)]
+pub struct Checked {
+    /// What would keep the pooler from starting, one line each.
+    pub errors: Vec<String>,
+    /// What works, but hardly as meant.
+    pub warnings: Vec<String>,
+}
+
+/// Reads the configuration and everything it names, as a start would, and says what is wrong. Nothing is opened for writing, no socket
+/// is touched.
+#[must_use]
+pub fn check(paths: &[PathBuf]) -> Checked {
+    let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+    let mut checked = Checked::default();
+    let loaded = match Config::load(&as_paths) {
+        Ok(loaded) => loaded,
+        Err(errors) => {
+            checked.errors = errors.0.iter().map(ToString::to_string).collect();
+            return checked;
+        }
+    };
+    checked.warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+    let (errors, warnings) = findings(&loaded.config);
+    checked.errors = errors;
+    checked.warnings.extend(warnings);
+    if checked.errors.is_empty() {
+        match Settings::from_config(loaded.config, paths) {
+            Ok((_, more)) => checked.warnings.extend(more),
+            Err(error) => checked.errors.push(format!("{error:#}")),
+        }
+    }
+    checked
+}
+
+fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
+    let found = underpass_config::check(config, &OsFiles);
+    let (errors, warnings): (Vec<Finding>, Vec<Finding>) =
+        found.into_iter().partition(|finding| finding.severity == Severity::Error);
+    let text = |all: Vec<Finding>| all.iter().map(ToString::to_string).collect();
+    (text(errors), text(warnings))
 }
 
 /// Runs the pooler until a signal or SHUTDOWN ends it.
 ///
 /// # Errors
-/// What keeps it from starting, with a next step.
+/// What keeps it from starting, one line each, with a next step; the log has it too, if it could be opened.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let (settings, warnings) = Settings::load(&options.config_paths)?;
+    logging::start(options.verbose, options.quiet);
+    start(options).inspect_err(|error| {
+        // The caller tells whoever looks at standard error.
+        logging::leave_stderr();
+        format!("{error:#}").lines().for_each(|line| logging::write(Level::Fatal, None, Some("fatal"), line));
+    })
+}
+
+fn start(options: &Options) -> anyhow::Result<()> {
+    let background = process::is_background();
+    if background {
+        process::detach();
+    }
+    let (settings, mut warnings) = Settings::load(&options.config_paths)?;
     let config = &settings.config;
-    refuse_root(config, options)?;
-    raise_descriptor_limit(config);
-    let listeners = listen(config)?;
+    let user = process::service_user(config, options.user.as_deref())?;
+    let (errors, more) = findings(config);
+    anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
+    warnings.extend(more);
+    if options.daemonize && !background {
+        return process::start_in_background(config);
+    }
+    // What root may do better comes first; then the process is the user's, and so is every file it makes.
+    process::raise_descriptor_limit(config);
+    let mut open = listeners::inherited(config)?;
+    let is_activated = !open.is_empty();
+    if !is_activated {
+        open = listeners::tcp(config)?;
+    }
+    let metrics = config.underpass.metrics_listen.map(metrics::listen).transpose()?;
     // With the privileges of the start: programs and maps are made here and only used later.
     let lanes = Lanes::open(config)?.map(Arc::new);
-    let user = options.user.clone().or_else(|| config.user.clone());
-    if let (Some(user), true) = (&user, rustix::process::getuid().is_root()) {
-        become_user(user)?;
+    if let Some(user) = &user {
+        process::become_user(user)?;
+        process::warn_of_unreadable(config, &options.config_paths, user);
     }
-    let threads = config.underpass.threads.filter(|&threads| threads > 0).map_or_else(
+    process::restrict(config.underpass.kernel_path)?;
+    logging::configure(config)?;
+    let pidfile = config.pidfile.as_deref().filter(|path| !path.as_os_str().is_empty());
+    let pidfile = pidfile.map(PidFile::create).transpose()?;
+    let mut socket_file = None;
+    if !is_activated && let Some((listener, file)) = listeners::unix(config)? {
+        open.push(listener);
+        socket_file = file;
+    }
+    anyhow::ensure!(!open.is_empty(), "nowhere to listen: set listen_addr or unix_socket_dir");
+    for warning in warnings {
+        log::warn!("{warning}");
+    }
+    let outcome = serve(settings, lanes, open, metrics, background);
+    drop((socket_file, pidfile));
+    outcome
+}
+
+fn serve(
+    settings: Settings,
+    lanes: Option<Arc<Lanes>>,
+    open: Vec<Listener>,
+    metrics: Option<std::net::TcpListener>,
+    background: bool,
+) -> anyhow::Result<()> {
+    // Before the first thread: all inherit the mask, and signals come to the main thread alone.
+    let signals = Signals::take()?;
+    let threads = settings.config.underpass.threads.filter(|&threads| threads > 0).map_or_else(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
     );
+    let shared = share(settings, lanes, threads)?;
+    for database in shared.settings.load().config.databases.named.values() {
+        shared.database_state(database.clone(), false);
+    }
+    if let Some(listener) = metrics {
+        let address = listener.local_addr()?;
+        metrics::start(listener, shared.clone()).context("cannot start a thread")?;
+        log::info!("metrics on http://{address}/metrics");
+    }
+    let mut workers = Workers {
+        threads: Vec::new(),
+        ended: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?),
+    };
+    for index in 0..threads {
+        workers.start(Worker::new(index as u16, shared.clone(), open.clone()))?;
+    }
+    // Workers hold them: a shutdown that closes its listeners closes them for good.
+    drop(open);
+    logging::phrase(None, &text::process_up(crate::VERSION, &format!("threads={threads}")));
+    process::notify(Life::Ready);
+    if background {
+        process::background_ready()?;
+    }
+    main_loop(&shared, &signals, &workers)?;
+    process::notify(Life::Stopping);
+    shared.broadcast(|worker| worker.stopping = true);
+    let outcome = workers.join();
+    if let Some(summary) = kernel_rows::summary(&shared) {
+        log::info!("{summary}");
+    }
+    outcome
+}
+
+fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyhow::Result<Arc<Shared>> {
     let mut mailboxes = Vec::with_capacity(threads);
     for _ in 0..threads {
         mailboxes.push(Mailbox::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
     }
-    // Signals are taken by one thread; the others never see them.
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2] {
-        signals.add(signal);
-    }
-    signals.thread_block()?;
-    let shared = Arc::new(Shared {
+    Ok(Arc::new(Shared {
         core: Mutex::new(Core::default()),
         statements: Statements::default(),
         parameters: Mutex::default(),
@@ -92,119 +212,137 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
         lanes,
+        control: Control::new(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
-        last_error: ArcSwapOption::empty(),
-        periods: Mutex::new(Periods::new(Timestamp(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64))),
+        periods: Mutex::new(Periods::new(logging::now())),
         settings: ArcSwap::from_pointee(settings),
-    });
-    for warning in warnings {
-        log::warn!("{warning}");
-    }
-    for database in shared.settings.load().config.databases.named.values() {
-        shared.database_state(database.clone(), false);
-    }
-    let mut workers = Vec::new();
-    for index in 0..threads {
-        let worker = Worker::new(index as u16, shared.clone(), listeners.clone());
-        workers.push(
-            std::thread::Builder::new().name(format!("worker {index}")).spawn(move || worker.run()).context("cannot start a thread")?,
-        );
-    }
-    log::info!("process up: underpass {}, {threads} threads", env!("CARGO_PKG_VERSION"));
-    while !signal_loop_step(&shared, &signals)? {}
-    for worker in workers {
-        match worker.join() {
-            Ok(result) => result?,
-            Err(_) => anyhow::bail!("a worker thread panicked"),
-        }
-    }
-    if let Some(summary) = crate::kernel_rows::summary(&shared) {
-        log::info!("{summary}");
-    }
-    Ok(())
+    }))
 }
 
-/// Waits for one signal and acts on it; true when the process is to end.
-fn signal_loop_step(shared: &Arc<Shared>, signals: &SigSet) -> anyhow::Result<bool> {
-    match signals.wait()? {
-        Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT => {
-            shared.phase.store(phase::IMMEDIATE, Ordering::Relaxed);
-            shared.broadcast(|worker| worker.stopping = true);
-            Ok(true)
-        }
-        _ => Ok(false),
+/// The worker threads, and the bell that each rings when it ends, in whatever way.
+struct Workers {
+    threads: Vec<JoinHandle<anyhow::Result<()>>>,
+    ended: Arc<OwnedFd>,
+}
+
+/// Rings when dropped, so also when the thread panics.
+struct Ring(Arc<OwnedFd>);
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // It only fails when the counter is full, and then the bell has been heard.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
 
-fn refuse_root(config: &Config, options: &Options) -> anyhow::Result<()> {
-    let has_user = options.user.is_some() || config.user.is_some();
-    if rustix::process::getuid().is_root() && !has_user {
-        anyhow::bail!("will not run as root: set `user` in [pgbouncer], give -u USER, or start as another user");
+impl Workers {
+    fn start(&mut self, worker: Worker) -> anyhow::Result<()> {
+        let ring = Ring(self.ended.clone());
+        let thread = std::thread::Builder::new().name(format!("worker {}", worker.index));
+        let thread = thread.spawn(move || {
+            let _ring = ring;
+            worker.run()
+        });
+        self.threads.push(thread.context("cannot start a thread")?);
+        Ok(())
     }
-    Ok(())
-}
 
-fn become_user(name: &str) -> anyhow::Result<()> {
-    let user = nix::unistd::User::from_name(name)?.with_context(|| format!("user \"{name}\" does not exist: change `user`"))?;
-    let c_name = std::ffi::CString::new(name)?;
-    nix::unistd::initgroups(&c_name, user.gid)?;
-    nix::unistd::setgid(user.gid)?;
-    nix::unistd::setuid(user.uid)?;
-    Ok(())
-}
-
-/// Descriptors: one for each client and server, some for everything else.
-fn raise_descriptor_limit(config: &Config) {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    let pools = config.databases.len().max(1) as u64;
-    let needed = u64::from(config.max_client_conn) + pools * u64::from(config.default_pool_size + config.reserve_pool_size) + 200;
-    if soft >= needed {
-        return;
-    }
-    let wanted = needed.max(soft).min(hard);
-    if setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_err() || wanted < needed {
-        log::warn!("{needed} file descriptors may be needed, {wanted} are allowed: raise LimitNOFILE (ulimit -n)");
-    }
-}
-
-fn listen(config: &Config) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    let port = config.listen_port;
-    let backlog = config.listen_backlog as i32;
-    for name in config.listen_addr.iter() {
-        let addresses: Vec<SocketAddr> = if name == "*" {
-            vec![(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port).into(), (IpAddr::V6(Ipv6Addr::UNSPECIFIED), port).into()]
-        } else {
-            (name, port).to_socket_addrs().with_context(|| format!("listen_addr: cannot resolve {name}"))?.collect()
-        };
-        for address in addresses {
-            match net::listen_tcp(address, backlog, config.so_reuseport) {
-                Ok(fd) => {
-                    log::info!("listening on {address}");
-                    listeners.push(Listener { fd: Arc::new(fd), unix_port: None });
-                }
-                // A machine without IPv6 is served on IPv4.
-                Err(error) if name == "*" && address.is_ipv6() => log::debug!("cannot listen on {address}: {error}"),
-                Err(error) => anyhow::bail!("cannot listen on {address}: {error}; is another pooler running? change listen_port or stop it"),
+    fn join(self) -> anyhow::Result<()> {
+        let mut outcome = Ok(());
+        for thread in self.threads {
+            match thread.join() {
+                Ok(result) => outcome = outcome.and(result),
+                Err(_) => outcome = outcome.and(Err(anyhow::anyhow!("a worker thread panicked"))),
             }
         }
+        outcome
     }
-    let socket = match &config.unix_socket_dir {
-        UnixSocketDir::Off => None,
-        UnixSocketDir::Path(directory) => Some(directory.join(format!(".s.PGSQL.{port}"))),
-        UnixSocketDir::Abstract(prefix) => Some(PathBuf::from(format!("@{prefix}/.s.PGSQL.{port}"))),
-    };
-    if let Some(path) = socket {
-        let fd = net::listen_unix(&path, backlog)
-            .with_context(|| format!("cannot listen on unix socket {}: change unix_socket_dir or stop the other process", path.display()))?;
-        if matches!(config.unix_socket_dir, UnixSocketDir::Path(_)) {
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(config.unix_socket_mode))?;
+}
+
+/// The signals the pooler obeys, as a descriptor.
+struct Signals(SignalFd);
+
+impl Signals {
+    fn take() -> anyhow::Result<Self> {
+        let mut mask = SigSet::empty();
+        for signal in [
+            Signal::SIGHUP,
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGQUIT,
+            Signal::SIGUSR1,
+            Signal::SIGUSR2,
+        ] {
+            mask.add(signal);
         }
-        log::info!("listening on unix:{}", path.display());
-        listeners.push(Listener { fd: Arc::new(fd), unix_port: Some(port) });
+        mask.thread_block()?;
+        Ok(Self(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
     }
-    anyhow::ensure!(!listeners.is_empty(), "nowhere to listen: set listen_addr or unix_socket_dir");
-    Ok(listeners)
+
+    /// The next one that has come.
+    fn next(&self) -> Option<Signal> {
+        let signal = self.0.read_signal().ok().flatten()?;
+        Signal::try_from(signal.ssi_signo as i32).ok()
+    }
+}
+
+/// Signals and periods, until a worker has ended or a signal asks for the end.
+fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyhow::Result<()> {
+    let period = || shared.settings.load().config.stats_period.max(Duration::from_secs(1));
+    let mut period_began = Instant::now();
+    loop {
+        // A RELOAD that changes the period takes effect at the end of the present one.
+        let left = (period_began + period()).saturating_duration_since(Instant::now());
+        let timeout =
+            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let mut events = [
+            PollFd::from_borrowed_fd(signals.0.as_fd(), PollFlags::IN),
+            PollFd::new(&*workers.ended, PollFlags::IN),
+        ];
+        match poll(&mut events, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !events[1].revents().is_empty() {
+            return Ok(());
+        }
+        while let Some(signal) = signals.next() {
+            if obey(shared, signal) {
+                return Ok(());
+            }
+        }
+        if period_began.elapsed() >= period() {
+            period_began = Instant::now();
+            end_period(shared);
+        }
+    }
+}
+
+/// Acts on a signal; true when the process is to end.
+fn obey(shared: &Arc<Shared>, signal: Signal) -> bool {
+    let reloads = signal == Signal::SIGHUP;
+    if reloads {
+        process::notify(Life::Reloading);
+    }
+    let ends = control::signal(shared, signal);
+    if reloads {
+        if let Err(error) = logging::configure(&shared.settings.load().config) {
+            log::error!("{error:#}");
+        }
+        process::notify(Life::Ready);
+    }
+    ends
+}
+
+/// A `stats_period` is over: snapshots for the averages, the line of `log_stats`, the status that systemd shows.
+fn end_period(shared: &Arc<Shared>) {
+    let Some(parts) = gather::wait(shared, Duration::from_secs(2), Part::of) else { return };
+    let facts = Facts::merge(shared, &parts, Instant::now());
+    let averages = lock(&shared.periods).roll(&facts, logging::now());
+    if shared.settings.load().config.log_stats {
+        logging::write(Level::Log, None, Some("stats"), &averages.log_line());
+    }
+    let status = averages.status_line();
+    process::notify(Life::Status(status.strip_prefix("STATUS=").unwrap_or(&status)));
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A server connection. It lives at a worker while it works and is parked in the core while it is idle.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use underpass_auth::ServerAuth;
-use underpass_console::SocketId;
+use underpass_console::logline::SocketLabel;
+use underpass_console::{Side, SocketId};
 use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::{ParameterSet, SharedParameters};
@@ -83,6 +85,8 @@ pub(crate) struct Server {
     pub home: u16,
     pub pool: Arc<Pool>,
     pub address: Endpoint,
+    /// Our end of it; `None` for a unix socket.
+    pub local: Option<SocketAddr>,
     pub work: Work,
     pub link: Link,
     pub parameters: SharedParameters,
@@ -103,14 +107,15 @@ pub(crate) struct Server {
 
 impl Server {
     /// How log lines name it.
-    pub fn tag(&self) -> String {
-        format!(
-            "S-{}: {}/{}@{}",
-            self.socket_id.pointer(),
-            self.pool.database.name,
-            self.pool.user.name,
-            self.address
-        )
+    pub fn label(&self) -> SocketLabel<'_> {
+        SocketLabel {
+            side: Side::Server,
+            id: self.socket_id,
+            database: Some(&self.pool.database.name),
+            user: Some(&self.pool.user.name),
+            peer_id: None,
+            address: self.address.peer_address(),
+        }
     }
 
     pub fn process_id(&self) -> u32 {

@@ -189,7 +189,8 @@ impl Link {
         }
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
-        let mut effect = Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
+        let mut effect =
+            Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
         let failed = self.status == Status::Failed && !self.is_busy();
         if self.statements.touch(statement.id) && !failed {
             if !self.is_busy() {

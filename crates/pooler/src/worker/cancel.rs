@@ -27,7 +27,7 @@ pub(crate) struct CancelConnection {
     fd: OwnedFd,
     request: Vec<u8>,
     /// The server that is held back meanwhile, and where it lives.
-    id: ServerId,
+    pub id: ServerId,
     server: Key,
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
@@ -69,6 +69,10 @@ impl Worker {
 
     fn cancel_client(&mut self, target: ClientRef, asker: ClientRef) {
         let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
+        if client.on_console {
+            self.console_cancelled(key_of(target));
+            return self.cancel_answered(asker);
+        }
         let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
         if waits {
             self.cancel_waiting(key_of(target));

@@ -279,6 +279,7 @@ impl Worker {
             Ok(false) => {}
             Ok(true) => match client.phase {
                 Phase::Closing => self.drop_client(key),
+                Phase::Console(_) => self.console_readable(key),
                 Phase::Linked(server) => {
                     if self.server(server).is_some_and(|server| server.readable) {
                         self.forward_responses(server);

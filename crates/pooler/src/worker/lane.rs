@@ -15,6 +15,7 @@ use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, Transacti
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
 use crate::lanes::{monotonic_ns, watch_client};
+use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -29,6 +30,13 @@ impl Client {
         if let Some(lane) = &mut self.lane {
             lane.read_total += count as u64;
         }
+    }
+
+    /// Whether the lane that carries it has given it a server at this moment.
+    pub(crate) fn is_linked_in_lane(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| {
+            lane.lanes.datapath.client_info(lane.slot).is_ok_and(|info| info.server.is_some())
+        })
     }
 
     /// Whether user space may write to it now: nothing that a lane forwarded is still on its way.
@@ -54,7 +62,7 @@ impl Worker {
         let now = self.now;
         let Some(server) = self.server(key) else { return };
         let pool = server.pool.clone();
-        if let (Some(pool), true) = (&pool.lane, server.inbox.is_empty()) {
+        if let (Some(pool), true) = (pool.lane(), server.inbox.is_empty()) {
             if !pool.pressure.is_high(now) {
                 lanes.register_server(server, pool.slot, epoll);
             }
@@ -65,7 +73,7 @@ impl Worker {
     pub(super) fn lane_offer(&mut self, key: Key) {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
-        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane.as_ref()) else { return };
+        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
         if pool.pressure.is_high(self.now) {
             return;
         }
@@ -100,7 +108,7 @@ impl Worker {
             }
             outcome => {
                 if let Err(error) = outcome {
-                    log::error!("{} kernel lanes: give_client: {error}", client.tag());
+                    log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
                 }
                 // Something came in meanwhile; watching it again announces it.
                 watch_client(client, epoll, token(Source::Client, key), false);
@@ -187,6 +195,9 @@ impl Worker {
             self.again_soon.push(Again::LaneClient(key));
             return;
         }
+        if self.suspension.is_some() {
+            return;
+        }
         match self.clients.get(key).map(|client| &client.phase) {
             Some(Phase::Idle) => self.first_request(key),
             Some(&Phase::Linked(server)) => {
@@ -212,7 +223,7 @@ impl Worker {
             Ok(Some(taken)) => taken,
             Ok(None) => return false,
             Err(error) => {
-                log::error!("{} kernel lanes: take: {error}", client.tag());
+                log_socket!(Error, client.label(), "lane", "kernel lanes: take: {error}");
                 return true;
             }
         };
@@ -338,6 +349,13 @@ impl Worker {
         meter.stats.sent += now.response_bytes - before.response_bytes;
         meter.stats.xact_time += (now.xact_ns - before.xact_ns) / 1000;
         meter.stats.query_time += (now.query_ns - before.query_ns) / 1000;
+    }
+
+    /// The same for all clients that lanes carry now.
+    pub(crate) fn lanes_collect(&mut self) {
+        let carried: Vec<Key> =
+            self.clients.iter().filter(|(_, client)| matches!(client.phase, Phase::Lane)).map(|(key, _)| key).collect();
+        carried.into_iter().for_each(|key| self.lane_collect(key));
     }
 
     /// A client could not be taken just now.

@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use underpass_config::PoolMode;
+use underpass_console::logline::Level;
+use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
@@ -16,6 +18,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
+use crate::logging;
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -259,6 +262,9 @@ impl Worker {
     /// The server of a link is at rest between transactions.
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if let (true, Some(client)) = (self.draining, server.client()) {
+            return self.close_client(client, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
+        }
         let Some(client_key) = server.client() else { return };
         if server.dedicated || server.pool_mode() == PoolMode::Session {
             // There is room again for a client that was not read because too many answers were outstanding.
@@ -356,7 +362,7 @@ impl Worker {
             return self.close_server(key, "replication client left");
         }
         let id = server.id;
-        if !server.lane_tried && server.pool.lane.is_some() {
+        if !server.lane_tried && server.pool.lane().is_some() {
             self.lane_register_server(key);
         }
         let Some(entry) = self.servers.get_mut(key) else { return };
@@ -409,7 +415,7 @@ impl Worker {
     pub(crate) fn bury(&mut self, mut server: Box<Server>, reason: &str) {
         if self.shared.settings.load().config.log_disconnections {
             let age = self.now.saturating_duration_since(server.connected_at).as_secs();
-            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+            logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
         let _ = server.transport.write(b"X\0\0\0\x04");
         server.transport.close_notify();
@@ -469,7 +475,7 @@ impl Worker {
         let config = &self.shared.settings.load().config;
         let age = self.now.saturating_duration_since(server.connected_at).as_secs();
         if config.log_disconnections {
-            log::info!("{} closing because: {reason} (age={age}s)", server.tag());
+            logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
         if !matches!(server.work, Work::Login(_)) {
             let _ = server.transport.write(b"X\0\0\0\x04");
@@ -488,13 +494,19 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(key) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Closing);
+        // From now on it has some seconds to take what it is owed.
+        client.request_at = self.now;
         {
             let config = &self.shared.settings.load().config;
             let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
             if wanted {
                 let age = self.now.saturating_duration_since(client.connected_at).as_secs();
-                let line = format!("{} closing because: {} (age={age}s)", client.tag(), farewell.reason);
-                if farewell.is_error { log::warn!("{line}") } else { log::info!("{line}") }
+                let mut line = text::closing(&farewell.reason, age);
+                if farewell.is_error {
+                    line.level = Level::Warning;
+                }
+                // The phase has moved on already; names that only the login knew are still wanted.
+                logging::phrase(Some(client.label_in(&phase)), &line);
             }
         }
         if let Some((sqlstate, message)) = &farewell.report {
@@ -566,6 +578,9 @@ impl Worker {
         let Some(mut client) = self.clients.remove(key) else { return };
         client.transport.close_notify();
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if client.on_console {
+            self.shared.control.consoles.fetch_sub(1, Ordering::Relaxed);
+        }
         if client.cancel_key != 0 {
             lock(&self.shared.cancel_keys).remove(&client.cancel_key);
         }

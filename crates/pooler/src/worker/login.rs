@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
-use underpass_console::Access;
+use underpass_console::rows::Replication;
+use underpass_console::{Access, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::ParameterSet;
 use underpass_tls::SslMode;
@@ -17,6 +18,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Again, Farewell, Worker};
 use crate::client::{Client, LoginStep, Phase, Startup};
+use crate::logging;
 use crate::net::{self, Endpoint};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -224,24 +226,18 @@ impl Worker {
                 Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, "TLS required (client_tls_sslmode)"),
             );
         }
-        let mut log_tls = String::new();
-        if let Some(tls) = client.transport.tls() {
-            log_tls = format!(" tls={}", underpass_tls::describe(tls).unwrap_or_default());
-        }
         let is_console = startup.database == CONSOLE;
         let user = self.shared.user(&startup.user);
         client.user = Some(user.clone());
         if config.log_connections {
-            log::info!(
-                "C-{}: {}/{}@{} login attempt: db={} user={}{}",
-                client.id.pointer(),
-                startup.database,
-                startup.user,
-                client.address,
-                startup.database,
-                startup.user,
-                if log_tls.is_empty() { " tls=no" } else { &log_tls }
-            );
+            let tls = client.transport.tls().map(|tls| underpass_tls::describe(tls).unwrap_or_default());
+            let replication = match startup.replication.as_deref() {
+                None => Replication::None,
+                Some("database") => Replication::Logical,
+                Some(_) => Replication::Physical,
+            };
+            let line = text::login_attempt(&startup.database, &startup.user, tls.as_deref(), replication);
+            logging::phrase(Some(client.label()), &line);
         }
         let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
         let refusal = if is_console {
@@ -313,6 +309,7 @@ impl Worker {
             let own = rustix::process::getuid().as_raw();
             if net::peer_credentials(client.transport.fd()).is_some_and(|(uid, _)| uid == own) {
                 login.console_access = Some(Access::Admin);
+                log::info!("{}", text::unix_console_access());
                 return self.logged_in(key, underpass_auth::Login::default());
             }
         }
@@ -511,8 +508,12 @@ impl Worker {
         pool.clients.fetch_add(1, Ordering::Relaxed);
         client.in_pool = true;
         client.pool = Some(pool.clone());
-        client.replication = startup.replication.is_some();
-        if client.replication {
+        client.replication = match startup.replication.as_deref() {
+            None => Replication::None,
+            Some("database") => Replication::Logical,
+            Some(_) => Replication::Physical,
+        };
+        if client.replication != Replication::None {
             return self.replication_login(key);
         }
         if pool.welcome().is_some() {

@@ -12,10 +12,12 @@ mod forward;
 mod lifecycle;
 mod lane;
 mod listen;
-mod login;
+pub(crate) mod login;
 mod server_login;
 mod stats;
+mod suspend;
 mod sweep;
+mod upkeep;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -96,6 +98,10 @@ pub(crate) struct Worker {
     again_soon: Vec<Again>,
     pub meters: Vec<PoolMeter>,
     pub stopping: bool,
+    /// SHUTDOWN WAIT_FOR_SERVERS: clients leave when their transaction is over.
+    pub draining: bool,
+    /// SUSPEND: nothing is read but what the console says.
+    suspension: Option<Box<suspend::Suspension>>,
     /// When accepting failed for lack of descriptors, until when not to try.
     accept_paused_until: Option<Instant>,
     /// State of the generator behind forced flips.
@@ -131,6 +137,8 @@ impl Worker {
             again_soon: Vec::new(),
             meters: Vec::new(),
             stopping: false,
+            draining: false,
+            suspension: None,
             accept_paused_until: None,
             flips: u64::from(index),
             console_waits: Vec::new(),
@@ -144,6 +152,28 @@ impl Worker {
     /// Watches a socket for its life.
     fn watch(&self, fd: BorrowedFd<'_>, source: Source, key: Key) -> rustix::io::Result<()> {
         epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), USER_INTEREST)
+    }
+
+    fn watch_listeners(&self) -> rustix::io::Result<()> {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let key = Key { index: index as u32, generation: 0 };
+            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
+            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
+        }
+        Ok(())
+    }
+
+    fn unwatch_listeners(&self) {
+        for listener in &self.listeners {
+            let _ = epoll::delete(self.epoll(), &*listener.fd);
+        }
+    }
+
+    /// Takes no more connections, for good.
+    pub(crate) fn stop_listening(&mut self) {
+        self.unwatch_listeners();
+        self.listeners.clear();
     }
 
     /// Gives another worker (or this one, later) something to do.
@@ -164,12 +194,7 @@ impl Worker {
             EventData::new_u64(token(Source::Bell, Key { index: 0, generation: 0 })),
             EventFlags::IN | EventFlags::ET,
         )?;
-        for (index, listener) in self.listeners.iter().enumerate() {
-            let key = Key { index: index as u32, generation: 0 };
-            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
-            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
-        }
+        self.watch_listeners()?;
         if let (Some(lanes), 0) = (&shared.lanes, self.index) {
             let key = Key { index: 0, generation: 0 };
             epoll::add(self.epoll(), lanes.datapath.event_fd(), EventData::new_u64(token(Source::Lanes, key)), EventFlags::IN)?;
@@ -178,7 +203,9 @@ impl Worker {
         let mut next_tick = Instant::now() + TICK;
         let is_flipping = shared.lanes.as_ref().is_some_and(|lanes| lanes.flip > 0);
         while !self.stopping {
-            let wait = if !self.again.is_empty() {
+            let wait = if self.suspension.is_some() {
+                next_tick.saturating_duration_since(self.now).min(TICK)
+            } else if !self.again.is_empty() {
                 Duration::ZERO
             } else if !self.again_soon.is_empty() || is_flipping {
                 Duration::from_millis(1)
@@ -195,8 +222,12 @@ impl Worker {
             for event in &events {
                 self.dispatch(event.data.u64(), event.flags);
             }
-            let soon = std::mem::take(&mut self.again_soon);
-            for again in std::mem::take(&mut self.again).into_iter().chain(soon) {
+            let (again, soon) = if self.suspension.is_none() {
+                (std::mem::take(&mut self.again), std::mem::take(&mut self.again_soon))
+            } else {
+                Default::default()
+            };
+            for again in again.into_iter().chain(soon) {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
                     Again::Server(key) => self.server_readable(key, false),
@@ -221,6 +252,9 @@ impl Worker {
         const CANCEL: u64 = Source::Cancel as u64;
         const LISTENER: u64 = Source::Listener as u64;
         const LANES: u64 = Source::Lanes as u64;
+        if self.suspension.is_some() && self.hold_back(token, flags) {
+            return;
+        }
         let incoming = flags.intersects(EventFlags::IN | GONE);
         match token >> 56 {
             CLIENT => {

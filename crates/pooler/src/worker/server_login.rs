@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
 use underpass_config::{Host, LoadBalanceHosts, UnixSocketDir};
+use underpass_console::text;
 use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::ParameterSet;
@@ -19,6 +20,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Entry, Farewell, Source, Worker};
 use crate::client::Phase;
+use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::pool::Pool;
 use crate::resolver::Answer;
@@ -127,6 +129,7 @@ impl Worker {
         let mode = plan.pool.settings.load();
         let (index, now, socket_id) = (self.index, self.now, self.shared.next_socket_id());
         let dedicated = plan.replication.is_some();
+        let local = net::local_endpoint(&fd);
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
                 lane: None,
@@ -138,6 +141,7 @@ impl Worker {
                 home: index,
                 pool: plan.pool.clone(),
                 address,
+                local,
                 work: Work::Login(Box::new(ServerLogin {
                     step: ServerLoginStep::Connecting,
                     auth: None,
@@ -196,16 +200,8 @@ impl Worker {
                 return Ok(());
             }
             if settings.config.log_connections {
-                let from = net::local_endpoint(server.transport.fd())
-                    .map_or_else(|| "unix".to_owned(), |address| address.to_string());
-                let (pool, id) = (&server.pool, server.socket_id);
-                log::info!(
-                    "S-{}: {}/{}@{} new connection to server (from {from})",
-                    id.pointer(),
-                    pool.database.name,
-                    pool.user.name,
-                    server.address
-                );
+                let local = net::local_endpoint(server.transport.fd());
+                logging::phrase(Some(server.label()), &text::new_server_connection(local));
             }
             let wants_tls = settings.server_tls.as_ref().is_some_and(|tls| tls.sslmode != SslMode::Allow)
                 && matches!(server.address, Endpoint::Tcp(_));
@@ -314,7 +310,7 @@ impl Worker {
         }
         pool.welcome.store(Some(set));
         if settings.config.log_connections {
-            log::debug!("{} login finished", server.tag());
+            log_socket!(Debug, server.label(), "login_finished", "login finished");
         }
         let connect_query = pool.database.settings.load().connect_query.clone().filter(|sql| !sql.is_empty());
         match connect_query {

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use underpass_console::text::reason;
 use underpass_pool::link::Status;
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::{notice_response};
@@ -20,13 +21,24 @@ const SETTLE_MAX: Duration = Duration::from_secs(30);
 
 impl Worker {
     pub(super) fn sweep(&mut self) {
+        if self.suspension.is_some() {
+            self.sweep_suspended();
+            return self.console_waits_check();
+        }
         let settings = self.shared.settings.load_full();
         self.sweep_clients(&settings);
+        if self.draining {
+            self.drain();
+        }
         self.sweep_servers(&settings);
+        if settings.config.server_fast_close {
+            self.fast_close();
+        }
         self.sweep_cancels(&settings);
         // Pools belong to no worker: the first one looks after them.
         if self.index == 0 {
             self.sweep_pools();
+            self.upkeep(&settings);
         }
         self.console_waits_check();
         self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
@@ -80,7 +92,7 @@ impl Worker {
                     if over(client.request_at, limit) {
                         Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if draining && !self.shared.waits_for_clients() {
-                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"))
+                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
                     } else {
                         None
                     }
@@ -106,7 +118,7 @@ impl Worker {
                     {
                         Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if linked.link.is_quiescent() && draining && !self.shared.waits_for_clients() {
-                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"))
+                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
                     } else {
                         None
                     }

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The listening sockets: opened by ourselves, or handed over by the service manager.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+// The macro names these without a path.
+use nix::{getsockopt_impl, libc, setsockopt_impl, sockopt_impl};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
+use underpass_config::{Config, UnixSocketDir};
+use underpass_console::text;
+
+use crate::worker::Listener;
+use crate::{logging, net, process};
+
+sockopt_impl!(
+    /// Wakes an accepting thread when the client's first bytes are there (tcp(7)); the value is in seconds.
+    TcpDeferAccept,
+    Both,
+    libc::IPPROTO_TCP,
+    libc::TCP_DEFER_ACCEPT,
+    u32
+);
+
+/// How long the kernel waits for a client's first bytes before it shows the connection all the same. PgBouncer's value.
+const DEFER_ACCEPT_S: u32 = 45;
+
+/// The file of a unix socket, removed at the end if it is still this one.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path) == Some(self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Sockets that the service manager opened (LISTEN_FDS, sd_listen_fds(3)). If there are any, they are all there is: `listen_addr` and
+/// `unix_socket_dir` do not open more.
+///
+/// # Errors
+/// A descriptor is not a listening stream socket.
+pub(crate) fn inherited(config: &Config) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    let numbers = sd_notify::listen_fds().context("socket activation")?;
+    if numbers.len() == 0 {
+        return Ok(listeners);
+    }
+    // A number becomes an owned descriptor by asking the kernel for one's own: no promise about who else holds it is needed.
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?;
+    for number in numbers {
+        let fd = rustix::process::pidfd_getfd(&own, number, rustix::process::PidfdGetfdFlags::empty())
+            .with_context(|| format!("socket activation: descriptor {number}"))?;
+        let listens = sockopt::socket_acceptconn(&fd) == Ok(true)
+            && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
+        anyhow::ensure!(
+            listens,
+            "socket activation: descriptor {number} is not a listening stream socket; see Accept= and ListenStream="
+        );
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        let address = rustix::net::getsockname(&fd)?;
+        let (shown, unix_port) = if sockopt::socket_domain(&fd)? == AddressFamily::UNIX {
+            let address = SocketAddrUnix::try_from(address)?;
+            (unix_name(&address), Some(unix_port(&address).unwrap_or(config.listen_port)))
+        } else {
+            defer_accept(&fd, config);
+            (SocketAddr::try_from(address)?.to_string(), None)
+        };
+        logging::phrase(None, &text::listening(&format_args!("{shown} (socket activation)")));
+        listeners.push(Listener { fd: Arc::new(fd), unix_port });
+    }
+    Ok(listeners)
+}
+
+fn unix_name(address: &SocketAddrUnix) -> String {
+    match (address.path(), address.abstract_name()) {
+        (Some(path), _) => format!("unix:{}", path.to_string_lossy()),
+        (None, Some(name)) => format!("unix:@{}", String::from_utf8_lossy(name)),
+        (None, None) => "unix".to_owned(),
+    }
+}
+
+/// The port in PostgreSQL's name of a socket, `.s.PGSQL.6432`.
+fn unix_port(address: &SocketAddrUnix) -> Option<u16> {
+    let path = address.path()?;
+    path.to_str().ok()?.rsplit_once(".s.PGSQL.")?.1.parse().ok()
+}
+
+/// Opens the TCP sockets of `listen_addr`. Root may take ports below 1024, so this comes before the change of user.
+///
+/// # Errors
+/// An address cannot be resolved or is in use.
+pub(crate) fn tcp(config: &Config) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    let (port, backlog) = (config.listen_port, config.listen_backlog as i32);
+    for name in config.listen_addr.iter() {
+        let addresses: Vec<SocketAddr> = if name == "*" {
+            vec![
+                (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port).into(),
+                (IpAddr::V6(Ipv6Addr::UNSPECIFIED), port).into(),
+            ]
+        } else {
+            let resolved = (name, port)
+                .to_socket_addrs()
+                .with_context(|| format!("listen_addr: cannot resolve {name}"))?;
+            resolved.collect()
+        };
+        for address in addresses {
+            match net::listen_tcp(address, backlog, config.so_reuseport) {
+                Ok(fd) => {
+                    defer_accept(&fd, config);
+                    logging::phrase(None, &text::listening(&address));
+                    listeners.push(Listener { fd: Arc::new(fd), unix_port: None });
+                }
+                // A machine without IPv6 is served on IPv4.
+                Err(error) if name == "*" && address.is_ipv6() => {
+                    log::debug!("cannot listen on {address}: {error}")
+                }
+                Err(error) => {
+                    anyhow::bail!("cannot listen on {address}: {error}; {}", advice(&error, config))
+                }
+            }
+        }
+    }
+    Ok(listeners)
+}
+
+fn advice(error: &std::io::Error, config: &Config) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse if config.so_reuseport => {
+            "the process that listens there has no so_reuseport or another user: stop it or change listen_port"
+        }
+        std::io::ErrorKind::AddrInUse => "is another pooler running? stop it or change listen_port",
+        std::io::ErrorKind::AddrNotAvailable => "this host does not have that address: change listen_addr",
+        std::io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need root or CAP_NET_BIND_SERVICE: change listen_port"
+        }
+        _ => "change listen_addr or listen_port",
+    }
+}
+
+fn defer_accept(fd: impl AsFd, config: &Config) {
+    let seconds = if config.tcp_defer_accept { DEFER_ACCEPT_S } else { 0 };
+    if let Err(error) = nix::sys::socket::setsockopt(&fd, TcpDeferAccept, &seconds) {
+        log::debug!("tcp_defer_accept: {error}");
+    }
+}
+
+/// Opens the unix socket of `unix_socket_dir`, owned by the user that serves.
+///
+/// # Errors
+/// The directory does not exist or is closed to us, another process listens there, `unix_socket_group` does not exist.
+pub(crate) fn unix(config: &Config) -> anyhow::Result<Option<(Listener, Option<SocketFile>)>> {
+    let (port, backlog) = (config.listen_port, config.listen_backlog as i32);
+    let listen = |path: &Path| -> anyhow::Result<OwnedFd> {
+        net::listen_unix(path, backlog).with_context(|| {
+            format!(
+                "cannot listen on unix socket {}: change unix_socket_dir or stop the other process",
+                path.display()
+            )
+        })
+    };
+    let (fd, path, file) = match &config.unix_socket_dir {
+        UnixSocketDir::Off => return Ok(None),
+        UnixSocketDir::Abstract(prefix) => {
+            let name = PathBuf::from(format!("@{prefix}/.s.PGSQL.{port}"));
+            (listen(&name)?, name, None)
+        }
+        UnixSocketDir::Path(directory) => {
+            let path = directory.join(format!(".s.PGSQL.{port}"));
+            // Nobody gets in before group and mode are what they should be.
+            let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
+            let fd = listen(&path);
+            rustix::process::umask(umask);
+            let fd = fd?;
+            let identity = identity(&path).with_context(|| format!("{} has vanished", path.display()))?;
+            let file = SocketFile { path: path.clone(), identity };
+            process::share_socket(&path, config)?;
+            (fd, path, Some(file))
+        }
+    };
+    logging::phrase(None, &text::listening(&format_args!("unix:{}", path.display())));
+    Ok(Some((Listener { fd: Arc::new(fd), unix_port: Some(port) }, file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_a_unix_socket_is_in_its_name() {
+        let port = |path: &str| unix_port(&SocketAddrUnix::new(path).unwrap());
+        assert_eq!(port("/run/postgresql/.s.PGSQL.5432"), Some(5432));
+        assert_eq!(port("/run/underpass.sock"), None);
+        assert_eq!(port("/run/.s.PGSQL.99999"), None);
+    }
+
+    #[test]
+    fn deferred_accept_is_set() {
+        let fd = net::listen_tcp((Ipv4Addr::LOCALHOST, 0).into(), 16, false).unwrap();
+        defer_accept(&fd, &Config::default());
+        assert!(nix::sys::socket::getsockopt(&fd, TcpDeferAccept).unwrap() > 0);
+    }
+
+    #[test]
+    fn a_unix_socket_has_the_mode_it_should_and_goes_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            unix_socket_dir: UnixSocketDir::Path(directory.path().to_owned()),
+            unix_socket_mode: 0o640,
+            ..Config::default()
+        };
+        let (_listener, file) = unix(&config).unwrap().unwrap();
+        let path = directory.path().join(".s.PGSQL.6432");
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+        let second = unix(&config).unwrap_err().to_string();
+        assert!(second.contains("stop the other process"), "{second}");
+        drop(file);
+        assert!(!path.exists());
+    }
+}
