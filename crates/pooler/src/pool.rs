@@ -10,11 +10,11 @@ use underpass_config::{CheckQuery, Database, PoolMode};
 use underpass_console::text::{self, reason};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
-use underpass_sockmap::PoolSlot;
 use underpass_pool::{PoolId, params::SharedParameters};
 
 use underpass_wire::SqlState;
 
+use crate::lanes::LanePool;
 use crate::settings::Settings;
 use crate::worker::Farewell;
 
@@ -71,7 +71,7 @@ pub(crate) struct Pool {
     /// Logged-in clients.
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
-    pub lane: Option<PoolSlot>,
+    pub lane: Option<LanePool>,
     /// Whether its settings are still such that they may: see [`Pool::lane`].
     pub lane_fits: AtomicBool,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
@@ -134,8 +134,8 @@ impl PoolSettings {
 
 impl Pool {
     /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
-    pub fn lane(&self) -> Option<PoolSlot> {
-        self.lane.filter(|_| self.lane_fits.load(Ordering::Relaxed))
+    pub fn lane(&self) -> Option<&LanePool> {
+        self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))
     }
 
     pub fn welcome(&self) -> Option<SharedParameters> {

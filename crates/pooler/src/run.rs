@@ -22,6 +22,7 @@ use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
 use crate::gather::{self, Facts, Part, Periods};
+use crate::kernel_rows;
 use crate::lanes::Lanes;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
@@ -184,7 +185,11 @@ fn serve(
     main_loop(&shared, &signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
-    workers.join()
+    let outcome = workers.join();
+    if let Some(summary) = kernel_rows::summary(&shared) {
+        log::info!("{summary}");
+    }
+    outcome
 }
 
 fn share(
