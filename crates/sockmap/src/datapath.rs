@@ -219,11 +219,11 @@ impl std::fmt::Debug for Datapath {
 }
 
 impl Datapath {
-    /// Loads and attaches the programs. [`Datapath::run`] then proves on private sockets what works.
+    /// Loads and attaches the programs. [`crate::selftest::run`] then proves on private sockets what works.
     ///
     /// # Errors
     /// [`Error::Load`] with the end of the verifier's log, [`Error::System`] for a missing privilege, which
-    /// [`Datapath::Privileges`] names.
+    /// [`crate::selftest::Privileges`] names.
     pub fn open(config: &Config) -> Result<Self, Error> {
         if config.servers_max > SERVERS_MAX {
             return Err(Error::State("servers_max is above 1048576"));
