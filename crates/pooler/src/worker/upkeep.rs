@@ -129,7 +129,7 @@ impl Worker {
                     matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent()
                         && matches!(server.work, Work::Client(_)))
                 }
-                Phase::Console(_) | Phase::Closing => false,
+                Phase::Lane | Phase::Console(_) | Phase::Closing => false,
             };
             if at_boundary {
                 self.close_client(
