@@ -710,6 +710,28 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].failed_at.is_some()
     }
 
+    /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
+    pub fn is_failing(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
+    }
+
+    /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
+    pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+        let p = &self.pools[pool.0 as usize];
+        let failed_at = p.failed_at?;
+        let full = |max: u32, have: u32| max > 0 && have >= max;
+        if p.logins > 0
+            || now.saturating_duration_since(failed_at) < p.limits.login_retry
+            || p.connections >= p.limits.size
+            || full(p.limits.database_max, count(&self.database_connections, p.database))
+            || full(p.limits.user_max, count(&self.user_connections, p.user))
+        {
+            return None;
+        }
+        Some(self.open(pool, now))
+    }
+
     /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
     /// close when they are released.
     pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {

@@ -47,6 +47,10 @@ impl Worker {
     /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
     /// to be prepared: see [`Work`].
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
+        if lock(&self.shared.core).is_failing(pool) {
+            self.fail_fast(key, pool);
+            return None;
+        }
         let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
         match acquired {
             Acquired::Granted { id: _, server, check } => match self.take_home(server) {
@@ -394,6 +398,14 @@ impl Worker {
                 self.bury(server, reason.text());
                 self.launch(pool);
             }
+        }
+    }
+
+    /// Opens a connection although nobody waits, because those who would are refused while connecting fails.
+    pub(super) fn relaunch(&mut self, pool: PoolId) {
+        let id = lock(&self.shared.core).retry(pool, self.now);
+        if let Some(id) = id {
+            self.open_server(id, false);
         }
     }
 

@@ -13,6 +13,7 @@ mod lifecycle;
 mod lane;
 mod listen;
 pub(crate) mod login;
+mod peer;
 mod server_login;
 mod stats;
 mod suspend;
