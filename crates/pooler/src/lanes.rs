@@ -96,6 +96,8 @@ impl Lanes {
             && settings.reset_query.is_none()
             && !settings.link.refuse_simple_query
             && !settings.round_robin
+            // Programs run no queries of ours: a check that does more than ask for life is user space's.
+            && settings.checks_life_only
     }
 
     /// Whether lane A is on.
