@@ -15,12 +15,15 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use underpass_config::{Config, Finding, OsFiles, Severity};
+use underpass_console::logline::Level;
 use underpass_console::text;
+use underpass_console::logline::Level;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
 use crate::gather::{self, Facts, Part, Periods};
+use crate::kernel_rows;
 use crate::lanes::Lanes;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
@@ -68,8 +71,8 @@ pub fn check(paths: &[PathBuf]) -> Checked {
     };
     checked.warnings = loaded.warnings.iter().map(ToString::to_string).collect();
     let (errors, warnings) = findings(&loaded.config);
-    checked.errors = errors;
-    checked.warnings.extend(warnings);
+    checked.errors = texts(errors);
+    checked.warnings.extend(texts(warnings));
     if checked.errors.is_empty() {
         match Settings::from_config(loaded.config, paths) {
             Ok((_, more)) => checked.warnings.extend(more),
@@ -79,12 +82,14 @@ pub fn check(paths: &[PathBuf]) -> Checked {
     checked
 }
 
-fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
+/// Errors and warnings about the configuration.
+fn findings(config: &Config) -> (Vec<Finding>, Vec<Finding>) {
     let found = underpass_config::check(config, &OsFiles);
-    let (errors, warnings): (Vec<Finding>, Vec<Finding>) =
-        found.into_iter().partition(|finding| finding.severity == Severity::Error);
-    let text = |all: Vec<Finding>| all.iter().map(ToString::to_string).collect();
-    (text(errors), text(warnings))
+    found.into_iter().partition(|finding| finding.severity == Severity::Error)
+}
+
+fn texts(findings: Vec<Finding>) -> Vec<String> {
+    findings.iter().map(ToString::to_string).collect()
 }
 
 /// Runs the pooler until a signal or SHUTDOWN ends it.
@@ -104,9 +109,12 @@ fn start(options: &Options) -> anyhow::Result<()> {
     let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
     let config = &settings.config;
     let user = process::service_user(config, options.user.as_deref())?;
-    let (errors, more) = findings(config);
+    let (mut errors, mut more) = findings(config);
+    // PgBouncer starts with the users that it could read: see `Settings::load_at_start`.
+    more.extend(errors.extract_if(.., |error| error.key == "auth_file"));
+    let errors = texts(errors);
     anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    warnings.extend(more);
+    warnings.extend(texts(more));
     if options.daemonize && !background {
         return process::start_in_background(config);
     }
@@ -183,7 +191,11 @@ fn serve(
     main_loop(&shared, &signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
-    workers.join()
+    let outcome = workers.join();
+    if let Some(summary) = kernel_rows::summary(&shared) {
+        log::info!("{summary}");
+    }
+    outcome
 }
 
 fn share(

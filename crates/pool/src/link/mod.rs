@@ -441,12 +441,18 @@ impl Link {
                 op.answer = Answer::Hidden;
             }
         }
+        let was_copy = self.copy_in;
         if self.copy_in {
             crate::prepared::message(out, b'f', &[b"client disconnected\0"]);
             self.push(OpKind::CopyEnd, Answer::Hidden, None);
             self.copy_in = false;
         }
         if self.in_extended || self.skip_until_sync {
+            if !self.skip_until_sync && !was_copy {
+                // A Sync alone would commit what its client had not: an error goes ahead of it.
+                crate::prepared::message(out, b'B', &[b"\0", &crate::prepared::nonexistent(b"gone"), b"\0\0\0\0\0\0\0"]);
+                self.push(OpKind::Bind, Answer::Hidden, None);
+            }
             crate::prepared::message(out, b'S', &[]);
             self.push(OpKind::Sync, Answer::Hidden, None);
             self.in_extended = false;

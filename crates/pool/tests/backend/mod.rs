@@ -20,6 +20,7 @@ const NO_STATEMENT: Failed = b"26000";
 const NO_PORTAL: Failed = b"34000";
 const IN_FAILED: Failed = b"25P02";
 const DIVISION: Failed = b"22012";
+const VIOLATION: Failed = b"08P01";
 const COPY_FAILED: Failed = b"57014";
 
 /// What follows a statement.
@@ -45,6 +46,8 @@ pub struct Backend {
     /// The pooler's one liberty: a Parse of the unnamed statement that is discarded after an error leaves none, where PostgreSQL would
     /// keep the one before.
     pub forgets_skipped_unnamed: bool,
+    /// Something else than COPY data came during COPY: no client does that, and what follows cannot be told from one side.
+    pub violated: bool,
 }
 
 impl Backend {
@@ -124,8 +127,12 @@ impl Backend {
                 return;
             }
             b'f' => Some(COPY_FAILED),
-            // Sync and Flush are ignored, so that they may be sent ahead.
-            _ => None,
+            // Ignored, so that they may be sent ahead.
+            b'd' | b'S' | b'H' => None,
+            _ => {
+                self.violated = true;
+                Some(VIOLATION)
+            }
         };
         if let Some(failed) = failed {
             self.copying = None;

@@ -47,6 +47,10 @@ impl Worker {
     /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
     /// to be prepared: see [`Work`].
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
+        if lock(&self.shared.core).is_failing(pool) {
+            self.fail_fast(key, pool);
+            return None;
+        }
         let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
         match acquired {
             Acquired::Granted { id: _, server, check } => match self.take_home(server) {
@@ -289,6 +293,7 @@ impl Worker {
             }
             return;
         }
+        let in_lanes = server.pool.lane.is_some();
         if let Some(client) = self.clients.get_mut(client_key) {
             client.phase = Phase::Idle;
             client.query_at = None;
@@ -298,6 +303,9 @@ impl Worker {
             }
         }
         self.lane_unlink(client_key);
+        if let Some(lanes) = self.shared.lanes.as_ref().filter(|_| in_lanes) {
+            lanes.user_xacts.fetch_add(1, Ordering::Relaxed);
+        }
         self.clean(key);
         self.lane_offer(client_key);
     }
@@ -351,9 +359,6 @@ impl Worker {
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
             (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
-                if step == SettleStep::Connecting {
-                    self.lane_register_server(key);
-                }
                 self.give_back(key);
             }
             _ => {
@@ -377,6 +382,9 @@ impl Worker {
             return self.close_server(key, "replication client left");
         }
         let id = server.id;
+        if !server.lane_tried && server.pool.lane().is_some() {
+            self.lane_register_server(key);
+        }
         let Some(entry) = self.servers.get_mut(key) else { return };
         let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
         let released = lock(&self.shared.core).release(id, server, self.now);
@@ -408,6 +416,14 @@ impl Worker {
                 self.bury(server, reason.text());
                 self.launch(pool);
             }
+        }
+    }
+
+    /// Opens a connection although nobody waits, because those who would are refused while connecting fails.
+    pub(super) fn relaunch(&mut self, pool: PoolId) {
+        let id = lock(&self.shared.core).retry(pool, self.now);
+        if let Some(id) = id {
+            self.open_server(id, false);
         }
     }
 

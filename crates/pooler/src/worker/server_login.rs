@@ -143,6 +143,7 @@ impl Worker {
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
                 lane: None,
+                lane_tried: false,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
@@ -337,10 +338,7 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => {
-                self.lane_register_server(key);
-                self.give_back(key);
-            }
+            None => self.give_back(key),
         }
         self.launch(pool.id);
     }
@@ -376,23 +374,29 @@ impl Worker {
     fn replication_ready(&mut self, key: Key, client: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         let pool = server.pool.clone();
+        let reported = server.parameters.clone();
         lock(&self.shared.core).dedicated_ready(server.id);
-        if pool.welcome().is_none() {
-            pool.welcome.store(Some(server.parameters.clone()));
-        }
         server.work = Work::Client(client);
         server.link.set_options(underpass_pool::link::LinkOptions {
             rename_statements: false,
             ..pool.settings.load().link
         });
         server.link.begin();
-        if self.clients.get(client).is_none() {
+        if !self.clients.get(client).is_some_and(|client| client.is_login()) {
+            // It may still be there to take its last bytes, but it is on its way out.
+            if let Some(server) = self.server(key) {
+                server.work = Work::Resting;
+            }
             return self.close_server(key, "replication client left");
         }
-        self.welcome(client);
+        // Its parameters were the server's startup parameters: what that reports is what the client has.
+        self.welcome_with(client, reported);
         if let Some(client_state) = self.clients.get_mut(client) {
+            if !matches!(client_state.phase, Phase::Idle) {
+                return;
+            }
             client_state.phase = Phase::Linked(key);
-            if client_state.readable || !client_state.inbox.is_empty() {
+            if client_state.readable || client_state.ended || !client_state.inbox.is_empty() {
                 self.start_forwarding(client, key);
             }
         }

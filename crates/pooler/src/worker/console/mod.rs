@@ -76,7 +76,7 @@ impl Worker {
         client.phase = Phase::Console(access);
         client.on_console = true;
         client.request_at = self.now;
-        client.cancel_key = self.shared.new_cancel_key(me);
+        (client.cancel_key, _) = self.shared.new_cancel_key(me, false);
         self.shared.control.consoles.fetch_add(1, Ordering::AcqRel);
         let mut out = Vec::with_capacity(512);
         build::authentication_ok(&mut out);
