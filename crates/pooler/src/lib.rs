@@ -5,11 +5,9 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
-mod kernel_rows;
-mod lanes;
-mod gather;
 mod control;
 mod gather;
+mod kernel_rows;
 mod lanes;
 mod listeners;
 mod logging;

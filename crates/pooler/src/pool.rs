@@ -11,7 +11,6 @@ use underpass_console::text::{self, reason};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
 use underpass_pool::{PoolId, params::SharedParameters};
-use underpass_sockmap::PoolSlot;
 
 use underpass_wire::SqlState;
 
@@ -165,7 +164,9 @@ mod tests {
     #[test]
     fn life_checks_are_told_from_others() {
         assert!(["select 1", " SELECT 1 ; ", "Select 1;"].iter().all(|sql| is_life_check(sql)));
-        assert!(!["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql)));
+        assert!(
+            !["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql))
+        );
     }
 
     #[test]

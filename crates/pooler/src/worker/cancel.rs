@@ -11,7 +11,6 @@ use std::time::Instant;
 
 use rustix::net::{RecvFlags, SendFlags};
 use underpass_config::Host;
-use underpass_pool::{PoolId, ServerId};
 use underpass_pool::core::ClientRef;
 use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
@@ -55,7 +54,9 @@ impl Worker {
             (u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*head)), tail)
         });
         let settings = self.shared.settings.load_full();
-        if let Some(peer) = peer::other(key, settings.config.peer_id.0).and_then(|id| settings.config.peers.get(&id)) {
+        if let Some(peer) =
+            peer::other(key, settings.config.peer_id.0).and_then(|id| settings.config.peers.get(&id))
+        {
             return match peer::forwarded(key) {
                 Some(key) => self.cancel_at_peer(asker, peer, key, tail),
                 None => {
@@ -100,7 +101,12 @@ impl Worker {
         self.shared.resolver.resolve(name, move |answer| {
             shared.mailboxes[index as usize].post(Box::new(move |worker| match answer {
                 Ok(addresses) => {
-                    worker.cancel_to(&Endpoint::Tcp(SocketAddr::new(addresses[0], port)), request, None, asker);
+                    worker.cancel_to(
+                        &Endpoint::Tcp(SocketAddr::new(addresses[0], port)),
+                        request,
+                        None,
+                        asker,
+                    );
                 }
                 Err(error) => {
                     log::warn!("cancel request for a peer: {error}");
@@ -111,7 +117,13 @@ impl Worker {
     }
 
     /// Sends `request` to `address`; the asker is answered when that is done, or cannot be.
-    fn cancel_to(&mut self, address: &Endpoint, request: Vec<u8>, held: Option<(ServerId, Key)>, asker: ClientRef) {
+    fn cancel_to(
+        &mut self,
+        address: &Endpoint,
+        request: Vec<u8>,
+        held: Option<(ServerId, Key)>,
+        asker: ClientRef,
+    ) {
         match net::connect(address) {
             Ok(fd) => self.cancel_open(fd, request, held, Some(asker)),
             Err(error) => {
@@ -121,10 +133,17 @@ impl Worker {
         }
     }
 
-    fn cancel_open(&mut self, fd: OwnedFd, request: Vec<u8>, held: Option<(ServerId, Key)>, asker: Option<ClientRef>) {
+    fn cancel_open(
+        &mut self,
+        fd: OwnedFd,
+        request: Vec<u8>,
+        held: Option<(ServerId, Key)>,
+        asker: Option<ClientRef>,
+    ) {
         let since = self.now;
         let connection = self.cancels.insert(|_| CancelConnection { fd, request, held, asker, since });
-        let watched = self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
+        let watched =
+            self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
         if !matches!(watched, Some(Ok(()))) {
             self.cancel_finished(connection);
         }

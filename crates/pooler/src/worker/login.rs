@@ -62,7 +62,10 @@ impl Worker {
                 Err(error) => return self.client_io_failed(key, &error),
             }
             if client.inbox.len() > LOGIN_BYTES_MAX + 4096 {
-                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"));
+                return self.close_client(
+                    key,
+                    Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"),
+                );
             }
             self.login_step(key);
             match self.clients.get(key) {
@@ -298,7 +301,11 @@ impl Worker {
         let mut negotiation = Vec::new();
         if startup.minor > 2 || !startup.unknown_options.is_empty() {
             let version = if startup.minor >= 2 { ProtocolVersion::V3_2 } else { ProtocolVersion::V3_0 };
-            build::negotiate_protocol_version(&mut negotiation, version, startup.unknown_options.iter().map(String::as_bytes));
+            build::negotiate_protocol_version(
+                &mut negotiation,
+                version,
+                startup.unknown_options.iter().map(String::as_bytes),
+            );
         }
         login.startup = Some(startup);
         if let Some(farewell) = refusal {
