@@ -16,7 +16,6 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use underpass_config::{Config, Finding, OsFiles, Severity};
 use underpass_console::logline::Level;
-use underpass_console::logline::Level;
 use underpass_console::text;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
