@@ -11,13 +11,16 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
-use crate::server::Work;
+use crate::server::{SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
 use crate::table::Key;
 
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause between cancel requests for a statement whose client has gone.
+const CANCEL_AGAIN: Duration = Duration::from_millis(200);
 
 impl Worker {
     pub(super) fn sweep(&mut self) {
@@ -194,6 +197,15 @@ impl Worker {
                     Some("connect timeout")
                 }
                 Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => Some("server did not come to rest"),
+                // The first cancel request may have come before the statement, when PostgreSQL ignores it.
+                Work::Settling { step: SettleStep::Draining, .. }
+                    if server.link.is_busy() && elapsed(server.request_at) >= CANCEL_AGAIN =>
+                {
+                    if !lock(&self.shared.core).is_canceling(server.id) {
+                        self.cancel_server(key, None);
+                    }
+                    None
+                }
                 _ => None,
             };
             if let Some(reason) = reason {
