@@ -24,7 +24,11 @@ enum Action {
     Batch(Vec<Step>, bool),
     Call,
     /// COPY FROM STDIN by simple query or by Execute; Sync ahead of the data; how it ends.
-    CopyIn { extended: bool, sync_ahead: bool, end: CopyEnd },
+    CopyIn {
+        extended: bool,
+        sync_ahead: bool,
+        end: CopyEnd,
+    },
     /// COPY messages outside COPY.
     Stray,
 }
@@ -197,8 +201,11 @@ impl World {
         let input = std::mem::take(&mut self.inbox);
         let (mut buffer, mut to_client) = (Vec::new(), Vec::new());
         let mut out = Splice::new(&mut buffer);
-        let mut context =
-            FrontendContext { client: &mut session.side, statements: &self.statements, to_client: &mut to_client };
+        let mut context = FrontendContext {
+            client: &mut session.side,
+            statements: &self.statements,
+            to_client: &mut to_client,
+        };
         let (used, _) = self.link.frontend(&input, &mut context, &mut out)?;
         self.to_server.extend_from_slice(out.bytes(&input));
         session.heard.extend_from_slice(&to_client);
@@ -207,7 +214,12 @@ impl World {
     }
 
     /// Lets the server read `count` bytes, and the link what comes back, in pieces of `piece` bytes.
-    fn server_works(&mut self, mut session: Option<&mut Session>, count: usize, piece: usize) -> Result<(), LinkError> {
+    fn server_works(
+        &mut self,
+        mut session: Option<&mut Session>,
+        count: usize,
+        piece: usize,
+    ) -> Result<(), LinkError> {
         let count = count.min(self.to_server.len());
         let bytes: Vec<u8> = self.to_server.drain(..count).collect();
         let mut answer = Vec::new();

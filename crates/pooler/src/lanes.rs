@@ -65,7 +65,11 @@ impl Lanes {
         let wants_local = config.underpass.same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
         let usable = report.works(Lane::D) || local;
-        let opened = if usable { Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string()) } else { Err(why_not(&report)) };
+        let opened = if usable {
+            Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string())
+        } else {
+            Err(why_not(&report))
+        };
         match opened {
             Ok(datapath) => {
                 log::info!("kernel lanes: D on{}", if local { ", A for servers on this host" } else { "" });
@@ -106,7 +110,10 @@ impl Lanes {
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(LanePool, Box<dyn SharedIdle<Box<Server>>>)> {
+    pub fn add_pool(
+        &self,
+        id: underpass_pool::PoolId,
+    ) -> Option<(LanePool, Box<dyn SharedIdle<Box<Server>>>)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         let now = Instant::now();
@@ -163,7 +170,8 @@ impl Lanes {
     /// Puts a server that has logged in into its map, or leaves it to user space.
     pub fn register_server(self: &Arc<Self>, server: &mut Server, pool: PoolSlot, epoll: Arc<OwnedFd>) {
         server.lane_tried = true;
-        if server.transport.tls().is_some() || !matches!(server.address, Endpoint::Tcp(_)) || server.dedicated {
+        if server.transport.tls().is_some() || !matches!(server.address, Endpoint::Tcp(_)) || server.dedicated
+        {
             return;
         }
         let lane = if self.local {
@@ -180,7 +188,14 @@ impl Lanes {
         match self.datapath.register_server(server.transport.fd(), &spec) {
             Ok((slot, lane)) => {
                 lock(&self.servers).insert(slot, server.id);
-                server.lane = Some(Box::new(ServerLane { lanes: self.clone(), slot, lane, read_total: 0, drained: true, epoll }));
+                server.lane = Some(Box::new(ServerLane {
+                    lanes: self.clone(),
+                    slot,
+                    lane,
+                    read_total: 0,
+                    drained: true,
+                    epoll,
+                }));
             }
             Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
         }
@@ -199,11 +214,10 @@ fn why_not(report: &Report) -> String {
     if !missing.is_empty() {
         return format!("missing {}; see `underpass check`", missing.join(", "));
     }
-    report
-        .features
-        .iter()
-        .find(|feature| !feature.works)
-        .map_or_else(|| "no lane works".to_owned(), |feature| format!("{}: {}", feature.name, feature.why_not))
+    report.features.iter().find(|feature| !feature.works).map_or_else(
+        || "no lane works".to_owned(),
+        |feature| format!("{}: {}", feature.name, feature.why_not),
+    )
 }
 
 /// A client's place in the lanes. Dropped before its socket is closed.
@@ -304,7 +318,9 @@ pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kern
 pub(crate) fn watch_server(server: &Server) {
     if let Some(lane) = server.lane.as_ref().filter(|lane| lane.is_watched_apart()) {
         let token = crate::worker::server_token(server.key);
-        if let Err(error) = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST) {
+        if let Err(error) =
+            epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST)
+        {
             log_socket!(Error, server.label(), "lane", "epoll: {error}");
         }
     }
@@ -350,7 +366,12 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         // Before the push: from then on a program may be reading.
         if lane.is_watched_apart() {
             let token = crate::worker::server_token(server.key);
-            let _ = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), KERNEL_INTEREST);
+            let _ = epoll::modify(
+                lane.epoll.as_fd(),
+                server.transport.fd(),
+                EventData::new_u64(token),
+                KERNEL_INTEREST,
+            );
         }
         let _ = self.datapath.set_server_fingerprint(lane.slot, server.parameters.fingerprint());
         match self.datapath.push_idle(lane.slot, lane.read_total) {
@@ -367,7 +388,9 @@ impl SharedIdle<Box<Server>> for LaneIdle {
 
     fn pop_from(&mut self, _from: u32) -> Option<u32> {
         match self.datapath.pop_idle(self.pool, None) {
-            Ok(Some(slot)) => self.slots.iter().position(|&known| known == Some(slot)).map(|ordinal| ordinal as u32),
+            Ok(Some(slot)) => {
+                self.slots.iter().position(|&known| known == Some(slot)).map(|ordinal| ordinal as u32)
+            }
             _ => self.own.pop_first(),
         }
     }

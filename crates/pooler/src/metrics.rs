@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use underpass_console::metrics::{CONTENT_TYPE, DatabaseMetrics, Metrics, PoolMetrics};
 
-use crate::kernel_rows;
 use crate::gather::{self, Facts, Part};
+use crate::kernel_rows;
 use crate::shared::{Shared, lock};
 
 /// Longest request read; Prometheus sends some hundred bytes.

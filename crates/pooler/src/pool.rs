@@ -99,8 +99,11 @@ impl ConnectError {
     /// From the ErrorResponse with which a login ended.
     pub fn refused(body: &[u8]) -> Self {
         let sqlstate = SqlState::new(crate::error_field(body, b'C').as_bytes());
-        let message =
-            text::server_login_failed(Some((&crate::error_field(body, b'S'), &crate::error_field(body, b'M')))).text;
+        let message = text::server_login_failed(Some((
+            &crate::error_field(body, b'S'),
+            &crate::error_field(body, b'M'),
+        )))
+        .text;
         Self { message, refused: sqlstate.filter(|state| *state != SqlState::CANNOT_CONNECT_NOW) }
     }
 
@@ -161,7 +164,9 @@ mod tests {
     #[test]
     fn life_checks_are_told_from_others() {
         assert!(["select 1", " SELECT 1 ; ", "Select 1;"].iter().all(|sql| is_life_check(sql)));
-        assert!(!["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql)));
+        assert!(
+            !["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql))
+        );
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use memchr::memchr;
 
-use super::{Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, Op, OpKind, Side, Splice, UNNAMED, Unnamed};
+use super::{
+    Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, Op, OpKind, Side, Splice, UNNAMED,
+    Unnamed,
+};
 use crate::prepared::{self, Statement};
 
 /// Bytes of type and length word.
@@ -212,7 +215,8 @@ impl Link {
         }
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
-        let mut effect = Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
+        let mut effect =
+            Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
         let held = self.statements.touch(statement.id);
         let certain = self.is_certain();
         if held && !certain {

@@ -133,7 +133,10 @@ impl Worker {
                     if client.worker == self.index {
                         self.lane_client_refused(key_of(client), reason);
                     } else {
-                        self.post(client.worker, Box::new(move |worker| worker.lane_client_refused(key_of(client), reason)));
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.lane_client_refused(key_of(client), reason)),
+                        );
                     }
                 }
                 Event::ServerUp { server, .. } => self.lane_server_up(server),
@@ -164,9 +167,15 @@ impl Worker {
         // What a lane refuses by its nature comes again: going up each time costs more than the lane saves.
         let refused = matches!(
             reason,
-            Reason::NamedStatement | Reason::UnnamedBind | Reason::UnnamedParse | Reason::NamedPortal | Reason::Batch
+            Reason::NamedStatement
+                | Reason::UnnamedBind
+                | Reason::UnnamedParse
+                | Reason::NamedPortal
+                | Reason::Batch
         );
-        if let (true, Some(lane)) = (refused, self.clients.get_mut(key).and_then(|client| client.lane.as_mut())) {
+        if let (true, Some(lane)) =
+            (refused, self.clients.get_mut(key).and_then(|client| client.lane.as_mut()))
+        {
             lane.not_before = Some(self.now + REFUSED_PAUSE);
         }
         self.lane_client_up(key);
@@ -174,12 +183,18 @@ impl Worker {
 
     /// For tests: takes some clients out of their lanes, at moments that nothing else would choose.
     pub(super) fn lane_flip(&mut self) {
-        let Some(one_in) = self.shared.lanes.as_ref().map(|lanes| lanes.flip).filter(|&one_in| one_in > 0) else { return };
+        let Some(one_in) = self.shared.lanes.as_ref().map(|lanes| lanes.flip).filter(|&one_in| one_in > 0)
+        else {
+            return;
+        };
         for key in self.clients.keys() {
             // A linear congruential generator is random enough to miss no order of events for long.
-            self.flips = self.flips.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.flips =
+                self.flips.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let dice = (self.flips >> 33) as u32;
-            if dice % one_in != 0 || !matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+            if dice % one_in != 0
+                || !matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane))
+            {
                 continue;
             }
             self.lane_client_up(key);
@@ -239,7 +254,12 @@ impl Worker {
         client.phase = Phase::Idle;
         client.readable = true;
         lane.linked = taken.server.is_some();
-        watch_client(client, &self.shared.mailboxes[self.index as usize].epoll, token(Source::Client, key), false);
+        watch_client(
+            client,
+            &self.shared.mailboxes[self.index as usize].epoll,
+            token(Source::Client, key),
+            false,
+        );
         if let Some(slot) = taken.server {
             self.lane_adopt(key, slot, &taken);
         }
@@ -255,7 +275,8 @@ impl Worker {
             return;
         };
         let now = self.now;
-        let (Some(client), Some(Entry::Here(server))) = (self.clients.get_mut(key), self.servers.get_mut(server_key))
+        let (Some(client), Some(Entry::Here(server))) =
+            (self.clients.get_mut(key), self.servers.get_mut(server_key))
         else {
             return;
         };
@@ -306,7 +327,8 @@ impl Worker {
         let (claim, owned) = {
             let mut core = lock(&self.shared.core);
             let claim = lanes.datapath.claim_server(slot);
-            let owned = id.filter(|_| matches!(claim, Ok(Claim::Owned))).and_then(|id| core.unpark_claimed(id));
+            let owned =
+                id.filter(|_| matches!(claim, Ok(Claim::Owned))).and_then(|id| core.unpark_claimed(id));
             (claim, owned)
         };
         match claim {
@@ -316,7 +338,10 @@ impl Worker {
                     if client.worker == self.index {
                         self.lane_client_up(key_of(client));
                     } else {
-                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.lane_client_up(key_of(client))),
+                        );
                     }
                 }
             }
@@ -356,8 +381,12 @@ impl Worker {
 
     /// The same for all clients that lanes carry now.
     pub(crate) fn lanes_collect(&mut self) {
-        let carried: Vec<Key> =
-            self.clients.iter().filter(|(_, client)| matches!(client.phase, Phase::Lane)).map(|(key, _)| key).collect();
+        let carried: Vec<Key> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| matches!(client.phase, Phase::Lane))
+            .map(|(key, _)| key)
+            .collect();
         carried.into_iter().for_each(|key| self.lane_collect(key));
     }
 
@@ -368,7 +397,10 @@ impl Worker {
     }
 
     /// Times of a client that a lane carries: when it was last active, since when its query and its transaction run.
-    pub(super) fn lane_times(&self, client: &Client) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
+    pub(super) fn lane_times(
+        &self,
+        client: &Client,
+    ) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
         let lane = client.lane.as_ref()?;
         let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
         let now_ns = monotonic_ns();

@@ -9,8 +9,8 @@ mod auth_query;
 mod cancel;
 pub(crate) mod console;
 mod forward;
-mod lifecycle;
 mod lane;
+mod lifecycle;
 mod listen;
 pub(crate) mod login;
 mod peer;
@@ -202,7 +202,12 @@ impl Worker {
         self.watch_listeners()?;
         if let (Some(lanes), 0) = (&shared.lanes, self.index) {
             let key = Key { index: 0, generation: 0 };
-            epoll::add(self.epoll(), lanes.datapath.event_fd(), EventData::new_u64(token(Source::Lanes, key)), EventFlags::IN)?;
+            epoll::add(
+                self.epoll(),
+                lanes.datapath.event_fd(),
+                EventData::new_u64(token(Source::Lanes, key)),
+                EventFlags::IN,
+            )?;
         }
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
