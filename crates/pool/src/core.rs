@@ -354,12 +354,8 @@ impl<S> Core<S> {
         let pool = self.at(pool);
         pool.last_used = now;
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some((ordinal, server)) = pool.take_idle() {
-                let slot = &mut pool.slots[ordinal as usize];
-                slot.state = State::Active;
-                let check = pool.limits.check_delay.is_some_and(|delay| now.duration_since(slot.idle_since) > delay);
-                let id = ServerId { pool: pool_id, ordinal, generation: slot.generation };
-                return Acquired::Granted { id, server, check };
+            if let Some(granted) = pool.grant_idle(pool_id, now) {
+                return granted;
             }
         }
         pool.waiting.insert(ticket, Waiter { client, since: now });
@@ -413,13 +409,26 @@ impl<S> Core<S> {
         slot.parked.take()
     }
 
-    /// Puts a client back to the head of the queue, because the server it was given turned out dead.
-    pub fn requeue(&mut self, pool: PoolId, client: ClientRef, since: Instant) -> Ticket {
+    /// Asks again for a client whose server turned out dead: another idle one if there is any, else the head of the queue.
+    pub fn requeue(&mut self, pool: PoolId, client: ClientRef, since: Instant, now: Instant) -> Acquired<S> {
+        let pool_id = pool;
+        let fresh = self.next_ticket;
         let pool = self.at(pool);
-        let ticket = pool.waiting.first_key_value().map_or(0, |(first, _)| first.saturating_sub(1));
+        // Whoever waits already has found no idle server either: the invariant holds for this client too.
+        if !pool.paused && pool.waiting.is_empty() {
+            if let Some(granted) = pool.grant_idle(pool_id, now) {
+                return granted;
+            }
+        }
+        let ticket = match pool.waiting.first_key_value() {
+            Some((first, _)) => first - 1,
+            None => fresh,
+        };
         pool.waiting.insert(ticket, Waiter { client, since });
         pool.tell_waiters();
-        ticket
+        // Two waiters never share a ticket: the head counts down from where the tail counts up.
+        self.next_ticket = self.next_ticket.max(ticket + 1);
+        Acquired::Queued(ticket)
     }
 
     /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.
@@ -443,7 +452,7 @@ impl<S> Core<S> {
         }
         if let Some(failed_at) = p.failed_at {
             // After a failure one attempt at a time, and not before server_login_retry.
-            if p.logins > 0 || now.duration_since(failed_at) < limits.login_retry {
+            if p.logins > 0 || now.saturating_duration_since(failed_at) < limits.login_retry {
                 return Launch::Not;
             }
         }
@@ -452,7 +461,7 @@ impl<S> Core<S> {
         }
         let mut from_reserve = false;
         if p.connections >= limits.size {
-            let waited = p.waiting.values().next().map_or(Duration::ZERO, |w| now.duration_since(w.since));
+            let waited = p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
             if limits.reserve == 0 || waited < limits.reserve_timeout || p.connections >= limits.size + limits.reserve {
                 return Launch::Not;
             }
@@ -554,7 +563,7 @@ impl<S> Core<S> {
             pool.logins -= 1;
             pool.failed_at = None;
         }
-        let age = now.duration_since(connected_at);
+        let age = now.saturating_duration_since(connected_at);
         let reason = if close_needed {
             Some(CloseReason::CloseNeeded)
         } else if !was_login && age >= pool.limits.lifetime {
@@ -615,11 +624,14 @@ impl<S> Core<S> {
         self.slot(id).is_none_or(|slot| slot.close_needed)
     }
 
-    /// Takes a parked server out because its socket has something to say.
-    pub fn unpark(&mut self, id: ServerId) -> Option<S> {
+    /// Takes a parked server out because its socket has something to say, if it is still the caller's.
+    pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
         let pool = self.pools.get_mut(id.pool.0 as usize)?;
         let slot = pool.slots.get_mut(id.ordinal as usize)?;
-        if slot.generation != id.generation || slot.state != State::Idle || !pool.idle.remove(id.ordinal) {
+        if slot.generation != id.generation || slot.state != State::Idle || !slot.parked.as_ref().is_some_and(is_mine) {
+            return None;
+        }
+        if !pool.idle.remove(id.ordinal) {
             return None;
         }
         slot.state = State::Tested;
@@ -674,6 +686,11 @@ impl<S> Core<S> {
         false
     }
 
+    /// Whether a cancel request for this server is under way: what it is asked now could be cancelled by it.
+    pub fn is_canceling(&mut self, id: ServerId) -> bool {
+        self.slot(id).is_some_and(|slot| slot.cancels > 0)
+    }
+
     /// Stops or starts granting. Clients queue meanwhile.
     pub fn set_paused(&mut self, pool: PoolId, paused: bool) {
         let pool = self.at(pool);
@@ -717,6 +734,24 @@ impl<S> Core<S> {
         taken
     }
 
+    /// Gives an idle server to the longest-waiting client, where a pause let both come together. Call it after the pause until it
+    /// says `None`.
+    pub fn grant(&mut self, pool: PoolId) -> Option<(ClientRef, Instant, S)> {
+        let p = self.at(pool);
+        if p.paused || p.waiting.is_empty() {
+            return None;
+        }
+        let (ordinal, server) = p.take_idle()?;
+        p.slots[ordinal as usize].state = State::Active;
+        p.waiting.pop_first().map(|(_, waiter)| (waiter.client, waiter.since, server))
+    }
+
+    /// Connections that are obsolete and still there, for WAIT_CLOSE.
+    pub fn close_needed(&self, pool: PoolId) -> u32 {
+        let slots = &self.pools[pool.0 as usize].slots;
+        slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
+    }
+
     /// Takes all waiting clients out of the queue.
     pub fn take_waiting(&mut self, pool: PoolId) -> Vec<ClientRef> {
         let pool = self.at(pool);
@@ -741,10 +776,10 @@ impl<S> Core<S> {
         for ordinal in p.idle.ordinals() {
             let p = self.at(pool);
             let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
-            let idle_for = now.duration_since(slot.idle_since);
+            let idle_for = now.saturating_duration_since(slot.idle_since);
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
-            } else if now.duration_since(slot.connected_at) >= limits.lifetime {
+            } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
                 CloseReason::Lifetime
             } else if p.connections > limits.size {
                 CloseReason::PoolShrunk
@@ -793,7 +828,7 @@ impl<S> Core<S> {
         let pool = &self.pools[pool.0 as usize];
         let mut counts = PoolCounts {
             clients_waiting: pool.waiting.len() as u32,
-            max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.duration_since(w.since)),
+            max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
             ..PoolCounts::default()
         };
         let in_set = pool.idle.is_shared().then(|| pool.idle.ordinals());
@@ -807,7 +842,7 @@ impl<S> Core<S> {
                 State::Tested => counts.tested += 1,
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
-                    let due = pool.limits.check_delay.is_some_and(|d| now.duration_since(slot.idle_since) > d);
+                    let due = pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }
@@ -839,6 +874,15 @@ impl<S> Pool<S> {
         if let Idle::Shared(idle) = &self.idle {
             idle.set_waiters(self.waiting.len() as u32);
         }
+    }
+
+    fn grant_idle(&mut self, pool: PoolId, now: Instant) -> Option<Acquired<S>> {
+        let (ordinal, server) = self.take_idle()?;
+        let slot = &mut self.slots[ordinal as usize];
+        slot.state = State::Active;
+        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
+        let id = ServerId { pool, ordinal, generation: slot.generation };
+        Some(Acquired::Granted { id, server, check })
     }
 
     fn take_idle(&mut self) -> Option<(u32, S)> {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use underpass_auth::{ClientAuth, Method, Secret};
 use underpass_console::logline::SocketLabel;
+use underpass_console::rows::Replication;
 use underpass_console::{Access, Side, SocketId};
 use underpass_pool::PoolId;
 use underpass_pool::core::{ClientRef, Ticket};
@@ -114,7 +115,9 @@ pub(crate) struct Client {
     /// Wait of the last assignment.
     pub wait_us: u64,
     /// In a replication stream: has a server of its own.
-    pub replication: bool,
+    pub replication: Replication,
+    /// Counts among the console's clients.
+    pub on_console: bool,
 }
 
 impl Client {

@@ -10,6 +10,7 @@ mod gather;
 mod listeners;
 mod logging;
 mod metrics;
+mod control;
 mod net;
 mod pool;
 mod process;

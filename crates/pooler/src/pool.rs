@@ -23,6 +23,9 @@ pub(crate) struct DatabaseState {
     pub is_auto: AtomicBool,
     pub disabled: AtomicBool,
     pub paused: AtomicBool,
+    /// Not configured any more, or automatic and unused for `autodb_idle_timeout`: not shown, new again when a client asks for it.
+    /// The entry stays, so that numbers and pools are not used up by names that come and go.
+    pub forgotten: AtomicBool,
     /// Logged-in clients and those logging in.
     pub clients: AtomicU32,
     /// Next host of a list, for round robin.
@@ -69,6 +72,8 @@ pub(crate) struct Pool {
     pub secret: ArcSwapOption<underpass_auth::Secret>,
     /// Text of the last failed connection or login, for clients that wait.
     pub last_error: ArcSwapOption<String>,
+    /// Unused for `pool_idle_timeout`: not shown, until a client comes.
+    pub forgotten: AtomicBool,
 }
 
 impl PoolSettings {

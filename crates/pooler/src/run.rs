@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Start and stop of the process; its main thread, which takes signals and keeps the periods of the statistics.
+//! Start and stop of the process; its main thread, which takes signals.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use anyhow::Context as _;
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -20,8 +20,9 @@ use underpass_console::text;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
-use crate::gather::{self, Facts, Part, Periods};
+use crate::control::{self, Control};
 use crate::lanes::Lanes;
+use crate::listeners::SocketFile;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -141,16 +142,22 @@ fn start(options: &Options) -> anyhow::Result<()> {
     for warning in warnings {
         log::warn!("{warning}");
     }
-    let outcome = serve(settings, lanes, open, metrics, background);
-    drop((socket_file, pidfile));
+    let outcome = serve(settings, lanes, Listening { open, socket_file, metrics }, background);
+    drop(pidfile);
     outcome
+}
+
+/// Every socket that takes connections.
+struct Listening {
+    open: Vec<Listener>,
+    socket_file: Option<SocketFile>,
+    metrics: Option<std::net::TcpListener>,
 }
 
 fn serve(
     settings: Settings,
     lanes: Option<Arc<Lanes>>,
-    open: Vec<Listener>,
-    metrics: Option<std::net::TcpListener>,
+    listening: Listening,
     background: bool,
 ) -> anyhow::Result<()> {
     // Before the first thread: all inherit the mask, and signals come to the main thread alone.
@@ -160,6 +167,8 @@ fn serve(
         |threads| threads as usize,
     );
     let shared = share(settings, lanes, threads)?;
+    let Listening { open, socket_file, metrics } = listening;
+    *lock(&shared.control.socket_file) = socket_file;
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -185,7 +194,9 @@ fn serve(
     main_loop(&shared, &signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
-    workers.join()
+    let outcome = workers.join();
+    drop(lock(&shared.control.socket_file).take());
+    outcome
 }
 
 fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyhow::Result<Arc<Shared>> {
@@ -206,10 +217,10 @@ fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyho
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
         lanes,
+        control: Control::new(SystemTime::now(), Instant::now()),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         last_error: ArcSwapOption::empty(),
-        periods: Mutex::new(Periods::new(logging::now())),
         settings: ArcSwap::from_pointee(settings),
     }))
 }
@@ -281,20 +292,14 @@ impl Signals {
     }
 }
 
-/// Signals and periods, until a worker has ended or a signal asks for the end.
+/// Obeys signals until the process is to end. A worker that ends takes the others along, whatever ended it.
 fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyhow::Result<()> {
-    let period = || shared.settings.load().config.stats_period.max(Duration::from_secs(1));
-    let mut period_began = Instant::now();
     loop {
-        // A RELOAD that changes the period takes effect at the end of the present one.
-        let left = (period_began + period()).saturating_duration_since(Instant::now());
-        let timeout =
-            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         let mut events = [
             PollFd::from_borrowed_fd(signals.0.as_fd(), PollFlags::IN),
             PollFd::new(&*workers.ended, PollFlags::IN),
         ];
-        match poll(&mut events, Some(&timeout)) {
+        match poll(&mut events, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -302,44 +307,9 @@ fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyh
             return Ok(());
         }
         while let Some(signal) = signals.next() {
-            if obey(shared, signal) {
+            if control::signal(shared, signal) {
                 return Ok(());
             }
         }
-        if period_began.elapsed() >= period() {
-            period_began = Instant::now();
-            end_period(shared);
-        }
     }
-}
-
-/// Acts on a signal; true when the process is to end.
-fn obey(shared: &Arc<Shared>, signal: Signal) -> bool {
-    match signal {
-        Signal::SIGHUP => {
-            process::notify(Life::Reloading);
-            if let Err(error) = logging::configure(&shared.settings.load().config) {
-                log::error!("{error:#}");
-            }
-            process::notify(Life::Ready);
-            false
-        }
-        Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT => {
-            shared.phase.store(phase::IMMEDIATE, Ordering::Relaxed);
-            true
-        }
-        _ => false,
-    }
-}
-
-/// A `stats_period` is over: snapshots for the averages, the line of `log_stats`, the status that systemd shows.
-fn end_period(shared: &Arc<Shared>) {
-    let Some(parts) = gather::wait(shared, Duration::from_secs(2), Part::of) else { return };
-    let facts = Facts::merge(shared, &parts, Instant::now());
-    let averages = lock(&shared.periods).roll(&facts, logging::now());
-    if shared.settings.load().config.log_stats {
-        logging::write(Level::Log, None, Some("stats"), &averages.log_line());
-    }
-    let status = averages.status_line();
-    process::notify(Life::Status(status.strip_prefix("STATUS=").unwrap_or(&status)));
 }

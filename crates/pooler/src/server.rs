@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A server connection. It lives at a worker while it works and is parked in the core while it is idle.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -82,6 +83,8 @@ pub(crate) struct Server {
     pub home: u16,
     pub pool: Arc<Pool>,
     pub address: Endpoint,
+    /// Our end of it; `None` for a unix socket.
+    pub local: Option<SocketAddr>,
     pub work: Work,
     pub link: Link,
     pub parameters: SharedParameters,
@@ -89,8 +92,10 @@ pub(crate) struct Server {
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client is full.
     pub readable: bool,
-    /// A hang-up was seen: reading goes on to the end of the stream.
+    /// The peer has ended its stream; bytes may come before the end.
     pub ended: bool,
+    /// Body of the ErrorResponse to the pooler's own question, until the ReadyForQuery behind it arrives.
+    pub refusal: Option<Vec<u8>>,
     pub cancel_key: Vec<u8>,
     pub connected_at: Instant,
     pub request_at: Instant,

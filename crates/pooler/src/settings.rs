@@ -13,6 +13,7 @@ use underpass_pool::link::LinkOptions;
 use underpass_tls::{ClientSide, ServerSide, TlsClientOptions, TlsServerOptions};
 
 /// What a RELOAD replaces.
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub config: Config,
     /// Contents of `auth_file`.

@@ -17,7 +17,7 @@ use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::lanes::Lanes;
-use crate::gather::Periods;
+use crate::control::Control;
 use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
@@ -98,11 +98,10 @@ pub(crate) struct Shared {
     pub resolver: Resolver,
     /// Kernel lanes, where they work and are wanted.
     pub lanes: Option<Arc<Lanes>>,
+    pub control: Control,
     pub started: Instant,
     pub started_wall: SystemTime,
     pub last_error: ArcSwapOption<String>,
-    /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
-    pub periods: Mutex<Periods>,
 }
 
 /// Databases, users and pools by name. Entries live as long as the process.
@@ -135,8 +134,10 @@ impl Shared {
     }
 
     pub fn database_state(&self, configured: Database, is_auto: bool) -> Arc<DatabaseState> {
-        if let Some(state) = self.names.read().unwrap_or_else(PoisonError::into_inner).databases.get(&configured.name) {
-            return state.clone();
+        let known = self.names.read().unwrap_or_else(PoisonError::into_inner).databases.get(&configured.name).cloned();
+        if let Some(state) = known {
+            self.revive(&state, configured, is_auto);
+            return state;
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         let number = names.databases.len() as u32;
@@ -154,11 +155,23 @@ impl Shared {
                     is_auto: AtomicBool::new(is_auto),
                     disabled: AtomicBool::new(false),
                     paused: AtomicBool::new(false),
+                    forgotten: AtomicBool::new(false),
                     clients: AtomicU32::new(0),
                     next_host: Default::default(),
                 })
             })
             .clone()
+    }
+
+    /// A forgotten database is asked for again: it is a new one, apart from its number.
+    fn revive(&self, state: &DatabaseState, configured: Database, is_auto: bool) {
+        if state.forgotten.load(Ordering::Relaxed) {
+            state.settings.store(Arc::new(configured));
+            state.is_auto.store(is_auto, Ordering::Relaxed);
+            if state.forgotten.swap(false, Ordering::AcqRel) && is_auto {
+                log::info!("registered new auto-database: db={}", state.name);
+            }
+        }
     }
 
     pub fn user(&self, name: &str) -> Arc<UserState> {
@@ -179,7 +192,11 @@ impl Shared {
         {
             let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(id) = names.pool_of.get(&(database.number, user.number)) {
-                return names.pools[id.0 as usize].clone();
+                let pool = names.pools[id.0 as usize].clone();
+                if pool.forgotten.swap(false, Ordering::AcqRel) {
+                    self.refresh(&pool);
+                }
+                return pool;
             }
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +209,7 @@ impl Shared {
             let mut core = lock(&self.core);
             let id =
                 core.pool(database.number, user.number, || settings.pool_limits(&configured, &user.name), now);
-            core.set_paused(id, database.paused.load(Ordering::Relaxed));
+            core.set_paused(id, self.is_paused(database));
             id
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
@@ -212,11 +229,29 @@ impl Shared {
             proved: ArcSwapOption::empty(),
             secret: ArcSwapOption::empty(),
             last_error: ArcSwapOption::empty(),
+            forgotten: AtomicBool::new(false),
         });
         debug_assert_eq!(names.pools.len(), id.0 as usize);
         names.pools.push(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
         pool
+    }
+
+    /// Whether PAUSE, KILL or a shutdown keeps the database's clients waiting.
+    pub fn is_paused(&self, database: &DatabaseState) -> bool {
+        let phase = self.phase.load(Ordering::Acquire);
+        phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
+    }
+
+    /// Gives a pool the settings now in force. True if its links must be made anew to have them.
+    pub fn refresh(&self, pool: &Pool) -> bool {
+        let settings = self.settings.load();
+        let configured = pool.database.settings.load();
+        let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
+        let is_other_link = fresh.link != pool.settings.load().link;
+        pool.settings.store(Arc::new(fresh));
+        lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
+        is_other_link
     }
 
     pub fn pools(&self) -> Vec<Arc<Pool>> {

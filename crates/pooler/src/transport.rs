@@ -167,16 +167,18 @@ fn flush_tls(fd: BorrowedFd<'_>, connection: &mut rustls::Connection) -> io::Res
     Ok(true)
 }
 
-/// Bytes that could not be written yet.
+/// Bytes that could not be written yet, here or inside TLS.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
+    /// TLS took bytes that the socket did not: the peer is as full as with bytes held here.
+    tls_holds: bool,
 }
 
 impl Outbox {
     pub fn is_empty(&self) -> bool {
-        self.bytes.len() == self.sent
+        self.bytes.len() == self.sent && !self.tls_holds
     }
 
     /// Writes `data` after what is held already, and holds what does not go. True if nothing is held afterwards.
@@ -196,7 +198,8 @@ impl Outbox {
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        self.tls_holds = !transport.flush()?;
+        Ok(!self.tls_holds)
     }
 
     /// Writes what is held. True if all went.
@@ -211,7 +214,8 @@ impl Outbox {
         }
         // Memory is given back: an idle connection has no buffer.
         *self = Self::default();
-        transport.flush()
+        self.tls_holds = !transport.flush()?;
+        Ok(!self.tls_holds)
     }
 
     pub fn held(&self) -> usize {

@@ -157,6 +157,6 @@ fn pause_queues_and_resume_grants() {
     assert!(matches!(core.release(id, 10, now), Released::Parked));
     assert!(matches!(core.launch(pool, now), Launch::Not));
     core.set_paused(pool, false);
-    let parked = core.unpark(id).expect("parked");
+    let parked = core.unpark(id, |_| true).expect("parked");
     assert!(matches!(core.release(id, parked, now), Released::Grant { client: c, .. } if c == client(2)));
 }

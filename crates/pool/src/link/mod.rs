@@ -351,6 +351,11 @@ impl Link {
         self.pending.len() + self.foreign as usize
     }
 
+    /// Whether the server reads COPY data whose end has not been sent.
+    pub fn is_copy_in(&self) -> bool {
+        self.copy_in
+    }
+
     /// Whether bytes pass unseen because the connection is a replication stream.
     pub fn is_copy_both(&self) -> bool {
         self.copy_both

@@ -11,11 +11,14 @@ use std::time::Instant;
 use rustix::net::{RecvFlags, SendFlags};
 use underpass_pool::{PoolId, ServerId};
 use underpass_pool::core::ClientRef;
+use underpass_wire::SqlState;
+use underpass_wire::backend::build::{error_response, ready_for_query};
+use underpass_wire::backend::{Report, Severity, TransactionStatus};
 
 use super::{Entry, Source, Worker};
 use crate::client::{Phase, key_of};
 use crate::net;
-use crate::server::{Server, Work};
+use crate::server::{SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
 
@@ -24,7 +27,7 @@ pub(crate) struct CancelConnection {
     fd: OwnedFd,
     request: Vec<u8>,
     /// The server that is held back meanwhile, and where it lives.
-    id: ServerId,
+    pub id: ServerId,
     server: Key,
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
@@ -66,6 +69,10 @@ impl Worker {
 
     fn cancel_client(&mut self, target: ClientRef, asker: ClientRef) {
         let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
+        if client.on_console {
+            self.console_cancelled(key_of(target));
+            return self.cancel_answered(asker);
+        }
         let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
         if waits {
             self.cancel_waiting(key_of(target));
@@ -128,12 +135,21 @@ impl Worker {
     /// The request was carried out, failed or took too long: its server may serve others again.
     pub(super) fn cancel_finished(&mut self, key: Key) {
         let Some(connection) = self.cancels.remove(key) else { return };
-        let released = lock(&self.shared.core).cancel_done(connection.id);
-        if released {
-            let server = connection.server;
-            if matches!(self.servers.get(server), Some(Entry::Here(s)) if s.id == connection.id && is_resting(s)) {
-                self.give_back(server);
-            }
+        let (released, pending) = {
+            let mut core = lock(&self.shared.core);
+            (core.cancel_done(connection.id), core.is_canceling(connection.id))
+        };
+        let server = connection.server;
+        match self.servers.get(server) {
+            Some(Entry::Here(s)) if s.id == connection.id => match s.work {
+                Work::Resting if released => self.give_back(server),
+                // It came to rest and waited for this.
+                Work::Settling { step: SettleStep::Draining, .. } if !pending && s.link.is_settled() => {
+                    self.settled(server);
+                }
+                _ => {}
+            },
+            _ => {}
         }
         if let Some(asker) = connection.asker {
             self.cancel_answered(asker);
@@ -142,11 +158,6 @@ impl Worker {
 
     /// A client in the queue gives up its request: it is answered as PostgreSQL answers a cancelled statement, and may go on.
     fn cancel_waiting(&mut self, key: Key) {
-        use underpass_wire::SqlState;
-        use underpass_wire::backend::TransactionStatus;
-        use underpass_wire::backend::build::{error_response, ready_for_query};
-use underpass_wire::backend::{Report, Severity};
-
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Waiting { ticket, .. } = client.phase else { return };
@@ -168,10 +179,6 @@ use underpass_wire::backend::{Report, Severity};
             self.client_io_failed(key, &error);
         }
     }
-}
-
-fn is_resting(server: &Server) -> bool {
-    matches!(server.work, Work::Resting)
 }
 
 /// How many ReadyForQuery the complete messages in `bytes` ask for; `None` if a message is cut.

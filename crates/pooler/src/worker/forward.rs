@@ -9,7 +9,7 @@ use underpass_config::PoolMode;
 use underpass_pool::link::{FrontendContext, FrontendEvent, LinkError, Splice, Status};
 use underpass_wire::SqlState;
 
-use super::{Again, Entry, Farewell, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
+use super::{Again, Entry, Farewell, GONE, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
 use crate::client::Phase;
 use crate::server::{PrepareStep, Work};
 use crate::table::Key;
@@ -26,15 +26,11 @@ enum Flow {
 
 impl Worker {
     pub(super) fn client_readable(&mut self, key: Key, flags: EventFlags) {
-        let gone = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        let gone = flags.intersects(GONE);
         let Some(client) = self.clients.get_mut(key) else { return };
+        client.ended |= gone;
         match client.phase {
-            Phase::Linked(server) => {
-                if gone {
-                    client.ended = true;
-                }
-                self.forward_requests(key, server);
-            }
+            Phase::Linked(server) => self.forward_requests(key, server),
             Phase::Idle => self.first_request(key),
             Phase::Lane => self.lane_client_up(key),
             Phase::Login(_) => self.login_readable(key, gone),
@@ -283,6 +279,7 @@ impl Worker {
             Ok(false) => {}
             Ok(true) => match client.phase {
                 Phase::Closing => self.drop_client(key),
+                Phase::Console(_) => self.console_readable(key),
                 Phase::Linked(server) => {
                     if self.server(server).is_some_and(|server| server.readable) {
                         self.forward_responses(server);
@@ -300,6 +297,9 @@ impl Worker {
             return self.server_login_event(key);
         }
         if server.outbox.is_empty() {
+            if server.transport.tls().is_some_and(|tls| tls.wants_write()) {
+                let _ = server.transport.flush();
+            }
             return;
         }
         match server.outbox.drain(&mut server.transport) {
@@ -315,9 +315,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn server_readable(&mut self, key: Key, flags: EventFlags) {
-        // The end of a stream and its last bytes make one event.
-        let gone = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+    pub(super) fn server_readable(&mut self, key: Key, gone: bool) {
         if let (true, Some(Entry::Here(server))) = (gone, self.servers.get_mut(key)) {
             server.ended = true;
         }
@@ -325,8 +323,10 @@ impl Worker {
             Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => self.server_login_event(key),
             Some(Entry::Here(_)) => self.forward_responses(key),
             Some(&Entry::Parked(id)) => {
-                // An idle server speaks: it died, or has something to report.
-                let Some(mut server) = crate::shared::lock(&self.shared.core).unpark(id) else {
+                // An idle server speaks: it died, or has something to report. One that has moved to another worker since is not ours to
+                // read, whatever this event says: its new registration reports the same.
+                let home = self.index;
+                let Some(mut server) = crate::shared::lock(&self.shared.core).unpark(id, |server| server.home == home && server.key == key) else {
                     return self.lane_server_spoke(key, id, gone);
                 };
                 crate::lanes::watch_server(&server);
@@ -398,6 +398,9 @@ impl Worker {
                 }
                 (_, Work::AuthQuery { answer, .. }) => answer.extend_from_slice(passed),
                 _ => {}
+            }
+            if let Some(body) = observed.hidden_error.take() {
+                server.refusal = Some(body);
             }
             let used = match result {
                 Ok(used) => used,
@@ -479,8 +482,9 @@ impl Worker {
                 if !server.link.is_settled() {
                     return true;
                 }
-                let failed = self.observed.hidden_error.take();
+                let failed = server.refusal.take();
                 self.prepared(key, client, step, failed);
+                self.begin_if_prepared(client, key);
                 false
             }
             Work::AuthQuery { .. } => {
@@ -494,6 +498,14 @@ impl Worker {
                 if server.link.is_settled() {
                     self.settled(key);
                     return false;
+                }
+                if server.link.is_copy_in() {
+                    // The client's COPY began after it had left: nobody else can end it.
+                    let mut out = Vec::new();
+                    if !server.link.abandon(&mut out) || server.outbox.send(&mut server.transport, &out).is_err() {
+                        self.close_server(key, "COPY of a client that left could not be ended");
+                        return false;
+                    }
                 }
                 true
             }

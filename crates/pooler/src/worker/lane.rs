@@ -31,6 +31,13 @@ impl Client {
         }
     }
 
+    /// Whether the lane that carries it has given it a server at this moment.
+    pub(crate) fn is_linked_in_lane(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| {
+            lane.lanes.datapath.client_info(lane.slot).is_ok_and(|info| info.server.is_some())
+        })
+    }
+
     /// Whether user space may write to it now: nothing that a lane forwarded is still on its way.
     #[inline]
     pub(crate) fn is_clear(&mut self) -> bool {

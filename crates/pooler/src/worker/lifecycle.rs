@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::event::epoll;
 use underpass_config::PoolMode;
 use underpass_console::logline::Level;
-use underpass_console::text;
+use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
@@ -49,11 +49,14 @@ impl Worker {
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
         let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
         match acquired {
-            Acquired::Granted { id: _, server, check } => {
-                let server = self.take_home(server)?;
-                self.granted_now(key, server, check, self.now);
-                Some(server)
-            }
+            Acquired::Granted { id: _, server, check } => match self.take_home(server) {
+                Some(server) => {
+                    self.granted_now(key, server, check, self.now);
+                    Some(server)
+                }
+                // That one was closed instead; there are others.
+                None => self.acquire(key, pool),
+            },
             Acquired::Queued(ticket) => {
                 if let Some(client) = self.clients.get_mut(key) {
                     match &mut client.phase {
@@ -103,8 +106,9 @@ impl Worker {
 
     /// A grant arrives for a client of this worker, from wherever the server was released.
     pub(crate) fn granted(&mut self, client: ClientRef, server: Box<Server>, since: Instant) {
-        let Some(server) = self.take_home(server) else { return };
         let key = key_of(client);
+        let pool = server.pool.id;
+        let Some(server) = self.take_home(server) else { return self.ask_again(key, pool, since) };
         let waits = match self.clients.get(key).map(|client| &client.phase) {
             Some(Phase::Waiting { .. }) => true,
             Some(Phase::Login(login)) => login.ticket.is_some(),
@@ -118,8 +122,43 @@ impl Worker {
             return self.give_back(server);
         }
         self.granted_now(key, server, false, since);
+        self.begin_if_prepared(key, server);
+    }
+
+    /// Passes on what the client said while it waited, once its server is ready for it.
+    pub(super) fn begin_if_prepared(&mut self, key: Key, server: Key) {
         if self.clients.get(key).is_some_and(|client| client.phase_server() == Some(server)) && self.is_client_work(server) {
             self.start_forwarding(key, server);
+        }
+    }
+
+    /// A client that was owed a server which turned out dead: another idle one, or the head of the queue.
+    fn ask_again(&mut self, key: Key, pool: PoolId, since: Instant) {
+        let reference = self.me(key);
+        let Some(client) = self.clients.get_mut(key) else { return };
+        match &client.phase {
+            Phase::Waiting { .. } | Phase::Linked(_) => client.phase = Phase::Idle,
+            Phase::Login(_) => {}
+            Phase::Idle | Phase::Lane | Phase::Console(_) | Phase::Closing => return,
+        }
+        let acquired = lock(&self.shared.core).requeue(pool, reference, since, self.now);
+        match acquired {
+            Acquired::Granted { id: _, server, check } => match self.take_home(server) {
+                Some(server) => {
+                    self.granted_now(key, server, check, since);
+                    self.begin_if_prepared(key, server);
+                }
+                None => self.ask_again(key, pool, since),
+            },
+            Acquired::Queued(ticket) => {
+                if let Some(client) = self.clients.get_mut(key) {
+                    match &mut client.phase {
+                        Phase::Login(login) => login.ticket = Some((pool, ticket)),
+                        phase => *phase = Phase::Waiting { ticket, since, notified: false },
+                    }
+                }
+                self.launch(pool);
+            }
         }
     }
 
@@ -172,13 +211,14 @@ impl Worker {
         let Some(server) = self.server(key) else { return };
         let sql = sql(server);
         let mut out = Vec::new();
+        server.refusal = None;
         server.link.inject_query(&sql, &mut out);
         if let Err(error) = server.outbox.send(&mut server.transport, &out) {
             self.close_server(key, &format!("server write failed: {error}"));
         }
     }
 
-    /// One step of the preparation of a server for a client is done.
+    /// One step of the preparation of a server for a client is done. Forwards nothing: the caller may hold a request in the scratch buffer.
     pub(super) fn prepared(&mut self, key: Key, client_key: Key, step: PrepareStep, failed: Option<Vec<u8>>) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         if let Some(error) = failed {
@@ -201,24 +241,38 @@ impl Worker {
                 return self.ask(key, |_| query);
             }
         }
+        if step == PrepareStep::Restore {
+            // What the server made of the client's values is what the client has: it may spell them its own way.
+            let mut set = (*client.parameters).clone();
+            for (name, value) in server.parameters.iter() {
+                if set.get(name).is_some() {
+                    set.set(name, value);
+                }
+            }
+            client.parameters = if set == *server.parameters { server.parameters.clone() } else { self.shared.intern_parameters(set) };
+        }
         server.work = Work::Client(client_key);
         // Equal in all that can be compared: from now on one pointer tells it.
         if !Arc::ptr_eq(&client.parameters, &server.parameters) && client.parameters.is_settled_by(&server.parameters) {
             client.parameters = server.parameters.clone();
         }
         self.again.push(Again::Client(client_key));
-        if client.phase_server() == Some(key) {
-            self.start_forwarding(client_key, key);
-        }
     }
 
     /// The server of a link is at rest between transactions.
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
-        if server.dedicated || server.pool_mode() == PoolMode::Session {
-            return;
+        if let (true, Some(client)) = (self.draining, server.client()) {
+            return self.close_client(client, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
         }
         let Some(client_key) = server.client() else { return };
+        if server.dedicated || server.pool_mode() == PoolMode::Session {
+            // There is room again for a client that was not read because too many answers were outstanding.
+            if self.clients.get(client_key).is_some_and(|client| client.readable || client.ended) {
+                self.again.push(Again::Client(client_key));
+            }
+            return;
+        }
         if let Some(client) = self.clients.get_mut(client_key) {
             client.phase = Phase::Idle;
             client.query_at = None;
@@ -237,15 +291,24 @@ impl Worker {
         let now = self.now;
         let Some(server) = self.server(key) else { return };
         let reset = server.pool.settings.load().reset_query.clone();
+        let id = server.id;
         match reset {
+            // A cancel request must not hit the reset query: `cancel_finished` comes back here.
+            Some(_) if lock(&self.shared.core).is_canceling(id) => {
+                if let Some(server) = self.server(key) {
+                    server.work = Work::Settling { step: SettleStep::Draining, since: now };
+                }
+            }
             Some(query) => {
+                let Some(server) = self.server(key) else { return };
                 server.work = Work::Settling { step: SettleStep::Resetting, since: now };
-                let id = server.id;
                 lock(&self.shared.core).testing(id);
                 self.ask(key, |_| query.to_string());
             }
             None => {
-                server.work = Work::Resting;
+                if let Some(server) = self.server(key) {
+                    server.work = Work::Resting;
+                }
                 self.give_back(key);
             }
         }
@@ -253,11 +316,17 @@ impl Worker {
 
     /// A server that came to rest without client goes on: rolls back, resets, returns.
     pub(super) fn settled(&mut self, key: Key) {
-        let failed = self.observed.hidden_error.take();
         let now = self.now;
         let Some(server) = self.server(key) else { return };
+        let failed = server.refusal.take();
         let Work::Settling { step, .. } = server.work else { return };
-        match (step, server.link.status()) {
+        let (id, status) = (server.id, server.link.status());
+        // The same for a ROLLBACK.
+        if step == SettleStep::Draining && lock(&self.shared.core).is_canceling(id) {
+            return;
+        }
+        let Some(server) = self.server(key) else { return };
+        match (step, status) {
             (SettleStep::Draining, Status::Idle) => self.clean(key),
             (SettleStep::Draining, _) => {
                 server.work = Work::Settling { step: SettleStep::RollingBack, since: now };
@@ -367,7 +436,8 @@ impl Worker {
         let affected = match &server.work {
             Work::Client(client) => Some((*client, false)),
             Work::Preparing { client, .. } => Some((*client, true)),
-            Work::AuthQuery { client, .. } => Some((*client, false)),
+            // Without a word of an answer it was dead before it was asked.
+            Work::AuthQuery { client, answer } => Some((*client, answer.is_empty())),
             Work::Login(login) => login.replication.as_ref().map(|(client, _)| (*client, false)),
             Work::Settling { .. } | Work::Resting => None,
         };
@@ -377,17 +447,11 @@ impl Worker {
         }
         self.log_close(&mut server, reason);
         if let Some((client_key, retry)) = affected {
-            let since = self.now;
-            match self.clients.get_mut(client_key) {
-                // The client has not been served yet: it goes back to the head of the queue.
-                Some(client) if retry && client.phase_server() == Some(key) => {
-                    let reference = ClientRef {
-                        worker: self.index,
-                        slot: client_key.index,
-                        generation: client_key.generation,
-                    };
-                    let ticket = lock(&self.shared.core).requeue(pool.id, reference, since);
-                    client.phase = Phase::Waiting { ticket, since, notified: false };
+            match self.clients.get(client_key) {
+                // The client has not been served yet.
+                Some(client) if retry && (client.is_login() || client.phase_server() == Some(key)) => {
+                    let since = client.request_at;
+                    self.ask_again(client_key, pool.id, since);
                 }
                 Some(_) => self.close_client(
                     client_key,
@@ -426,6 +490,8 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(key) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Closing);
+        // From now on it has some seconds to take what it is owed.
+        client.request_at = self.now;
         {
             let config = &self.shared.settings.load().config;
             let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
@@ -499,7 +565,6 @@ impl Worker {
             self.cancel_server(key, None);
             self.again.push(Again::Server(key));
         } else {
-            self.observed.hidden_error = None;
             self.settled(key);
         }
     }
@@ -509,6 +574,9 @@ impl Worker {
         let Some(mut client) = self.clients.remove(key) else { return };
         client.transport.close_notify();
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if client.on_console {
+            self.shared.control.consoles.fetch_sub(1, Ordering::Relaxed);
+        }
         if client.cancel_key != 0 {
             lock(&self.shared.cancel_keys).remove(&client.cancel_key);
         }

@@ -11,6 +11,7 @@ use crate::client::{Client, Login, LoginStep, Phase};
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::shared::phase;
 use crate::transport::{Outbox, Transport};
+use underpass_console::rows::Replication;
 use underpass_pool::link::ClientSide;
 use underpass_wire::SqlState;
 
@@ -35,7 +36,7 @@ impl Worker {
             return;
         }
         for _ in 0..ACCEPTS_PER_TURN {
-            let listener = &self.listeners[index];
+            let Some(listener) = self.listeners.get(index) else { return };
             match net::accept(&*listener.fd, listener.unix_port) {
                 Ok(Some((fd, address))) => self.greet(fd, address),
                 Ok(None) => return,
@@ -94,7 +95,8 @@ impl Worker {
                 query_at: None,
                 transaction_at: None,
                 wait_us: 0,
-                replication: false,
+                replication: Replication::None,
+                on_console: false,
             })
         });
         // Room for the console and for cancel requests, which must get in when the pooler is full.

@@ -309,6 +309,7 @@ impl Worker {
             let own = rustix::process::getuid().as_raw();
             if net::peer_credentials(client.transport.fd()).is_some_and(|(uid, _)| uid == own) {
                 login.console_access = Some(Access::Admin);
+                log::info!("{}", underpass_console::text::unix_console_access());
                 return self.logged_in(key, underpass_auth::Login::default());
             }
         }
@@ -507,8 +508,12 @@ impl Worker {
         pool.clients.fetch_add(1, Ordering::Relaxed);
         client.in_pool = true;
         client.pool = Some(pool.clone());
-        client.replication = startup.replication.is_some();
-        if client.replication {
+        client.replication = match startup.replication.as_deref() {
+            None => Replication::None,
+            Some("database") => Replication::Logical,
+            Some(_) => Replication::Physical,
+        };
+        if client.replication != Replication::None {
             return self.replication_login(key);
         }
         if pool.welcome().is_some() {
@@ -568,7 +573,7 @@ impl Worker {
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
             return self.client_io_failed(key, &error);
         }
-        if client.readable || !client.inbox.is_empty() {
+        if client.readable || client.ended || !client.inbox.is_empty() {
             self.again.push(Again::Client(key));
         } else {
             self.lane_offer(key);

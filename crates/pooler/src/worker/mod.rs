@@ -12,10 +12,12 @@ mod forward;
 mod lifecycle;
 mod lane;
 mod listen;
-mod login;
+pub(crate) mod login;
 mod server_login;
 mod stats;
+mod suspend;
 mod sweep;
+mod upkeep;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -41,6 +43,9 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 const READS_PER_TURN: usize = 8;
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// The peer has ended its stream. It is told once, possibly together with bytes that come before the end: whoever stops reading at a
+/// short read must know that an end follows.
+const GONE: EventFlags = EventFlags::RDHUP.union(EventFlags::HUP).union(EventFlags::ERR);
 /// Events taken from epoll at a time.
 const EVENTS_MAX: usize = 512;
 
@@ -93,6 +98,10 @@ pub(crate) struct Worker {
     again_soon: Vec<Again>,
     pub meters: Vec<PoolMeter>,
     pub stopping: bool,
+    /// SHUTDOWN WAIT_FOR_SERVERS: clients leave when their transaction is over.
+    pub draining: bool,
+    /// SUSPEND: nothing is read but what the console says.
+    suspension: Option<Box<suspend::Suspension>>,
     /// When accepting failed for lack of descriptors, until when not to try.
     accept_paused_until: Option<Instant>,
     /// Console clients that wait for an event (PAUSE, WAIT_CLOSE, ...).
@@ -126,6 +135,8 @@ impl Worker {
             again_soon: Vec::new(),
             meters: Vec::new(),
             stopping: false,
+            draining: false,
+            suspension: None,
             accept_paused_until: None,
             console_waits: Vec::new(),
         }
@@ -138,6 +149,28 @@ impl Worker {
     /// Watches a socket for its life.
     fn watch(&self, fd: BorrowedFd<'_>, source: Source, key: Key) -> rustix::io::Result<()> {
         epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), USER_INTEREST)
+    }
+
+    fn watch_listeners(&self) -> rustix::io::Result<()> {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let key = Key { index: index as u32, generation: 0 };
+            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
+            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
+            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
+        }
+        Ok(())
+    }
+
+    fn unwatch_listeners(&self) {
+        for listener in &self.listeners {
+            let _ = epoll::delete(self.epoll(), &*listener.fd);
+        }
+    }
+
+    /// Takes no more connections, for good.
+    pub(crate) fn stop_listening(&mut self) {
+        self.unwatch_listeners();
+        self.listeners.clear();
     }
 
     /// Gives another worker (or this one, later) something to do.
@@ -158,12 +191,7 @@ impl Worker {
             EventData::new_u64(token(Source::Bell, Key { index: 0, generation: 0 })),
             EventFlags::IN | EventFlags::ET,
         )?;
-        for (index, listener) in self.listeners.iter().enumerate() {
-            let key = Key { index: index as u32, generation: 0 };
-            // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.
-            let flags = EventFlags::IN | EventFlags::EXCLUSIVE;
-            epoll::add(self.epoll(), &*listener.fd, EventData::new_u64(token(Source::Listener, key)), flags)?;
-        }
+        self.watch_listeners()?;
         if let (Some(lanes), 0) = (&shared.lanes, self.index) {
             let key = Key { index: 0, generation: 0 };
             epoll::add(self.epoll(), lanes.datapath.event_fd(), EventData::new_u64(token(Source::Lanes, key)), EventFlags::IN)?;
@@ -171,7 +199,7 @@ impl Worker {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping {
-            let wait = if !self.again.is_empty() {
+            let wait = if !self.again.is_empty() && self.suspension.is_none() {
                 Duration::ZERO
             } else if !self.again_soon.is_empty() {
                 Duration::from_millis(1)
@@ -188,11 +216,15 @@ impl Worker {
             for event in &events {
                 self.dispatch(event.data.u64(), event.flags);
             }
-            let soon = std::mem::take(&mut self.again_soon);
-            for again in std::mem::take(&mut self.again).into_iter().chain(soon) {
+            let (again, soon) = if self.suspension.is_none() {
+                (std::mem::take(&mut self.again), std::mem::take(&mut self.again_soon))
+            } else {
+                Default::default()
+            };
+            for again in again.into_iter().chain(soon) {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
-                    Again::Server(key) => self.server_readable(key, EventFlags::empty()),
+                    Again::Server(key) => self.server_readable(key, false),
                     Again::LaneClient(key) => self.lane_client_up(key),
                     Again::LaneServer(slot) => self.lane_server_up(slot),
                 }
@@ -213,7 +245,10 @@ impl Worker {
         const CANCEL: u64 = Source::Cancel as u64;
         const LISTENER: u64 = Source::Listener as u64;
         const LANES: u64 = Source::Lanes as u64;
-        let incoming = flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        if self.suspension.is_some() && self.hold_back(token, flags) {
+            return;
+        }
+        let incoming = flags.intersects(EventFlags::IN | GONE);
         match token >> 56 {
             CLIENT => {
                 if flags.contains(EventFlags::OUT) {
@@ -228,7 +263,7 @@ impl Worker {
                     self.server_writable(key);
                 }
                 if incoming {
-                    self.server_readable(key, flags);
+                    self.server_readable(key, flags.intersects(GONE));
                 }
             }
             CANCEL => self.cancel_event(key),

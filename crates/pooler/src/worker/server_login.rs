@@ -129,6 +129,7 @@ impl Worker {
         let mode = plan.pool.settings.load();
         let (index, now, socket_id) = (self.index, self.now, self.shared.next_socket_id());
         let dedicated = plan.replication.is_some();
+        let local = net::local_endpoint(&fd);
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
                 lane: None,
@@ -139,6 +140,7 @@ impl Worker {
                 home: index,
                 pool: plan.pool.clone(),
                 address,
+                local,
                 work: Work::Login(Box::new(ServerLogin {
                     step: ServerLoginStep::Connecting,
                     auth: None,
@@ -152,6 +154,7 @@ impl Worker {
                 outbox: Outbox::default(),
                 readable: false,
                 ended: false,
+                refusal: None,
                 cancel_key: Vec::new(),
                 connected_at: now,
                 request_at: now,

@@ -3,29 +3,39 @@
 
 use std::time::{Duration, Instant};
 
+use underpass_console::text::reason;
 use underpass_pool::link::Status;
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::{notice_response};
 use underpass_wire::backend::{Report, Severity};
 
-use super::{Entry, Farewell, Worker};
+use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
 use crate::server::Work;
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
+use crate::table::Key;
 
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
 
 impl Worker {
     pub(super) fn sweep(&mut self) {
+        if self.suspension.is_some() {
+            self.sweep_suspended();
+            return self.console_waits_check();
+        }
         let settings = self.shared.settings.load_full();
         self.sweep_clients(&settings);
         self.sweep_servers(&settings);
+        if settings.config.server_fast_close {
+            self.fast_close();
+        }
         self.sweep_cancels(&settings);
         // Pools belong to no worker: the first one looks after them.
         if self.index == 0 {
             self.sweep_pools();
+            self.upkeep(&settings);
         }
         self.console_waits_check();
         self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
@@ -37,6 +47,10 @@ impl Worker {
         let config = &settings.config;
         let draining = self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
         for key in self.clients.keys() {
+            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+                self.sweep_lane_client(key, draining);
+                continue;
+            }
             let Some(client) = self.clients.get_mut(key) else { continue };
             let pool = client.pool.as_ref().map(|pool| pool.settings.load_full());
             let farewell = match &mut client.phase {
@@ -75,7 +89,7 @@ impl Worker {
                     if over(client.request_at, limit) {
                         Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if draining && !self.shared.waits_for_clients() {
-                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"))
+                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
                     } else {
                         None
                     }
@@ -101,7 +115,7 @@ impl Worker {
                     {
                         Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if linked.link.is_quiescent() && draining && !self.shared.waits_for_clients() {
-                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"))
+                        Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
                     } else {
                         None
                     }
@@ -125,6 +139,34 @@ impl Worker {
         lock(&self.shared.core).last_connect_failed(pool.id).then(|| {
             Farewell::told(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, format!("server login has been failing: {error}"))
         })
+    }
+
+    /// A client that a lane carries: its times are in the lane's slot. One that is late comes up, and is dealt with as any other then.
+    fn sweep_lane_client(&mut self, key: Key, draining: bool) {
+        self.lane_collect(key);
+        let Some(client) = self.clients.get(key) else { return };
+        let Some(pool) = client.pool.as_ref().map(|pool| pool.settings.load()) else { return };
+        let Some((active, query, transaction)) = self.lane_times(client) else { return };
+        let over = |since: Option<Instant>, limit: Duration| {
+            !limit.is_zero() && since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
+        };
+        let late = over(query, pool.query_timeout)
+            || over(transaction, pool.transaction_timeout)
+            || (transaction.is_some() && query.is_none() && over(active, pool.idle_transaction_timeout))
+            || (transaction.is_none() && over(active, pool.client_idle_timeout))
+            || (transaction.is_none() && draining && !self.shared.waits_for_clients());
+        if !late {
+            return;
+        }
+        if !self.lane_take(key) {
+            self.again_soon.push(Again::LaneClient(key));
+            return;
+        }
+        if let Some(client) = self.clients.get_mut(key) {
+            client.request_at = active.unwrap_or(client.request_at);
+            client.query_at = query.or(client.query_at);
+            client.transaction_at = transaction.or(client.transaction_at);
+        }
     }
 
     fn sweep_servers(&mut self, settings: &Settings) {

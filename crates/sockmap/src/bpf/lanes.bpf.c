@@ -17,7 +17,17 @@
 #define RESPONSE_SOURCE		      struct __sk_buff
 #define RESPONSE_NAME(x)	      x##_skb
 #define WIRE_LOAD(skb, off, to, n)    bpf_skb_load_bytes(skb, off, to, n)
+#define WIRE_LOAD_N(skb, off, to, n)  load_head(skb, off, to, n)
 #include "response_scan.bpf.h"
+
+/* A head at the end or the beginning of a send, in part: not worth a verified path for each length. */
+static __always_inline long load_split(struct sk_msg_md *msg, __u32 off, void *to, __u32 n)
+{
+	barrier_var(n);
+	if (n < 1 || n > WIRE_HEAD || off + n > msg->size)
+		return -1;
+	return bpf_probe_read_kernel(to, n, (__u8 *)msg->data + off);
+}
 
 /* A send of a backend after bpf_msg_pull_data(): contiguous, at most MSG_BYTES_MAX. */
 #define MSG_BYTES_MAX		      0xfff0u
@@ -36,6 +46,8 @@
 		}                                                                                  \
 		load_result;                                                                       \
 	})
+#define WIRE_LOAD_N(msg, off, to, n)                                                               \
+	((n) == WIRE_HEAD ? WIRE_LOAD(msg, off, to, WIRE_HEAD) : load_split(msg, off, to, n))
 #include "response_scan.bpf.h"
 
 /* ---- requests --------------------------------------------------------------------------------------- */
@@ -51,31 +63,15 @@ struct idle_search {
 	__u32 pool_index;
 };
 
+/* Number of the lowest set bit, without branches: the verifier would walk each path. (No instruction for it.) */
 static __always_inline __u32 lowest_bit(__u64 word)
 {
-	__u32 bit = 0;
+	__u64 below = ~word & (word - 1);
 
-	if (!(word & 0xffffffff)) {
-		bit += 32;
-		word >>= 32;
-	}
-	if (!(word & 0xffff)) {
-		bit += 16;
-		word >>= 16;
-	}
-	if (!(word & 0xff)) {
-		bit += 8;
-		word >>= 8;
-	}
-	if (!(word & 0xf)) {
-		bit += 4;
-		word >>= 4;
-	}
-	if (!(word & 3)) {
-		bit += 2;
-		word >>= 2;
-	}
-	return bit + !(word & 1);
+	below = below - ((below >> 1) & 0x5555555555555555ULL);
+	below = (below & 0x3333333333333333ULL) + ((below >> 2) & 0x3333333333333333ULL);
+	below = (below + (below >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+	return below * 0x0101010101010101ULL >> 56;
 }
 
 /* Looks at one idle server; returns 1 when the search is over. */
@@ -86,10 +82,11 @@ static long idle_step(__u32 i, void *context)
 	__u32 ordinal, index;
 	__u64 bit;
 
-	while (!f->word) {
+	if (!f->word) {
 		if (++f->word_index >= POOL_WORDS || f->word_index * 64 >= f->pool->ordinals)
 			return 1;
 		f->word = *(volatile __u64 *)&f->pool->idle[f->word_index & (POOL_WORDS - 1)];
+		return 0;
 	}
 	ordinal = lowest_bit(f->word);
 	bit = 1ULL << ordinal;

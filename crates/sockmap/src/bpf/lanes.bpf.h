@@ -23,10 +23,11 @@ const volatile __u32 message_length_max = 1 << 30;
 #define PENDING_MAX 4096u
 /* Walks per chunk: 64 KiB hold at most 13,107 messages of five bytes. */
 #define MESSAGES_MAX 16384
-/* A compare-and-swap loses only to the peer's program or to user space, each a few times at most. */
-#define CAS_TRIES 8
-/* Idle servers looked at before the search is left to user space. */
-#define SEARCH_TRIES 16
+/* A compare-and-swap loses only to the program of the other direction or to user space; more tries cost the verifier
+ * more than they save. */
+#define CAS_TRIES 3
+/* Idle servers, and empty words of the set, looked at before the search is left to user space. */
+#define SEARCH_TRIES 32
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

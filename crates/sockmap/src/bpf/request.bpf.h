@@ -8,6 +8,16 @@
 #include "lanes.bpf.h"
 
 #define WIRE_LOAD(skb, off, to, n) bpf_skb_load_bytes(skb, off, to, n)
+#define WIRE_LOAD_N(skb, off, to, n) load_head(skb, off, to, n)
+
+/* One to five bytes; the compiler must not drop the bounds, the verifier does not know them. */
+static __always_inline long load_head(struct __sk_buff *skb, __u32 off, void *to, __u32 n)
+{
+	barrier_var(n);
+	if (n < 1 || n > WIRE_HEAD)
+		return -1;
+	return bpf_skb_load_bytes(skb, off, to, n);
+}
 
 struct request_scan {
 	struct __sk_buff *skb;
@@ -130,4 +140,5 @@ static __always_inline void scan_request(struct request_scan *s)
 }
 
 #undef WIRE_LOAD
+#undef WIRE_LOAD_N
 #endif /* REQUEST_BPF_H */

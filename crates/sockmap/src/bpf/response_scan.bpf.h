@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * What a chunk of responses means, found without side effects. Included once per kind of source: the including
- * file defines RESPONSE_SOURCE (the context type), RESPONSE_NAME(x) (a suffix) and WIRE_LOAD.
+ * file defines RESPONSE_SOURCE (the context type), RESPONSE_NAME(x) (a suffix), WIRE_LOAD and WIRE_LOAD_N.
  */
 
 /* "DISCARD ALL" and "DEALLOCATE ALL" drop prepared statements that user space believes to be there. */
@@ -88,3 +88,4 @@ static __always_inline void RESPONSE_NAME(scan_response)(struct response_scan *s
 #undef RESPONSE_SOURCE
 #undef RESPONSE_NAME
 #undef WIRE_LOAD
+#undef WIRE_LOAD_N

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What changes the running process, whoever asks for it: the console or a signal.
+//!
+//! These functions may run on any thread. They change what all workers share and leave the rest to the workers as tasks; none waits
+//! for a worker. What takes until transactions are over (PAUSE, SHUTDOWN) is watched by the sweep of the workers.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime};
+
+use nix::sys::signal::Signal;
+use underpass_auth::AuthOptions;
+use underpass_config::{Config, SetOutcome, kept_warning};
+use underpass_console::stats::{PoolStats, StatsClock};
+use underpass_console::text::{self, Phrase, SignalAction, reason};
+use underpass_console::{ConsoleError, ShutdownMode, StatsWindow, Timestamp};
+use underpass_pool::PoolId;
+
+pub(crate) use crate::gather::gather;
+use crate::listeners::SocketFile;
+use crate::pool::{DatabaseState, Pool};
+use crate::process::Life;
+use crate::settings::Settings;
+use crate::shared::{Shared, lock, phase};
+use crate::worker::Worker;
+use crate::{logging, process};
+
+/// State of the control plane.
+pub(crate) struct Control {
+    /// RELOAD, SET, PAUSE and the like read, change and replace: one at a time.
+    changing: Mutex<()>,
+    /// Console clients.
+    pub consoles: AtomicU32,
+    /// Workers that have nothing left to write, while suspended.
+    pub flushed: AtomicU32,
+    is_listening: AtomicBool,
+    /// The unix socket's file, if we made one.
+    pub socket_file: Mutex<Option<SocketFile>>,
+    pub stats: Mutex<StatsBook>,
+    /// Since when pools (by number) and automatic databases are unused; worker 0 keeps it.
+    pub idle_pools: Mutex<HashMap<PoolId, Instant>>,
+    pub idle_databases: Mutex<HashMap<u32, Instant>>,
+}
+
+impl Control {
+    pub fn new(wall: SystemTime, now: Instant) -> Self {
+        let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            changing: Mutex::default(),
+            consoles: AtomicU32::new(0),
+            flushed: AtomicU32::new(0),
+            is_listening: AtomicBool::new(true),
+            socket_file: Mutex::default(),
+            stats: Mutex::new(StatsBook {
+                clock: StatsClock::new(Timestamp(since_epoch.as_micros() as u64)),
+                windows: Vec::new(),
+                rolled_at: now,
+                logged: PoolStats::default(),
+            }),
+            idle_pools: Mutex::default(),
+            idle_databases: Mutex::default(),
+        }
+    }
+}
+
+/// Statistics of all pools, as of the last time they were collected from the workers.
+pub(crate) struct StatsBook {
+    pub clock: StatsClock,
+    /// By pool number.
+    pub windows: Vec<StatsWindow>,
+    /// End of the last `stats_period`, and the counters of all pools then.
+    pub rolled_at: Instant,
+    pub logged: PoolStats,
+}
+
+impl StatsBook {
+    /// Takes in what the workers counted, each a list by pool number.
+    pub fn update(&mut self, parts: &[Vec<PoolStats>]) {
+        let pools = parts.iter().map(Vec::len).max().unwrap_or(0);
+        if self.windows.len() < pools {
+            self.windows.resize_with(pools, StatsWindow::default);
+        }
+        for (index, window) in self.windows.iter_mut().enumerate() {
+            window.current = PoolStats::default();
+            parts.iter().filter_map(|part| part.get(index)).for_each(|stats| window.current.merge(stats));
+        }
+    }
+
+    /// All pools together.
+    pub fn total(&self) -> StatsWindow {
+        let mut total = StatsWindow::default();
+        self.windows.iter().for_each(|window| total.merge(window));
+        total
+    }
+}
+
+/// Writes a phrase to the log.
+pub(crate) fn say(phrase: &Phrase) {
+    logging::phrase(None, phrase);
+}
+
+/// Acts on a signal. True when the process is about to end and nothing more needs to be waited for but the workers.
+pub(crate) fn signal(shared: &Arc<Shared>, signal: Signal) -> bool {
+    let before = shared.phase.load(Ordering::Acquire);
+    if before == phase::IMMEDIATE {
+        return true;
+    }
+    let shutting_down = before >= phase::WAIT_FOR_SERVERS;
+    let heard = |action| say(&text::signal(action));
+    match signal {
+        Signal::SIGHUP => {
+            heard(SignalAction::Reload);
+            // The log says what is wrong.
+            let _ = reload(shared);
+        }
+        Signal::SIGINT if shutting_down => {
+            heard(SignalAction::InterruptAgain);
+            end(shared);
+        }
+        Signal::SIGINT => {
+            heard(SignalAction::WaitForServers);
+            shutdown(shared, ShutdownMode::WaitForServers);
+        }
+        Signal::SIGTERM if shutting_down => {
+            heard(SignalAction::TerminateAgain);
+            end(shared);
+        }
+        Signal::SIGTERM => {
+            heard(SignalAction::WaitForClients);
+            shutdown(shared, ShutdownMode::WaitForClients);
+        }
+        Signal::SIGQUIT => {
+            heard(SignalAction::Quit);
+            end(shared);
+        }
+        Signal::SIGUSR1 => match pause(shared) {
+            Ok(()) => heard(SignalAction::Pause),
+            Err(_) => heard(SignalAction::AlreadyPaused),
+        },
+        Signal::SIGUSR2 => {
+            heard(match before {
+                _ if shutting_down => SignalAction::ResumeRefused,
+                phase::PAUSED => SignalAction::ResumePause,
+                phase::SUSPENDED => SignalAction::ResumeSuspend,
+                _ => SignalAction::NotPaused,
+            });
+            let _ = resume(shared);
+        }
+        _ => {}
+    }
+    shared.phase.load(Ordering::Acquire) == phase::IMMEDIATE
+}
+
+/// PAUSE of everything. Servers are released at the end of their transactions and closed then.
+///
+/// # Errors
+/// It is paused or suspended already, or a shutdown is under way.
+pub(crate) fn pause(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    refuse_if_paused(shared)?;
+    shared.phase.store(phase::PAUSED, Ordering::Release);
+    apply_pauses(shared);
+    Ok(())
+}
+
+/// PAUSE of one database.
+///
+/// # Errors
+/// As [`pause`].
+pub(crate) fn pause_database(shared: &Arc<Shared>, database: &DatabaseState) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    refuse_if_paused(shared)?;
+    database.paused.store(true, Ordering::Release);
+    apply_pauses(shared);
+    Ok(())
+}
+
+fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
+    match shared.phase.load(Ordering::Acquire) {
+        phase::RUNNING => Ok(()),
+        phase::PAUSED | phase::SUSPENDED => Err(ConsoleError::AlreadyPaused),
+        _ => Err(ConsoleError::ShuttingDown),
+    }
+}
+
+/// RESUME of everything: ends PAUSE and SUSPEND. Databases that were paused by name stay so.
+///
+/// # Errors
+/// There is nothing to resume, or a shutdown is under way.
+pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    match shared.phase.load(Ordering::Acquire) {
+        phase::PAUSED => shared.phase.store(phase::RUNNING, Ordering::Release),
+        phase::SUSPENDED => {
+            shared.phase.store(phase::RUNNING, Ordering::Release);
+            shared.broadcast(Worker::unsuspend);
+        }
+        phase::RUNNING => return Err(ConsoleError::NotPaused),
+        _ => return Err(ConsoleError::ShuttingDown),
+    }
+    apply_pauses(shared);
+    Ok(())
+}
+
+/// RESUME of one database.
+///
+/// # Errors
+/// It is not paused.
+pub(crate) fn resume_database(shared: &Arc<Shared>, database: &DatabaseState) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    if !database.paused.swap(false, Ordering::AcqRel) {
+        return Err(ConsoleError::DatabaseNotPaused(database.name.clone()));
+    }
+    apply_pauses(shared);
+    Ok(())
+}
+
+/// SUSPEND: every worker writes what it holds and stops reading.
+///
+/// # Errors
+/// Something is paused or suspended already.
+pub(crate) fn suspend(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    refuse_if_paused(shared)?;
+    if shared.databases().iter().any(|database| database.paused.load(Ordering::Relaxed)) {
+        return Err(ConsoleError::PausedDatabases);
+    }
+    shared.phase.store(phase::SUSPENDED, Ordering::Release);
+    shared.control.flushed.store(0, Ordering::Release);
+    shared.broadcast(Worker::suspend);
+    Ok(())
+}
+
+/// Tells the core which pools are paused; closes what pauses do not leave open, and serves the queues of the others.
+fn apply_pauses(shared: &Arc<Shared>) {
+    {
+        // A pool that is being made sees the new state already, or is in this list.
+        let names = shared.names.read().unwrap_or_else(PoisonError::into_inner);
+        for pool in &names.pools {
+            let paused = shared.is_paused(&pool.database);
+            lock(&shared.core).set_paused(pool.id, paused);
+        }
+    }
+    shared.broadcast(|worker| {
+        worker.close_paused();
+        if worker.index == 0 {
+            worker.serve_queues();
+        }
+    });
+}
+
+/// Drops clients and servers of one database, or of all, and leaves it paused.
+///
+/// # Errors
+/// Everything is paused or suspended already.
+pub(crate) fn kill(shared: &Arc<Shared>, database: Option<&DatabaseState>) -> Result<(), ConsoleError> {
+    match database {
+        None => pause(shared)?,
+        Some(database) => pause_database(shared, database)?,
+    }
+    let number = database.map(|database| database.number);
+    shared.broadcast(move |worker| worker.kill(number, reason::SERVER_SHUTTING_DOWN));
+    Ok(())
+}
+
+/// Begins a shutdown. The sweep ends the process when what it waits for has come.
+pub(crate) fn shutdown(shared: &Arc<Shared>, mode: ShutdownMode) {
+    let target = match mode {
+        ShutdownMode::Immediate => return end(shared),
+        ShutdownMode::WaitForServers => phase::WAIT_FOR_SERVERS,
+        ShutdownMode::WaitForClients => phase::WAIT_FOR_CLIENTS,
+    };
+    let _changing = lock(&shared.control.changing);
+    if shared.phase.load(Ordering::Acquire) == phase::IMMEDIATE {
+        return;
+    }
+    shared.phase.store(target, Ordering::Release);
+    process::notify(Life::Stopping);
+    stop_listening(shared);
+    shared.broadcast(Worker::unsuspend);
+    apply_pauses(shared);
+    if target == phase::WAIT_FOR_SERVERS {
+        shared.broadcast(Worker::drain);
+    }
+}
+
+/// Ends the process: every worker says good-bye and stops, and the thread that waits for signals is woken.
+pub(crate) fn end(shared: &Shared) {
+    if shared.phase.swap(phase::IMMEDIATE, Ordering::AcqRel) == phase::IMMEDIATE {
+        return;
+    }
+    stop_listening(shared);
+    shared.broadcast(|worker| worker.stopping = true);
+    if let Err(error) = nix::sys::signal::kill(nix::unistd::Pid::this(), Signal::SIGQUIT) {
+        log::error!("cannot wake the main thread: {error}");
+    }
+}
+
+/// Closes the listening sockets, so that another process can take their places.
+fn stop_listening(shared: &Shared) {
+    if !shared.control.is_listening.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    // Only a file that we made; the service manager's stays.
+    drop(lock(&shared.control.socket_file).take());
+    shared.broadcast(Worker::stop_listening);
+}
+
+/// RECONNECT: every server connection is closed when it is released, idle ones now.
+pub(crate) fn reconnect(shared: &Arc<Shared>, database: Option<&DatabaseState>) {
+    let number = database.map(|database| database.number);
+    let pools = shared.pools().into_iter().filter(|pool| number.is_none_or(|number| pool.database.number == number));
+    make_obsolete(shared, pools.collect(), reason::OBSOLETE);
+}
+
+/// Marks the servers of these pools as obsolete.
+fn make_obsolete(shared: &Shared, pools: Vec<Arc<Pool>>, reason: &'static str) {
+    shared.epoch.fetch_add(1, Ordering::Relaxed);
+    let mut idle = Vec::new();
+    for pool in &pools {
+        idle.extend(lock(&shared.core).obsolete(pool.id));
+    }
+    shared.mailboxes[0].post(Box::new(move |worker| {
+        for (_, server) in idle {
+            worker.bury(server, reason);
+        }
+        pools.iter().for_each(|pool| worker.launch(pool.id));
+    }));
+}
+
+/// RELOAD: reads the files again. With an error in them nothing changes. May take long: not for workers.
+///
+/// # Errors
+/// The files cannot be used; the log says why.
+pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    process::notify(Life::Reloading);
+    let outcome = reload_locked(shared);
+    process::notify(Life::Ready);
+    outcome
+}
+
+fn reload_locked(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    // Whatever the files say now: the log may have been rotated, and what comes next belongs into the new one.
+    if let Err(error) = logging::configure(&shared.settings.load().config) {
+        log::error!("{error:#}");
+    }
+    let old = shared.settings.load_full();
+    let (mut settings, warnings) = Settings::load(&reload_paths(&old)).map_err(|error| {
+        log::error!("RELOAD failed, the old configuration stays: {error:#}");
+        ConsoleError::ReloadFailed
+    })?;
+    for warning in warnings {
+        log::warn!("{warning}");
+    }
+    let diff = Config::diff_for_reload(&old.config, &settings.config);
+    for kept in &diff.kept {
+        log::warn!("{}", kept_warning(kept));
+    }
+    let is_server_tls_changed = diff.touches("server_tls");
+    settings.config = diff.config;
+    keep_auth_context(&old, &mut settings);
+    apply(shared, settings, is_server_tls_changed);
+    Ok(())
+}
+
+/// `conffile` may have been SET to another file.
+fn reload_paths(old: &Settings) -> Vec<PathBuf> {
+    let mut paths = old.paths.clone();
+    if let (Some(first), Some(conffile)) = (paths.first_mut(), &old.config.conffile) {
+        conffile.clone_into(first);
+    }
+    paths
+}
+
+/// The SCRAM keys that are cached, and the salts shown to users who do not exist, stay what they were.
+fn keep_auth_context(old: &Settings, new: &mut Settings) {
+    let options = AuthOptions { scram_iterations: new.config.scram_iterations, ..AuthOptions::default() };
+    match old.auth.reload(&options) {
+        Ok(context) => new.auth = Arc::new(context),
+        Err(error) => log::warn!("authentication keys are drawn anew: {error}"),
+    }
+}
+
+/// What SET did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SetDone {
+    Done,
+    /// The TLS key has its value, but what it says cannot be used: connections go on as before.
+    TlsNotApplied,
+}
+
+/// SET: changes one key until the next RELOAD. May read files: not for workers.
+///
+/// # Errors
+/// No such key, or no such value; the log says which.
+pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDone, ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    let old = shared.settings.load_full();
+    let mut config = old.config.clone();
+    let failed = |error: &dyn std::fmt::Display| {
+        log::warn!("SET {key} failed: {error}");
+        ConsoleError::SetFailed
+    };
+    match config.set(key, value) {
+        Ok(SetOutcome::Changed) => {}
+        Ok(SetOutcome::Unchanged) => return Ok(SetDone::Done),
+        Ok(SetOutcome::NeedsRestart) => {
+            log::warn!("{key} changes with a restart only");
+            return Ok(SetDone::Done);
+        }
+        Err(error) => return Err(failed(&error)),
+    }
+    let is_tls = key.contains("_tls");
+    match Settings::from_config(config.clone(), &old.paths) {
+        Ok((mut settings, _)) => {
+            keep_auth_context(&old, &mut settings);
+            apply(shared, settings, key.starts_with("server_tls"));
+            Ok(SetDone::Done)
+        }
+        Err(error) if is_tls => {
+            say(&text::tls_setup_failed(&format_args!("{error:#}")));
+            let kept = Settings { config, ..Settings::clone(&old) };
+            apply(shared, kept, false);
+            Ok(SetDone::TlsNotApplied)
+        }
+        Err(error) => Err(failed(&format_args!("{error:#}"))),
+    }
+}
+
+/// Puts new settings in force: for databases, pools, and the servers that were made under others.
+fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) {
+    let settings = Arc::new(settings);
+    shared.settings.store(settings.clone());
+    if let Err(error) = logging::configure(&settings.config) {
+        log::error!("{error:#}");
+    }
+    let mut changed = Vec::new();
+    for database in shared.databases() {
+        if database.forgotten.load(Ordering::Relaxed) {
+            continue;
+        }
+        match settings.config.database(&database.name) {
+            None => {
+                say(&text::database_dropped(&database.name));
+                forget(shared, &database);
+                let number = database.number;
+                shared.broadcast(move |worker| {
+                    worker.kill(Some(number), reason::SERVER_SHUTTING_DOWN);
+                });
+            }
+            Some((configured, is_auto)) => {
+                if database.settings.load().needs_reconnect(&configured) {
+                    changed.push(database.number);
+                }
+                database.is_auto.store(is_auto, Ordering::Relaxed);
+                database.settings.store(Arc::new(configured));
+            }
+        }
+    }
+    for configured in settings.config.databases.named.values() {
+        shared.database_state(configured.clone(), false);
+    }
+    let (mut obsolete, mut others) = (Vec::new(), Vec::new());
+    for pool in shared.pools() {
+        let is_other_link = shared.refresh(&pool);
+        let is_obsolete = is_other_link || is_server_tls_changed || changed.contains(&pool.database.number);
+        if is_obsolete { obsolete.push(pool) } else { others.push(pool) }
+    }
+    if !obsolete.is_empty() {
+        make_obsolete(shared, obsolete, reason::DATABASE_CHANGED);
+    }
+    // Limits may have grown.
+    shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
+}
+
+/// The database is not known any more, until somebody asks for it again.
+pub(crate) fn forget(shared: &Shared, database: &DatabaseState) {
+    database.forgotten.store(true, Ordering::Release);
+    database.paused.store(false, Ordering::Release);
+    database.disabled.store(false, Ordering::Release);
+    for pool in shared.pools().iter().filter(|pool| pool.database.number == database.number) {
+        pool.forgotten.store(true, Ordering::Release);
+        // What a server told may not be true of the next one.
+        pool.welcome.store(None);
+        pool.secret.store(None);
+        pool.proved.store(None);
+        lock(&shared.core).set_paused(pool.id, false);
+    }
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the console tells of sockets: copied at the workers and, for parked servers, out of the core; printed at the end.
+
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use underpass_console::rows::{
+    BufferState, ClientState, FdRow, Replication, ServerState, SocketBuffersRow, SocketRow, SocketState,
+};
+use underpass_console::{Show, SocketId, Table};
+use underpass_pool::ServerId;
+use underpass_pool::params::SharedParameters;
+
+use crate::client::{Client, Phase};
+use crate::net::{self, Endpoint};
+use crate::pool::{DatabaseState, UserState};
+use crate::server::{Server, Work};
+use crate::shared::{Shared, lock};
+use crate::transport::{Outbox, Transport};
+use crate::worker::login::CONSOLE;
+use crate::worker::{Entry, Worker};
+
+/// A copy of what is shown of one socket.
+pub(super) struct Facts {
+    pub id: SocketId,
+    state: SocketState,
+    database: Option<Arc<DatabaseState>>,
+    user: Option<Arc<UserState>>,
+    on_console: bool,
+    replication: Replication,
+    peer: Endpoint,
+    local: Option<SocketAddr>,
+    connected_at: Instant,
+    request_at: Instant,
+    wait_us: u64,
+    close_needed: bool,
+    link: Option<SocketId>,
+    remote_pid: u32,
+    tls: String,
+    parameters: SharedParameters,
+    prepared: u32,
+    buffer: BufferState,
+    fd: u32,
+    link_fd: u32,
+    cancel: u64,
+}
+
+fn buffer(inbox: &[u8], outbox: &Outbox) -> BufferState {
+    let received = inbox.len() as u64;
+    BufferState { recv_pos: received, pkt_avail: received, send_avail: outbox.held() as u64, ..BufferState::default() }
+}
+
+fn tls(transport: &Transport) -> String {
+    transport.tls().and_then(|connection| underpass_tls::describe(connection)).unwrap_or_default()
+}
+
+fn fd_number(transport: &Transport) -> u32 {
+    transport.fd().as_raw_fd().cast_unsigned()
+}
+
+impl Worker {
+    /// Clients of this worker.
+    pub(super) fn client_facts(&self) -> Vec<Facts> {
+        self.clients.iter().map(|(_, client)| self.facts_of_client(client)).collect()
+    }
+
+    fn facts_of_client(&self, client: &Client) -> Facts {
+        let server = match client.phase {
+            Phase::Linked(key) => match self.servers.get(key) {
+                Some(Entry::Here(server)) => Some(server),
+                _ => None,
+            },
+            _ => None,
+        };
+        let state = match &client.phase {
+            Phase::Login(_) => ClientState::Login,
+            Phase::Waiting { .. } => ClientState::Waiting,
+            Phase::Linked(_) | Phase::Console(_) => ClientState::Active,
+            Phase::Lane if client.is_linked_in_lane() => ClientState::Active,
+            Phase::Idle | Phase::Lane | Phase::Closing => ClientState::Idle,
+        };
+        let wait_us = match client.phase {
+            Phase::Waiting { since, .. } => self.now.saturating_duration_since(since).as_micros() as u64,
+            _ => 0,
+        };
+        let remote_pid = match client.address {
+            Endpoint::Unix(..) => net::peer_credentials(client.transport.fd()).map_or(0, |(_, pid)| pid.cast_unsigned()),
+            Endpoint::Tcp(_) => 0,
+        };
+        Facts {
+            id: client.id,
+            state: SocketState::Client(state),
+            database: client.database.clone(),
+            user: client.user.clone(),
+            on_console: client.on_console,
+            replication: client.replication,
+            peer: client.address.clone(),
+            local: client.address.ip().and_then(|_| net::local_endpoint(client.transport.fd())),
+            connected_at: client.connected_at,
+            request_at: client.request_at,
+            wait_us,
+            close_needed: false,
+            link: server.map(|server| server.socket_id),
+            remote_pid,
+            tls: tls(&client.transport),
+            parameters: client.parameters.clone(),
+            prepared: client.side.statement_count() as u32,
+            buffer: buffer(&client.inbox, &client.outbox),
+            fd: fd_number(&client.transport),
+            link_fd: server.map_or(0, |server| fd_number(&server.transport)),
+            cancel: client.cancel_key,
+        }
+    }
+
+    /// Servers that work at this worker.
+    pub(super) fn server_facts(&self) -> Vec<Facts> {
+        let mut all: Vec<(ServerId, Facts)> = Vec::new();
+        for (_, entry) in self.servers.iter() {
+            let Entry::Here(server) = entry else { continue };
+            let state = match server.work {
+                Work::Login(_) => ServerState::Login,
+                Work::Client(_) | Work::Preparing { .. } | Work::AuthQuery { .. } => ServerState::Active,
+                Work::Settling { .. } => ServerState::Tested,
+                Work::Resting => ServerState::BeingCanceled,
+            };
+            let client = server.client().and_then(|key| self.clients.get(key));
+            let mut facts = facts_of_server(server, state);
+            facts.link = client.map(|client| client.id);
+            facts.link_fd = client.map_or(0, |client| fd_number(&client.transport));
+            facts.replication = client.map_or(Replication::None, |client| client.replication);
+            all.push((server.id, facts));
+        }
+        let mut core = lock(&self.shared.core);
+        for (id, facts) in &mut all {
+            facts.close_needed = core.is_close_needed(*id);
+        }
+        drop(core);
+        all.into_iter().map(|(_, facts)| facts).collect()
+    }
+}
+
+fn facts_of_server(server: &Server, state: ServerState) -> Facts {
+    Facts {
+        id: server.socket_id,
+        state: SocketState::Server(state),
+        database: Some(server.pool.database.clone()),
+        user: Some(server.pool.user.clone()),
+        on_console: false,
+        replication: Replication::None,
+        peer: server.address.clone(),
+        local: server.local,
+        connected_at: server.connected_at,
+        request_at: server.request_at,
+        wait_us: 0,
+        close_needed: false,
+        link: None,
+        remote_pid: server.process_id(),
+        tls: tls(&server.transport),
+        parameters: server.parameters.clone(),
+        prepared: server.link.statements.len() as u32,
+        buffer: buffer(&server.inbox, &server.outbox),
+        fd: fd_number(&server.transport),
+        link_fd: 0,
+        cancel: server.cancel_key.first_chunk().map_or(0, |key| u64::from_be_bytes(*key)),
+    }
+}
+
+/// Servers that are parked. The core is locked for one pool at a time.
+pub(super) fn parked_facts(shared: &Shared, now: Instant) -> Vec<Facts> {
+    let mut all = Vec::new();
+    for pool in shared.pools() {
+        let core = lock(&shared.core);
+        let check_delay = core.limits(pool.id).check_delay;
+        for (_, server, idle_since) in core.parked(pool.id) {
+            let is_due = check_delay.is_some_and(|delay| now.saturating_duration_since(idle_since) > delay);
+            all.push(facts_of_server(server, if is_due { ServerState::Used } else { ServerState::Idle }));
+        }
+    }
+    all
+}
+
+/// Prints facts as rows of `show`: CLIENTS, SERVERS, SOCKETS, ACTIVE_SOCKETS.
+pub(super) fn socket_table(shared: &Shared, show: Show, mut facts: Vec<Facts>) -> Table {
+    let mut table = Table::new(show.columns());
+    // A server that moved while it was looked for may have been seen twice.
+    facts.sort_by_key(|facts| (facts.state.side(), facts.id));
+    facts.dedup_by_key(|facts| (facts.state.side(), facts.id));
+    for facts in &facts {
+        let (peer, own) = (facts.peer.host(), facts.local.map(|local| local.ip().to_string()));
+        let row = SocketRow {
+            id: facts.id,
+            state: facts.state,
+            user: facts.user.as_ref().map(|user| user.name.as_str()),
+            database: facts.database_name(),
+            replication: facts.replication,
+            addr: &peer,
+            port: facts.peer.port(),
+            local_addr: own.as_deref().unwrap_or("unix"),
+            local_port: facts.local.map_or(facts.peer.port(), |local| local.port()),
+            connect_time: shared.timestamp(facts.connected_at),
+            request_time: shared.timestamp(facts.request_at),
+            wait_us: facts.wait_us,
+            close_needed: facts.close_needed,
+            link: facts.link,
+            remote_pid: facts.remote_pid,
+            tls: &facts.tls,
+            application_name: facts.parameters.get("application_name").unwrap_or(""),
+            prepared_statements: facts.prepared,
+        };
+        match show {
+            Show::Clients if facts.state == SocketState::Client(ClientState::Login) => {}
+            Show::Clients | Show::Servers => table.push(&row),
+            Show::ActiveSockets if !facts.buffer.is_active() => {}
+            _ => table.push(&SocketBuffersRow { socket: row, buffer: facts.buffer }),
+        }
+    }
+    table
+}
+
+/// Rows of SHOW FDS. Descriptors are not handed over, so their secrets, which only a successor could use, are not told either.
+pub(super) fn fd_table(facts: &[Facts]) -> Table {
+    let mut table = Table::new(Show::Fds.columns());
+    for facts in facts.iter().filter(|facts| facts.tls.is_empty()) {
+        let addr = facts.peer.host();
+        table.push(&FdRow {
+            fd: facts.fd,
+            side: Some(facts.state.side()),
+            user: facts.user.as_ref().map(|user| user.name.as_str()),
+            database: facts.database_name(),
+            addr: &addr,
+            port: facts.peer.port(),
+            cancel: facts.cancel,
+            link: facts.link_fd,
+            client_encoding: facts.parameters.get("client_encoding"),
+            std_strings: facts.parameters.get("standard_conforming_strings"),
+            datestyle: facts.parameters.get("DateStyle"),
+            timezone: facts.parameters.get("TimeZone"),
+            ..FdRow::default()
+        });
+    }
+    table
+}
+
+impl Facts {
+    fn database_name(&self) -> Option<&str> {
+        if self.on_console { Some(CONSOLE) } else { self.database.as_ref().map(|database| database.name.as_str()) }
+    }
+}

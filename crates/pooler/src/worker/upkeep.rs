@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What workers do for the control plane: pauses, kills, drains, statistics periods, forgetting what nobody uses.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use underpass_config::PoolMode;
+use underpass_console::logline::Level;
+use underpass_console::stats::PoolStats;
+use underpass_console::text::{self, reason};
+use underpass_wire::SqlState;
+
+use super::{Entry, Farewell, Worker};
+use crate::client::Phase;
+use crate::control::{self, say};
+use crate::logging;
+use crate::process::{self, Life};
+use crate::server::Work;
+use crate::settings::Settings;
+use crate::shared::{lock, phase};
+use crate::table::Key;
+
+impl Worker {
+    /// Closes servers of paused pools that serve nobody: idle ones, and those that log in here.
+    pub(crate) fn close_paused(&mut self) {
+        for pool in self.shared.pools() {
+            let idle = {
+                let mut core = lock(&self.shared.core);
+                if core.is_paused(pool.id) { core.take_all_idle(pool.id) } else { Vec::new() }
+            };
+            for (_, server) in idle {
+                self.bury(server, reason::PAUSE);
+            }
+        }
+        for key in self.servers.keys() {
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            let (id, pool) = (server.id, server.pool.clone());
+            let is_login = matches!(server.work, Work::Login(_));
+            if is_login && lock(&self.shared.core).is_paused(id.pool) {
+                self.give_up_login(key);
+                pool.last_error.store(None);
+            }
+        }
+    }
+
+    /// Closes a server that logs in, without blame: the next attempt need not wait for `server_login_retry`.
+    fn give_up_login(&mut self, key: Key) {
+        if let Some(id) = self.server_id(key) {
+            lock(&self.shared.core).closed(id, false, self.now);
+        }
+        self.close_server(key, reason::PAUSE);
+    }
+
+    /// Gives servers to clients that queued during a pause.
+    pub(crate) fn serve_queues(&mut self) {
+        for pool in self.shared.pools() {
+            loop {
+                let granted = lock(&self.shared.core).grant(pool.id);
+                let Some((client, since, server)) = granted else { break };
+                self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
+            }
+            self.launch(pool.id);
+        }
+    }
+
+    /// Drops clients and servers of a database, or of all, at once.
+    pub(crate) fn kill(&mut self, database: Option<u32>, reason: &'static str) {
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get_mut(key).filter(|client| !client.on_console) else { continue };
+            let is_meant = match (&client.database, database) {
+                (Some(of_client), Some(number)) => of_client.number == number,
+                (of_client, None) => of_client.is_some(),
+                (None, Some(_)) => false,
+            };
+            if !is_meant {
+                continue;
+            }
+            if let Phase::Linked(server) = client.phase {
+                // The server goes too: it need not come to rest for the next client.
+                client.phase = Phase::Idle;
+                if let Some(server) = self.server(server) {
+                    server.work = Work::Resting;
+                }
+                self.close_server(server, reason);
+            }
+            self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason));
+        }
+        for key in self.servers.keys() {
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            if database.is_some_and(|number| server.pool.database.number != number) {
+                continue;
+            }
+            if matches!(server.work, Work::Login(_)) {
+                self.give_up_login(key);
+            } else {
+                self.close_server(key, reason);
+            }
+        }
+        for pool in self.shared.pools() {
+            if database.is_none_or(|number| pool.database.number == number) {
+                let idle = lock(&self.shared.core).take_all_idle(pool.id);
+                idle.into_iter().for_each(|(_, server)| self.bury(server, reason));
+            }
+        }
+    }
+
+    /// Drops the client with this number. False if it is not here.
+    pub(crate) fn kill_client(&mut self, id: u64) -> bool {
+        let key = self.clients.iter().find(|(_, client)| u64::from(client.id.get()) == id).map(|(key, _)| key);
+        if let Some(key) = key {
+            self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::ADMIN_DISCONNECT));
+        }
+        key.is_some()
+    }
+
+    /// SHUTDOWN WAIT_FOR_SERVERS: from now on clients go when they are between transactions, those that are so now at once.
+    pub(crate) fn drain(&mut self) {
+        self.draining = true;
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get(key) else { continue };
+            let at_boundary = match client.phase {
+                Phase::Idle | Phase::Waiting { .. } => true,
+                // One in a transaction comes up when that is over, or when its times are looked at.
+                Phase::Lane => !client.is_linked_in_lane(),
+                Phase::Login(_) => !client.on_console && client.database.is_some(),
+                Phase::Linked(server) => {
+                    matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent()
+                        && matches!(server.work, Work::Client(_)))
+                }
+                Phase::Console(_) | Phase::Closing => false,
+            };
+            if at_boundary {
+                self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
+            }
+        }
+    }
+
+    /// What the first worker looks after for all.
+    pub(super) fn upkeep(&mut self, settings: &Settings) {
+        match self.shared.phase.load(Ordering::Acquire) {
+            phase::WAIT_FOR_SERVERS | phase::WAIT_FOR_CLIENTS => self.end_if_drained(),
+            _ => {}
+        }
+        let is_anything_paused = self.shared.databases().iter().any(|database| self.shared.is_paused(database));
+        if is_anything_paused {
+            self.close_paused();
+        }
+        self.roll_stats(settings);
+        self.forget_unused(settings);
+    }
+
+    /// Ends the process when a shutdown has nothing left to wait for.
+    fn end_if_drained(&mut self) {
+        let pools = self.shared.pools();
+        // A client counts until it has taken its last bytes.
+        if pools.iter().any(|pool| pool.clients.load(Ordering::Acquire) > 0) {
+            return;
+        }
+        let waits_for_clients = self.shared.waits_for_clients();
+        let is_busy = pools.iter().any(|pool| {
+            let counts = lock(&self.shared.core).counts(pool.id, self.now);
+            counts.active + counts.tested + counts.being_canceled > 0
+        });
+        if waits_for_clients || !is_busy {
+            say(&text::drained(waits_for_clients));
+            control::end(&self.shared);
+        }
+    }
+
+    /// Counters of this worker by pool.
+    pub(super) fn stats_part(&mut self) -> Vec<PoolStats> {
+        self.meters.iter().map(|meter| meter.stats).collect()
+    }
+
+    fn roll_stats(&mut self, settings: &Settings) {
+        let period = settings.config.stats_period;
+        let now = self.now;
+        {
+            let mut book = lock(&self.shared.control.stats);
+            if period.is_zero() || now.saturating_duration_since(book.rolled_at) < period {
+                return;
+            }
+            book.rolled_at = now;
+        }
+        let is_logged = settings.config.log_stats;
+        control::gather(&self.shared, Worker::stats_part, move |worker, parts| {
+            let mut book = lock(&worker.shared.control.stats);
+            book.update(&parts);
+            let total = book.total().current;
+            let averages = total.averages_since(&book.logged, period.as_micros() as u64);
+            if is_logged {
+                logging::write(Level::Log, None, Some("stats"), &averages.log_line());
+            }
+            let status = averages.status_line();
+            process::notify(Life::Status(status.strip_prefix("STATUS=").unwrap_or(&status)));
+            book.logged = total;
+            book.clock.roll(worker.shared.timestamp(now));
+            book.windows.iter_mut().for_each(underpass_console::StatsWindow::roll);
+        });
+    }
+
+    /// `pool_idle_timeout` and `autodb_idle_timeout`.
+    fn forget_unused(&mut self, settings: &Settings) {
+        let (now, config) = (self.now, &settings.config);
+        let is_over = |since: Instant, limit: Duration| !limit.is_zero() && now.saturating_duration_since(since) >= limit;
+        let shared = self.shared.clone();
+        let mut idle_pools = lock(&shared.control.idle_pools);
+        for pool in shared.pools() {
+            let is_used = pool.clients.load(Ordering::Acquire) > 0 || {
+                let counts = lock(&shared.core).counts(pool.id, now);
+                counts.active + counts.tested + counts.login + counts.being_canceled + counts.clients_waiting > 0
+            };
+            if is_used || pool.forgotten.load(Ordering::Relaxed) {
+                idle_pools.remove(&pool.id);
+                continue;
+            }
+            let since = *idle_pools.entry(pool.id).or_insert(now);
+            if is_over(since, config.pool_idle_timeout) {
+                let age = now.saturating_duration_since(since).as_secs();
+                say(&text::pool_idle(&pool.user.name, &pool.database.name, age));
+                self.forget_pool(&pool);
+            }
+        }
+        let mut idle_databases = lock(&shared.control.idle_databases);
+        for database in shared.databases() {
+            let is_candidate = database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
+            let is_used = database.clients.load(Ordering::Acquire) > 0
+                || lock(&shared.core).database_connections(database.number) > 0
+                || database.paused.load(Ordering::Relaxed)
+                || database.disabled.load(Ordering::Relaxed);
+            if !is_candidate || is_used {
+                idle_databases.remove(&database.number);
+                continue;
+            }
+            let since = *idle_databases.entry(database.number).or_insert(now);
+            if is_over(since, config.autodb_idle_timeout) {
+                say(&text::database_dropped(&database.name));
+                control::forget(&shared, &database);
+            }
+        }
+    }
+
+    fn forget_pool(&mut self, pool: &crate::pool::Pool) {
+        let idle = {
+            let mut core = lock(&self.shared.core);
+            // No minimum is kept for a pool that is not there.
+            let limits = underpass_pool::core::PoolLimits { size_min: 0, ..core.limits(pool.id).clone() };
+            core.set_limits(pool.id, limits);
+            core.take_all_idle(pool.id)
+        };
+        pool.forgotten.store(true, Ordering::Release);
+        idle.into_iter().for_each(|(_, server)| self.bury(server, reason::SERVER_IDLE_TIMEOUT));
+    }
+
+    /// `server_fast_close`: an obsolete connection in session pooling does not wait for its client to leave.
+    pub(super) fn fast_close(&mut self) {
+        for key in self.servers.keys() {
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            let is_between = matches!(server.work, Work::Client(_)) && server.link.is_quiescent() && !server.dedicated;
+            let id = server.id;
+            if is_between && server.pool_mode() == PoolMode::Session && lock(&self.shared.core).is_close_needed(id) {
+                self.close_server(key, reason::DATABASE_CHANGED);
+            }
+        }
+    }
+}
