@@ -7,8 +7,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use underpass_console::rows::{Lists, PoolCounts};
 use underpass_console::PoolStats;
+use underpass_console::rows::{Lists, PoolCounts};
 use underpass_console::stats::PoolLatency;
 
 use crate::client::Phase;
@@ -32,7 +32,11 @@ pub(crate) fn gather<T: Send + 'static>(
             let mut collected = lock(&collected);
             collected.0.push(made);
             let is_last = collected.0.len() == wanted;
-            if is_last { collected.1.take().map(|then| (then, std::mem::take(&mut collected.0))) } else { None }
+            if is_last {
+                collected.1.take().map(|then| (then, std::mem::take(&mut collected.0)))
+            } else {
+                None
+            }
         };
         if let Some((then, parts)) = whole {
             then(worker, parts);

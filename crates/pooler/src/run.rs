@@ -15,7 +15,6 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use underpass_config::{Config, Finding, OsFiles, Severity};
-use underpass_console::logline::Level;
 use underpass_console::text;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
@@ -94,11 +93,7 @@ fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
 /// What keeps it from starting, one line each, with a next step; the log has it too, if it could be opened.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     logging::start(options.verbose, options.quiet);
-    start(options).inspect_err(|error| {
-        // The caller tells whoever looks at standard error.
-        logging::leave_stderr();
-        format!("{error:#}").lines().for_each(|line| logging::write(Level::Fatal, None, Some("fatal"), line));
-    })
+    start(options).inspect_err(|error| logging::fatal(&format!("{error:#}")))
 }
 
 fn start(options: &Options) -> anyhow::Result<()> {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
+use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
 use underpass_console::{Access, text};
 use underpass_pool::core::ClientRef;
@@ -237,7 +238,9 @@ impl Worker {
                 Some(_) => Replication::Physical,
             };
             let line = text::login_attempt(&startup.database, &startup.user, tls.as_deref(), replication);
-            logging::phrase(Some(client.label()), &line);
+            // The database is not settled yet: the line names the one that was asked for.
+            let label = SocketLabel { database: Some(&startup.database), ..client.label() };
+            logging::phrase(Some(label), &line);
         }
         let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
         let refusal = if is_console {
