@@ -101,15 +101,19 @@ fn start(options: &Options) -> anyhow::Result<()> {
     if background {
         process::detach();
     }
-    let (settings, mut warnings) = Settings::load(&options.config_paths)?;
-    let config = &settings.config;
-    let user = process::service_user(config, options.user.as_deref())?;
-    let (errors, more) = findings(config);
+    let as_paths: Vec<&Path> = options.config_paths.iter().map(PathBuf::as_path).collect();
+    let loaded = Config::load(&as_paths)?;
+    let (errors, doubts) = findings(&loaded.config);
     anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    warnings.extend(more);
+    let user = process::service_user(&loaded.config, options.user.as_deref())?;
+    let (settings, more) = Settings::from_config(loaded.config, &options.config_paths)?;
+    let warnings = loaded.warnings.iter().map(ToString::to_string).chain(doubts).chain(more);
+    let config = &settings.config;
     if options.daemonize && !background {
         return process::start_in_background(config);
     }
+    // Before the first thread: all inherit the mask, and signals come to the main thread alone. One that comes during the start waits.
+    let signals = Signals::take()?;
     // What root may do better comes first; then the process is the user's, and so is every file it makes.
     process::raise_descriptor_limit(config);
     let mut open = listeners::inherited(config)?;
@@ -137,7 +141,7 @@ fn start(options: &Options) -> anyhow::Result<()> {
     for warning in warnings {
         log::warn!("{warning}");
     }
-    let outcome = serve(settings, lanes, Listening { open, socket_file, metrics }, background);
+    let outcome = serve(settings, lanes, Listening { open, socket_file, metrics }, &signals, background);
     drop(pidfile);
     outcome
 }
@@ -153,10 +157,9 @@ fn serve(
     settings: Settings,
     lanes: Option<Arc<Lanes>>,
     listening: Listening,
+    signals: &Signals,
     background: bool,
 ) -> anyhow::Result<()> {
-    // Before the first thread: all inherit the mask, and signals come to the main thread alone.
-    let signals = Signals::take()?;
     let threads = settings.config.underpass.threads.filter(|&threads| threads > 0).map_or_else(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
@@ -186,7 +189,7 @@ fn serve(
     if background {
         process::background_ready()?;
     }
-    main_loop(&shared, &signals, &workers)?;
+    main_loop(&shared, signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
     let outcome = workers.join();
