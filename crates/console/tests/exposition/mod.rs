@@ -160,6 +160,3 @@ fn histogram(name: &str, family: &Family) {
         assert!(value("sum", &labels) >= 0.0);
     }
 }
-
-/// Everybody may choose such a name.
-const ODD_NAME: &str = "a\"b\\c\nd{e=\"f\"} 1 å";
