@@ -144,7 +144,7 @@ fn a_pidfile_of_a_living_process() {
     let site = Site::new("pidfile = {dir}/pid");
     site.write("pid", &format!("{}\n", std::process::id()));
     let err = site.refused(&[]);
-    assert!(err.contains("pidfile") && err.contains("which is running"), "{err}");
+    assert!(err.contains("pidfile") && err.contains("another instance running?"), "{err}");
     assert_eq!(site.read("pid"), format!("{}\n", std::process::id()));
 }
 

@@ -710,6 +710,28 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].failed_at.is_some()
     }
 
+    /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
+    pub fn is_failing(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
+    }
+
+    /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
+    pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+        let p = &self.pools[pool.0 as usize];
+        let failed_at = p.failed_at?;
+        let full = |max: u32, have: u32| max > 0 && have >= max;
+        if p.logins > 0
+            || now.saturating_duration_since(failed_at) < p.limits.login_retry
+            || p.connections >= p.limits.size
+            || full(p.limits.database_max, count(&self.database_connections, p.database))
+            || full(p.limits.user_max, count(&self.user_connections, p.user))
+        {
+            return None;
+        }
+        Some(self.open(pool, now))
+    }
+
     /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
     /// close when they are released.
     pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
@@ -734,18 +756,6 @@ impl<S> Core<S> {
         taken
     }
 
-    /// Gives an idle server to the longest-waiting client, where a pause let both come together. Call it after the pause until it
-    /// says `None`.
-    pub fn grant(&mut self, pool: PoolId) -> Option<(ClientRef, Instant, S)> {
-        let p = self.at(pool);
-        if p.paused || p.waiting.is_empty() {
-            return None;
-        }
-        let (ordinal, server) = p.take_idle()?;
-        p.slots[ordinal as usize].state = State::Active;
-        p.waiting.pop_first().map(|(_, waiter)| (waiter.client, waiter.since, server))
-    }
-
     /// Connections that are obsolete and still there, for WAIT_CLOSE.
     pub fn close_needed(&self, pool: PoolId) -> u32 {
         let slots = &self.pools[pool.0 as usize].slots;
@@ -764,9 +774,16 @@ impl<S> Core<S> {
     pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
         let mut expired = Vec::new();
         let p = self.at(pool);
-        if let Idle::Shared(shared) = &p.idle {
+        if let Idle::Shared(shared) = &mut p.idle {
             // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
-            for (ordinal, slot) in p.slots.iter().enumerate() {
+            for (ordinal, slot) in p.slots.iter_mut().enumerate() {
+                if slot.state == State::Idle {
+                    if shared.was_used(ordinal as u32) {
+                        slot.idle_since = now;
+                    } else if p.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d) {
+                        shared.shelve(ordinal as u32);
+                    }
+                }
                 let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
                 if slot.state == State::Idle && over {
                     shared.retire(ordinal as u32);
@@ -806,6 +823,12 @@ impl<S> Core<S> {
     /// Connections of the pool in any state.
     pub fn connections(&self, pool: PoolId) -> u32 {
         self.pools[pool.0 as usize].connections
+    }
+
+    /// Whether the pool has connections that are past their login.
+    pub fn has_servers(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.connections > pool.logins
     }
 
     /// Connections of a database over all its pools.

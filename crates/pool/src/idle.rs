@@ -25,6 +25,10 @@ pub trait SharedIdle<S>: Send + std::fmt::Debug {
     fn set_waiters(&self, waiters: u32);
     /// Whether programs may take at all (PAUSE).
     fn set_closed(&self, closed: bool);
+    /// Whether a program used this one since the last question.
+    fn was_used(&mut self, ordinal: u32) -> bool;
+    /// Takes an idle one out of the programs' reach; user space still finds it here (`server_check_delay`).
+    fn shelve(&mut self, ordinal: u32);
     /// This one must not be put back by a program: its release comes to user space.
     fn retire(&self, ordinal: u32);
     /// The connection in this place is gone.

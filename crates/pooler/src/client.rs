@@ -87,7 +87,6 @@ pub(crate) struct Client {
     pub transport: Transport,
     pub id: SocketId,
     pub address: Endpoint,
-    pub key: Key,
     pub phase: Phase,
     pub side: ClientSide,
     /// Parameters as this client wants them.
@@ -122,10 +121,6 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub fn reference(&self, worker: u16) -> ClientRef {
-        ClientRef { worker, slot: self.key.index, generation: self.key.generation }
-    }
-
     pub fn is_login(&self) -> bool {
         matches!(self.phase, Phase::Login(_))
     }

@@ -8,24 +8,22 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use underpass_auth::AuthOptions;
 use underpass_config::{Config, SetOutcome, kept_warning};
-use underpass_console::stats::{PoolStats, StatsClock};
 use underpass_console::text::{self, Phrase, SignalAction, reason};
-use underpass_console::{ConsoleError, ShutdownMode, StatsWindow, Timestamp};
+use underpass_console::{ConsoleError, ShutdownMode};
 use underpass_pool::PoolId;
 
-pub(crate) use crate::gather::gather;
 use crate::listeners::SocketFile;
+use crate::logging;
 use crate::pool::{DatabaseState, Pool};
-use crate::process::Life;
+use crate::process::{self, Life};
 use crate::settings::Settings;
 use crate::shared::{Shared, lock, phase};
 use crate::worker::Worker;
-use crate::{logging, process};
 
 /// State of the control plane.
 pub(crate) struct Control {
@@ -36,63 +34,24 @@ pub(crate) struct Control {
     /// Workers that have nothing left to write, while suspended.
     pub flushed: AtomicU32,
     is_listening: AtomicBool,
-    /// The unix socket's file, if we made one.
-    pub socket_file: Mutex<Option<SocketFile>>,
-    pub stats: Mutex<StatsBook>,
+    /// The file of the unix socket, if the process made it.
+    socket_file: Arc<Mutex<Option<SocketFile>>>,
     /// Since when pools (by number) and automatic databases are unused; worker 0 keeps it.
     pub idle_pools: Mutex<HashMap<PoolId, Instant>>,
     pub idle_databases: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Control {
-    pub fn new(wall: SystemTime, now: Instant) -> Self {
-        let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    pub fn new(socket_file: Arc<Mutex<Option<SocketFile>>>) -> Self {
         Self {
             changing: Mutex::default(),
             consoles: AtomicU32::new(0),
             flushed: AtomicU32::new(0),
             is_listening: AtomicBool::new(true),
-            socket_file: Mutex::default(),
-            stats: Mutex::new(StatsBook {
-                clock: StatsClock::new(Timestamp(since_epoch.as_micros() as u64)),
-                windows: Vec::new(),
-                rolled_at: now,
-                logged: PoolStats::default(),
-            }),
+            socket_file,
             idle_pools: Mutex::default(),
             idle_databases: Mutex::default(),
         }
-    }
-}
-
-/// Statistics of all pools, as of the last time they were collected from the workers.
-pub(crate) struct StatsBook {
-    pub clock: StatsClock,
-    /// By pool number.
-    pub windows: Vec<StatsWindow>,
-    /// End of the last `stats_period`, and the counters of all pools then.
-    pub rolled_at: Instant,
-    pub logged: PoolStats,
-}
-
-impl StatsBook {
-    /// Takes in what the workers counted, each a list by pool number.
-    pub fn update(&mut self, parts: &[Vec<PoolStats>]) {
-        let pools = parts.iter().map(Vec::len).max().unwrap_or(0);
-        if self.windows.len() < pools {
-            self.windows.resize_with(pools, StatsWindow::default);
-        }
-        for (index, window) in self.windows.iter_mut().enumerate() {
-            window.current = PoolStats::default();
-            parts.iter().filter_map(|part| part.get(index)).for_each(|stats| window.current.merge(stats));
-        }
-    }
-
-    /// All pools together.
-    pub fn total(&self) -> StatsWindow {
-        let mut total = StatsWindow::default();
-        self.windows.iter().for_each(|window| total.merge(window));
-        total
     }
 }
 
@@ -229,6 +188,10 @@ pub(crate) fn suspend(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     }
     shared.phase.store(phase::SUSPENDED, Ordering::Release);
     shared.control.flushed.store(0, Ordering::Release);
+    // Lanes go on by themselves otherwise.
+    for pool in shared.pools() {
+        lock(&shared.core).set_paused(pool.id, true);
+    }
     shared.broadcast(Worker::suspend);
     Ok(())
 }
@@ -286,16 +249,13 @@ pub(crate) fn shutdown(shared: &Arc<Shared>, mode: ShutdownMode) {
     }
 }
 
-/// Ends the process: every worker says good-bye and stops, and the thread that waits for signals is woken.
+/// Ends the process: every worker says good-bye and stops, which the main thread sees.
 pub(crate) fn end(shared: &Shared) {
     if shared.phase.swap(phase::IMMEDIATE, Ordering::AcqRel) == phase::IMMEDIATE {
         return;
     }
     stop_listening(shared);
     shared.broadcast(|worker| worker.stopping = true);
-    if let Err(error) = nix::sys::signal::kill(nix::unistd::Pid::this(), Signal::SIGQUIT) {
-        log::error!("cannot wake the main thread: {error}");
-    }
 }
 
 /// Closes the listening sockets, so that another process can take their places.
@@ -303,7 +263,6 @@ fn stop_listening(shared: &Shared) {
     if !shared.control.is_listening.swap(false, Ordering::AcqRel) {
         return;
     }
-    // Only a file that we made; the service manager's stays.
     drop(lock(&shared.control.socket_file).take());
     shared.broadcast(Worker::stop_listening);
 }
@@ -311,7 +270,8 @@ fn stop_listening(shared: &Shared) {
 /// RECONNECT: every server connection is closed when it is released, idle ones now.
 pub(crate) fn reconnect(shared: &Arc<Shared>, database: Option<&DatabaseState>) {
     let number = database.map(|database| database.number);
-    let pools = shared.pools().into_iter().filter(|pool| number.is_none_or(|number| pool.database.number == number));
+    let pools =
+        shared.pools().into_iter().filter(|pool| number.is_none_or(|number| pool.database.number == number));
     make_obsolete(shared, pools.collect(), reason::OBSOLETE);
 }
 
@@ -336,18 +296,9 @@ fn make_obsolete(shared: &Shared, pools: Vec<Arc<Pool>>, reason: &'static str) {
 /// The files cannot be used; the log says why.
 pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
-    process::notify(Life::Reloading);
-    let outcome = reload_locked(shared);
-    process::notify(Life::Ready);
-    outcome
-}
-
-fn reload_locked(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
-    // Whatever the files say now: the log may have been rotated, and what comes next belongs into the new one.
-    if let Err(error) = logging::configure(&shared.settings.load().config) {
-        log::error!("{error:#}");
-    }
     let old = shared.settings.load_full();
+    // Whatever the files say now: the log may have been rotated, and what comes next belongs into the new one.
+    reopen_log(&old.config);
     let (mut settings, warnings) = Settings::load(&reload_paths(&old)).map_err(|error| {
         log::error!("RELOAD failed, the old configuration stays: {error:#}");
         ConsoleError::ReloadFailed
@@ -364,6 +315,12 @@ fn reload_locked(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     keep_auth_context(&old, &mut settings);
     apply(shared, settings, is_server_tls_changed);
     Ok(())
+}
+
+fn reopen_log(config: &Config) {
+    if let Err(error) = logging::configure(config) {
+        log::error!("{error:#}");
+    }
 }
 
 /// `conffile` may have been SET to another file.
@@ -434,9 +391,7 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
 fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) {
     let settings = Arc::new(settings);
     shared.settings.store(settings.clone());
-    if let Err(error) = logging::configure(&settings.config) {
-        log::error!("{error:#}");
-    }
+    reopen_log(&settings.config);
     let mut changed = Vec::new();
     for database in shared.databases() {
         if database.forgotten.load(Ordering::Relaxed) {
@@ -471,6 +426,9 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     }
     if !obsolete.is_empty() {
         make_obsolete(shared, obsolete, reason::DATABASE_CHANGED);
+    }
+    if shared.lanes.is_some() {
+        shared.broadcast(Worker::leave_unfit_lanes);
     }
     // Limits may have grown.
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));

@@ -4,42 +4,38 @@
 //! Nobody waits while workers are asked, unless he has a thread of his own ([`wait`]): each worker does its part between two events and
 //! the last one goes on with all parts.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use underpass_console::PoolStats;
 use underpass_console::rows::{Lists, PoolCounts};
 use underpass_console::stats::PoolLatency;
+use underpass_console::{Averages, PoolStats, StatsClock, StatsWindow, Timestamp};
 
 use crate::client::Phase;
 use crate::pool::Pool;
 use crate::shared::{Shared, lock};
 use crate::worker::{PoolMeter, Worker};
 
-/// Has every worker make its part; the last one to do so calls `then` with all parts, in no order.
+/// Has every worker make its part; the last one to do so calls `then` with all parts in the order of workers.
 ///
-/// `then` must be short, as all a worker does: what takes long is posted to somebody else. It is never called once a worker has ended.
+/// `then` runs on a worker and must be short: post what takes long to somebody else. It is never called once a worker has ended.
 pub(crate) fn gather<T: Send + 'static>(
     shared: &Shared,
     part: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
-    then: impl FnOnce(&mut Worker, Vec<T>) + Send + 'static,
+    then: impl FnOnce(Vec<T>) + Send + 'static,
 ) {
-    let wanted = shared.mailboxes.len();
-    let collected = Mutex::new((Vec::with_capacity(wanted), Some(then)));
+    let parts: Mutex<Vec<Option<T>>> = Mutex::new(shared.mailboxes.iter().map(|_| None).collect());
+    let missing = AtomicUsize::new(shared.mailboxes.len());
+    let then = Mutex::new(Some(then));
     shared.broadcast(move |worker| {
         let made = part(worker);
-        let whole = {
-            let mut collected = lock(&collected);
-            collected.0.push(made);
-            let is_last = collected.0.len() == wanted;
-            if is_last {
-                collected.1.take().map(|then| (then, std::mem::take(&mut collected.0)))
-            } else {
-                None
+        lock(&parts)[worker.index as usize] = Some(made);
+        if missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let all = std::mem::take(&mut *lock(&parts)).into_iter().flatten().collect();
+            if let Some(then) = lock(&then).take() {
+                then(all);
             }
-        };
-        if let Some((then, parts)) = whole {
-            then(worker, parts);
         }
     });
 }
@@ -51,7 +47,7 @@ pub(crate) fn wait<T: Send + 'static>(
     part: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
 ) -> Option<Vec<T>> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
-    gather(shared, part, move |_, parts| {
+    gather(shared, part, move |parts| {
         // The asker may have lost patience.
         let _ = answer.try_send(parts);
     });
@@ -81,6 +77,7 @@ pub(crate) struct Part {
 impl Part {
     /// The part of `worker`, for [`gather`].
     pub fn of(worker: &mut Worker) -> Self {
+        worker.lanes_collect();
         let mut part = Self::default();
         for (index, meter) in worker.meters.iter().enumerate() {
             part.pool(index).meter = meter.clone();
@@ -91,13 +88,15 @@ impl Part {
             let Some(pool) = &client.pool else { continue };
             let pool = part.pool(pool.id.0 as usize);
             match client.phase {
-                Phase::Idle | Phase::Linked(_) | Phase::Lane => pool.clients_active += 1,
+                Phase::Idle | Phase::Lane | Phase::Linked(_) => pool.clients_active += 1,
                 Phase::Waiting { .. } => pool.clients_waiting += 1,
                 Phase::Login(_) | Phase::Console(_) | Phase::Closing => {}
             }
         }
         for (_, cancel) in worker.cancels.iter() {
-            part.pool(cancel.pool().0 as usize).cancels += 1;
+            if let Some(pool) = cancel.pool() {
+                part.pool(pool.0 as usize).cancels += 1;
+            }
         }
         part
     }
@@ -182,5 +181,57 @@ impl Facts {
             ..Lists::default()
         };
         Self { pools, lists }
+    }
+}
+
+/// The windows of `stats_period`: one for each pool by number, and the clock they share.
+#[derive(Debug)]
+pub(crate) struct Periods {
+    pub clock: StatsClock,
+    windows: Vec<StatsWindow>,
+}
+
+impl Periods {
+    /// Begins at `now`.
+    pub fn new(now: Timestamp) -> Self {
+        Self { clock: StatsClock::new(now), windows: Vec::new() }
+    }
+
+    /// The window of a pool with `current` counters, for SHOW STATS. Sum over pools with [`StatsWindow::merge`].
+    pub fn window(&self, pool: usize, current: PoolStats) -> StatsWindow {
+        let mut window = self.windows.get(pool).copied().unwrap_or_default();
+        window.current = current;
+        window
+    }
+
+    /// A period ends with these counters; the answer is the averages of all pools together.
+    pub fn roll(&mut self, facts: &Facts, now: Timestamp) -> Averages {
+        let mut total = StatsWindow::default();
+        for (index, pool) in facts.pools.iter().enumerate() {
+            let window = self.window(index, pool.stats);
+            match self.windows.get_mut(index) {
+                Some(known) => *known = window,
+                None => self.windows.push(window),
+            }
+            total.merge(&window);
+        }
+        let averages = total.averages(&self.clock, now);
+        self.clock.roll(now);
+        self.windows.iter_mut().for_each(StatsWindow::roll);
+        averages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_is_new_in_a_period_starts_from_zero() {
+        let second = |s: u64| Timestamp(s * 1_000_000);
+        let mut periods = Periods::new(second(10));
+        periods.clock.roll(second(20));
+        let window = periods.window(3, PoolStats { xact_count: 50, ..PoolStats::default() });
+        assert_eq!(window.averages(&periods.clock, second(20)).0.xact_count, 5);
     }
 }

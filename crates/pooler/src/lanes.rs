@@ -72,14 +72,18 @@ impl Lanes {
 
     /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean.
     pub fn fits(settings: &PoolSettings) -> bool {
-        settings.mode == PoolMode::Transaction && settings.reset_query.is_none() && !settings.link.refuse_simple_query
+        // Programs take the idle server with the lowest number: no round robin.
+        settings.mode == PoolMode::Transaction
+            && settings.reset_query.is_none()
+            && !settings.link.refuse_simple_query
+            && !settings.round_robin
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
     pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(PoolSlot, Box<dyn SharedIdle<Box<Server>>>)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
-        Some((slot, Box::new(LaneIdle { datapath: self.datapath.clone(), pool: slot, slots: Vec::new(), own: BTreeSet::new() })))
+        Some((slot, Box::new(LaneIdle { datapath: self.datapath.clone(), pool: slot, slots: Vec::new(), own: BTreeSet::new(), activity: Vec::new() })))
     }
 
     pub fn client_of(&self, slot: ClientSlot) -> Option<ClientRef> {
@@ -269,7 +273,10 @@ struct LaneIdle {
     pool: PoolSlot,
     /// By ordinal: the server's slot, if a lane carries it.
     slots: Vec<Option<ServerSlot>>,
+    /// Those that no lane carries, and those that a lane must not take.
     own: BTreeSet<u32>,
+    /// By ordinal: what the programs had done with it when it was last asked.
+    activity: Vec<u64>,
 }
 
 impl SharedIdle<Box<Server>> for LaneIdle {
@@ -309,9 +316,30 @@ impl SharedIdle<Box<Server>> for LaneIdle {
     }
 
     fn remove(&mut self, ordinal: u32) -> bool {
+        if self.own.remove(&ordinal) {
+            return true;
+        }
         match self.slots.get(ordinal as usize) {
             Some(Some(slot)) => self.datapath.take_idle(*slot).unwrap_or(false),
-            _ => self.own.remove(&ordinal),
+            _ => false,
+        }
+    }
+
+    fn was_used(&mut self, ordinal: u32) -> bool {
+        let Some(Some(slot)) = self.slots.get(ordinal as usize) else { return false };
+        let activity = self.datapath.server_activity(*slot).unwrap_or_default();
+        let index = ordinal as usize;
+        if index >= self.activity.len() {
+            self.activity.resize(index + 1, 0);
+        }
+        std::mem::replace(&mut self.activity[index], activity) != activity
+    }
+
+    fn shelve(&mut self, ordinal: u32) {
+        if let Some(Some(slot)) = self.slots.get(ordinal as usize) {
+            if self.datapath.take_idle(*slot).unwrap_or(false) {
+                self.own.insert(ordinal);
+            }
         }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Start and stop of the process; its main thread, which takes signals.
+//! Start and stop of the process; its main thread, which takes signals and keeps the periods of the statistics.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -7,21 +7,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use underpass_config::{Config, Finding, OsFiles, Severity};
+use underpass_console::logline::Level;
 use underpass_console::text;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
+use crate::gather::{self, Facts, Part, Periods};
 use crate::lanes::Lanes;
-use crate::listeners::SocketFile;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -101,14 +102,14 @@ fn start(options: &Options) -> anyhow::Result<()> {
     if background {
         process::detach();
     }
+    // All findings before the first file that fails: a start with several faults names them all.
     let as_paths: Vec<&Path> = options.config_paths.iter().map(PathBuf::as_path).collect();
-    let loaded = Config::load(&as_paths)?;
-    let (errors, doubts) = findings(&loaded.config);
+    let (errors, doubts) = findings(&Config::load(&as_paths)?.config);
     anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    let user = process::service_user(&loaded.config, options.user.as_deref())?;
-    let (settings, more) = Settings::from_config(loaded.config, &options.config_paths)?;
-    let warnings = loaded.warnings.iter().map(ToString::to_string).chain(doubts).chain(more);
+    let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
+    warnings.extend(doubts);
     let config = &settings.config;
+    let user = process::service_user(config, options.user.as_deref())?;
     if options.daemonize && !background {
         return process::start_in_background(config);
     }
@@ -141,22 +142,24 @@ fn start(options: &Options) -> anyhow::Result<()> {
     for warning in warnings {
         log::warn!("{warning}");
     }
-    let outcome = serve(settings, lanes, Listening { open, socket_file, metrics }, &signals, background);
-    drop(pidfile);
+    let socket_file = Arc::new(Mutex::new(socket_file));
+    let listening = Listening { open, metrics };
+    let outcome = serve(settings, lanes, Control::new(socket_file.clone()), listening, &signals, background);
+    drop((lock(&socket_file).take(), pidfile));
     outcome
 }
 
 /// Every socket that takes connections.
 struct Listening {
     open: Vec<Listener>,
-    socket_file: Option<SocketFile>,
     metrics: Option<std::net::TcpListener>,
 }
 
 fn serve(
     settings: Settings,
     lanes: Option<Arc<Lanes>>,
-    listening: Listening,
+    control: Control,
+    Listening { open, metrics }: Listening,
     signals: &Signals,
     background: bool,
 ) -> anyhow::Result<()> {
@@ -164,9 +167,7 @@ fn serve(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
     );
-    let shared = share(settings, lanes, threads)?;
-    let Listening { open, socket_file, metrics } = listening;
-    *lock(&shared.control.socket_file) = socket_file;
+    let shared = share(settings, lanes, control, threads)?;
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -192,12 +193,15 @@ fn serve(
     main_loop(&shared, signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
-    let outcome = workers.join();
-    drop(lock(&shared.control.socket_file).take());
-    outcome
+    workers.join()
 }
 
-fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyhow::Result<Arc<Shared>> {
+fn share(
+    settings: Settings,
+    lanes: Option<Arc<Lanes>>,
+    control: Control,
+    threads: usize,
+) -> anyhow::Result<Arc<Shared>> {
     let mut mailboxes = Vec::with_capacity(threads);
     for _ in 0..threads {
         mailboxes.push(Mailbox::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
@@ -214,11 +218,11 @@ fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyho
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
+        control,
         lanes,
-        control: Control::new(SystemTime::now(), Instant::now()),
         started: Instant::now(),
         started_wall: SystemTime::now(),
-        last_error: ArcSwapOption::empty(),
+        periods: Mutex::new(Periods::new(logging::now())),
         settings: ArcSwap::from_pointee(settings),
     }))
 }
@@ -290,14 +294,20 @@ impl Signals {
     }
 }
 
-/// Obeys signals until the process is to end. A worker that ends takes the others along, whatever ended it.
+/// Signals and periods, until a worker has ended or a signal asks for the end.
 fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyhow::Result<()> {
+    let period = || shared.settings.load().config.stats_period.max(Duration::from_secs(1));
+    let mut period_began = Instant::now();
     loop {
+        // A RELOAD that changes the period takes effect at the end of the present one.
+        let left = (period_began + period()).saturating_duration_since(Instant::now());
+        let timeout =
+            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         let mut events = [
             PollFd::from_borrowed_fd(signals.0.as_fd(), PollFlags::IN),
             PollFd::new(&*workers.ended, PollFlags::IN),
         ];
-        match poll(&mut events, None) {
+        match poll(&mut events, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -305,9 +315,38 @@ fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyh
             return Ok(());
         }
         while let Some(signal) = signals.next() {
-            if control::signal(shared, signal) {
+            if obey(shared, signal) {
                 return Ok(());
             }
         }
+        if period_began.elapsed() >= period() {
+            period_began = Instant::now();
+            end_period(shared);
+        }
     }
+}
+
+/// Acts on a signal; true when the process is to end.
+fn obey(shared: &Arc<Shared>, signal: Signal) -> bool {
+    let reloads = signal == Signal::SIGHUP;
+    if reloads {
+        process::notify(Life::Reloading);
+    }
+    let ends = control::signal(shared, signal);
+    if reloads {
+        process::notify(Life::Ready);
+    }
+    ends
+}
+
+/// A `stats_period` is over: snapshots for the averages, the line of `log_stats`, the status that systemd shows.
+fn end_period(shared: &Arc<Shared>) {
+    let Some(parts) = gather::wait(shared, Duration::from_secs(2), Part::of) else { return };
+    let facts = Facts::merge(shared, &parts, Instant::now());
+    let averages = lock(&shared.periods).roll(&facts, logging::now());
+    if shared.settings.load().config.log_stats {
+        logging::write(Level::Log, None, Some("stats"), &averages.log_line());
+    }
+    let status = averages.status_line();
+    process::notify(Life::Status(status.strip_prefix("STATUS=").unwrap_or(&status)));
 }

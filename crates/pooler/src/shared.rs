@@ -17,6 +17,7 @@ use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::lanes::Lanes;
+use crate::gather::Periods;
 use crate::control::Control;
 use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
@@ -80,6 +81,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Who is meant by a cancel key.
+pub(crate) struct CancelTarget {
+    pub client: ClientRef,
+    /// What the request must carry beyond the first four secret bytes.
+    pub tail: Box<[u8]>,
+}
+
 /// The state of the process.
 pub(crate) struct Shared {
     pub settings: ArcSwap<Settings>,
@@ -89,7 +97,7 @@ pub(crate) struct Shared {
     pub names: RwLock<Names>,
     pub mailboxes: Vec<Mailbox>,
     /// Cancel key to client.
-    pub cancel_keys: Mutex<HashMap<u64, ClientRef, RandomState>>,
+    pub cancel_keys: Mutex<HashMap<u64, CancelTarget, RandomState>>,
     pub clients: AtomicU32,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,
@@ -101,7 +109,8 @@ pub(crate) struct Shared {
     pub control: Control,
     pub started: Instant,
     pub started_wall: SystemTime,
-    pub last_error: ArcSwapOption<String>,
+    /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
+    pub periods: Mutex<Periods>,
 }
 
 /// Databases, users and pools by name. Entries live as long as the process.
@@ -221,6 +230,7 @@ impl Shared {
         let pool = Arc::new(Pool {
             id,
             lane,
+            lane_fits: AtomicBool::new(true),
             database: database.clone(),
             user: user.clone(),
             settings: ArcSwap::from_pointee(pool_settings),
@@ -249,6 +259,7 @@ impl Shared {
         let configured = pool.database.settings.load();
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
         let is_other_link = fresh.link != pool.settings.load().link;
+        pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
         pool.settings.store(Arc::new(fresh));
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link

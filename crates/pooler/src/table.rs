@@ -72,10 +72,6 @@ impl<T> Table<T> {
     pub fn keys(&self) -> Vec<Key> {
         self.iter().map(|(key, _)| key).collect()
     }
-
-    pub fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
-    }
 }
 
 #[cfg(test)]
@@ -90,6 +86,6 @@ mod tests {
         let second = table.insert(|_| 'b');
         assert_eq!(first.index, second.index);
         assert_eq!((table.get(first), table.get(second)), (None, Some(&'b')));
-        assert_eq!((table.remove(first), table.len()), (None, 1));
+        assert_eq!(table.remove(first), None);
     }
 }

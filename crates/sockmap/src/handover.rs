@@ -14,7 +14,7 @@ use crate::names::Reason;
 use crate::shared::{POOL_ORDINALS_MAX, StreamState};
 use crate::socket;
 use crate::words::{
-    CLI_BATCH, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED,
+    CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED,
     LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT, LINK_STATUS_MASK,
     LINK_STATUS_SHIFT, PEER_LINKED, SRV_DIRTY, SRV_LOCAL, SRV_RETIRE,
 };
@@ -49,6 +49,8 @@ pub struct LinkState {
     pub copy_in: bool,
     /// Extended protocol was used since nothing was pending.
     pub extended: bool,
+    /// An unnamed statement was parsed on this link by its client. Known after a take; a program does not need to be told.
+    pub unnamed: bool,
     /// Session pooling: the kernel never releases this link.
     pub pinned: bool,
     /// The server reported a changed parameter, a notification, or dropped its statements.
@@ -73,6 +75,7 @@ impl LinkState {
             batch: false,
             copy_in: word & LINK_COPY != 0,
             extended: word & LINK_EXTENDED != 0,
+            unnamed: false,
             pinned: word & LINK_PINNED != 0,
             dirty: false,
         }
@@ -101,9 +104,9 @@ pub struct Taken {
     pub server: Option<ServerSlot>,
     /// State of the link, final until user space changes it.
     pub link: LinkState,
-    /// Where the request stream stands.
+    /// Where the program left the request stream; a boundary if user space had the requests since the link was made.
     pub request: StreamState,
-    /// Where the response stream stands.
+    /// Where the program left the response stream, likewise.
     pub response: StreamState,
     /// Why the client came up, if a program decided it.
     pub reason: Option<Reason>,
@@ -169,7 +172,9 @@ impl Datapath {
         let mut state = LinkState::from_word(link);
         let server = server_of(link);
         let mut response = StreamState::BOUNDARY;
-        state.batch = self.clients.flags(c).load(Acquire) & CLI_BATCH != 0;
+        let flags = self.clients.flags(c).load(Acquire);
+        state.batch = flags & CLI_BATCH != 0;
+        state.unnamed = server.is_some() && flags & CLI_UNNAMED != 0;
         if let Some(s) = server {
             state.dirty = self.servers.flags(s).load(SeqCst) & SRV_DIRTY != 0;
             response = self.servers.response_state(s);
@@ -216,6 +221,8 @@ impl Datapath {
         self.servers.run_bytes(s).store(0, Relaxed);
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
+        // Where a program left the requests is history: a take before the next give must not report it.
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
         let now = monotonic_ns();
         self.clients.xact_start_ns(c).store(now, Relaxed);
         self.clients.query_start_ns(c).store(now, Relaxed);
@@ -265,6 +272,7 @@ impl Datapath {
         self.clients.link(c).store(old & !((1 << LINK_GEN_SHIFT) - 1) | LINK_HELD, SeqCst);
         self.clients.flags(c).store(0, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
         self.servers.peer(s).store(0, SeqCst);
         Ok(Some(self.server_slot(s)))
     }

@@ -91,6 +91,15 @@ impl Datapath {
         })
     }
 
+    /// A number that changes whenever a program forwards responses of this server.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_activity(&self, server: ServerSlot) -> Result<u64, Error> {
+        let s = self.check_server(server)?;
+        Ok(self.servers.fwd(s).load(Relaxed).wrapping_add(self.servers.dir(s).load(Relaxed) & !DIR_USER))
+    }
+
     /// The ordinals now in the idle set of a pool, lowest first.
     ///
     /// # Errors
@@ -106,6 +115,30 @@ impl Datapath {
             }
         }
         Ok(ordinals)
+    }
+
+    /// When a program last forwarded a server's ReadyForQuery, in nanoseconds of CLOCK_MONOTONIC; 0: never.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_active_ns(&self, server: ServerSlot) -> Result<u64, Error> {
+        Ok(self.servers.active_ns(self.check_server(server)?).load(Relaxed))
+    }
+
+    /// Response bytes that programs redirected and that are not in their clients' TCP send queues yet, over all clients.
+    pub fn queued_bytes(&self) -> u64 {
+        let queued = |c: u32| {
+            let slot = self.client_slot(c);
+            let fd = self.client_fd(c);
+            let expected = self.clients.tx_expect(c).load(SeqCst);
+            if self.clients.in_use(c).load(SeqCst) == 0 || fd < 0 || expected == 0 {
+                return 0;
+            }
+            let enqueued = socket::bytes_enqueued(socket::borrow(fd)).unwrap_or(expected);
+            // The descriptor was the slot's for the whole look, or the figure is somebody else's.
+            if self.check_client(slot).is_err() { 0 } else { expected.saturating_sub(enqueued) }
+        };
+        (0..self.client_side.len() as u32).map(queued).sum()
     }
 
     /// The client that a server is linked to.

@@ -23,6 +23,7 @@ pub(crate) const SRV_LOCAL: u32 = 1;
 pub(crate) const SRV_RETIRE: u32 = 2;
 pub(crate) const SRV_DIRTY: u32 = 4;
 
+pub(crate) const CLI_UNNAMED: u32 = 1;
 pub(crate) const CLI_BATCH: u32 = 2;
 
 pub(crate) const POOL_CLOSED: u32 = 1;

@@ -74,6 +74,16 @@ enum OpKind {
     CopyEnd,
 }
 
+impl OpKind {
+    fn ends_in_ready(self) -> bool {
+        matches!(self, OpKind::Sync | OpKind::Query | OpKind::FunctionCall)
+    }
+
+    fn is_uncertain(self) -> bool {
+        self.ends_in_ready() || self == OpKind::Execute
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// Goes to the client.
@@ -84,12 +94,18 @@ enum Answer {
     Fake,
 }
 
+/// No statement has this id.
+const UNNAMED: u64 = u64::MAX;
+
 /// One outstanding response.
 #[derive(Debug)]
 struct Op {
     kind: OpKind,
     answer: Answer,
     effect: Option<Box<Effect>>,
+    /// [`Statement::id`] of the named statement that a Bind or Describe refers to, [`UNNAMED`] for a Parse or Close of the unnamed one,
+    /// 0 = none.
+    statement: u64,
 }
 
 /// What a Parse or Close did to the tables when it was sent, so that it can be undone if the server never carried it out.
@@ -127,8 +143,8 @@ impl Effect {
 #[derive(Debug, Default)]
 pub struct ClientSide {
     statements: Option<Box<ClientStatements>>,
-    /// Body of the last unnamed Parse (behind its empty name) that was not followed by a Bind: drivers that prepare, sync and bind later
-    /// get it again on whichever server they are given then.
+    /// Body of the last unnamed Parse (behind its empty name), until a simple query: drivers that prepare, sync and bind later get it
+    /// again on whichever server they are given then.
     unnamed: Option<Box<[u8]>>,
 }
 
@@ -157,7 +173,7 @@ pub enum LinkError {
     #[error("prepared statement of {0} bytes is over max_prepared_statement_bytes")]
     StatementTooLarge(u32),
     /// A type byte that this side never sends here.
-    #[error("unexpected message type {0:?} from {1}")]
+    #[error("unknown pkt from {1}: {0:?}")]
     Unexpected(char, Side),
     /// A body that does not hold what its type says.
     #[error("malformed {0} message")]
@@ -169,7 +185,7 @@ pub enum LinkError {
     #[error("Sync inside COPY FROM STDIN ahead of an error: answers can no longer be counted")]
     SyncInCopy,
     /// `disable_pqexec`.
-    #[error("simple query protocol is disabled (disable_pqexec)")]
+    #[error("PQexec disallowed (disable_pqexec)")]
     SimpleQueryDisabled,
 }
 
@@ -180,8 +196,12 @@ pub struct LaneState {
     pub outstanding: u32,
     /// Of the last ReadyForQuery.
     pub status: Status,
-    /// The server reads COPY data.
+    /// The server reads COPY data (of the one Query that is outstanding).
     pub copy_in: bool,
+    /// What is outstanding, or its last part, came by the extended protocol.
+    pub extended: bool,
+    /// The server's unnamed statement is the client's own.
+    pub unnamed: bool,
     /// Body bytes of the client's current message that have not come yet.
     pub request_left: u32,
     /// Same for the server's.
@@ -242,11 +262,24 @@ pub trait BackendObserver {
     fn hidden_error(&mut self, body: &[u8]);
 }
 
+/// Whose the unnamed statement of the server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unnamed {
+    /// Perhaps another client's: it must not be bound.
+    Stranger,
+    /// The present client's Parse was sent since the last Sync: if it is discarded, so is a Bind behind it.
+    InBatch,
+    /// The present client's: the server said so.
+    Ours,
+}
+
 /// The tracker of one server connection.
 #[derive(Debug)]
 pub struct Link {
     options: LinkOptions,
     pending: VecDeque<Op>,
+    /// How many of them may change what the server is able to do: fail a transaction, forget statements.
+    uncertain: u32,
     status: Status,
     /// Body bytes of the client's current message that pass unseen.
     frontend_left: u32,
@@ -266,10 +299,11 @@ pub struct Link {
     copy_both: bool,
     /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
     foreign: u32,
+    /// Whether the last of them ends a batch of the extended protocol.
+    foreign_extended: bool,
     /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
     forwarded_head: u8,
-    /// The unnamed statement of the server was parsed by the present client on this link.
-    unnamed_is_ours: bool,
+    unnamed: Unnamed,
     /// Statements the server holds.
     pub statements: ServerStatements,
     /// Bytes of parse messages sent on behalf of clients, and how many (`SHOW STATS`).
@@ -293,6 +327,7 @@ impl Link {
         Self {
             options,
             pending: VecDeque::new(),
+            uncertain: 0,
             status: Status::Idle,
             frontend_left: 0,
             backend_left: 0,
@@ -303,8 +338,9 @@ impl Link {
             copy_syncs: 0,
             copy_both: false,
             foreign: 0,
+            foreign_extended: false,
             forwarded_head: 0,
-            unnamed_is_ours: false,
+            unnamed: Unnamed::Stranger,
             statements: ServerStatements::default(),
             counts: LinkCounts::default(),
         }
@@ -317,7 +353,7 @@ impl Link {
 
     /// Called when a client is linked.
     pub fn begin(&mut self) {
-        self.unnamed_is_ours = false;
+        self.unnamed = Unnamed::Stranger;
     }
 
     /// Nothing is outstanding, no transaction is open, both directions stand between messages: the server may go to another client.
@@ -330,6 +366,7 @@ impl Link {
         self.pending.is_empty()
             && self.foreign == 0
             && !self.in_extended
+            && !self.skip_until_sync
             && self.frontend_left == 0
             && self.backend_left == 0
             && !self.copy_in
@@ -351,9 +388,10 @@ impl Link {
         self.pending.len() + self.foreign as usize
     }
 
-    /// Whether the server reads COPY data whose end has not been sent.
-    pub fn is_copy_in(&self) -> bool {
-        self.copy_in
+    /// Whether the server waits for what only the client can send: the end of COPY data, or the Sync behind an error. [`Link::abandon`]
+    /// sends it in place of a client that has gone.
+    pub fn awaits_client(&self) -> bool {
+        self.copy_in || self.skip_until_sync
     }
 
     /// Whether bytes pass unseen because the connection is a replication stream.
@@ -368,14 +406,19 @@ impl Link {
     pub fn adopt(&mut self, lane: LaneState) {
         debug_assert!(self.pending.is_empty());
         self.foreign = lane.outstanding;
+        self.foreign_extended = lane.extended;
         self.status = lane.status;
-        self.copy_in = lane.copy_in;
+        self.copy_in = lane.copy_in && lane.outstanding == 1;
+        if self.copy_in {
+            // The one request whose end is known: followed as if it had passed here.
+            self.foreign = 0;
+            self.push(OpKind::Query, Answer::Forward, None);
+        }
         self.frontend_left = lane.request_left;
         self.backend_left = lane.response_left;
         self.backend_left_hidden = false;
         self.forwarded_head = lane.response_head;
-        // Whose unnamed statement the server has is not known any more: a Bind gets it parsed again.
-        self.unnamed_is_ours = false;
+        self.unnamed = if lane.unnamed { Unnamed::Ours } else { Unnamed::Stranger };
     }
 
     /// Asks the server `sql` by the simple protocol; the answer is swallowed, errors in it go to [`BackendObserver::hidden_error`].
@@ -387,7 +430,7 @@ impl Link {
     /// The client has gone: completes what it left half done, so that the server comes to a ReadyForQuery. Returns false where that
     /// cannot be done, because a message was cut in the middle or the connection is a replication stream.
     pub fn abandon(&mut self, out: &mut Vec<u8>) -> bool {
-        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 || (self.copy_in && self.foreign > 0) {
+        if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 {
             return false;
         }
         // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.
@@ -396,12 +439,18 @@ impl Link {
                 op.answer = Answer::Hidden;
             }
         }
+        let was_copy = self.copy_in;
         if self.copy_in {
             crate::prepared::message(out, b'f', &[b"client disconnected\0"]);
             self.push(OpKind::CopyEnd, Answer::Hidden, None);
             self.copy_in = false;
         }
         if self.in_extended || self.skip_until_sync {
+            if !self.skip_until_sync && !was_copy {
+                // A Sync alone would commit what its client had not: an error goes ahead of it.
+                crate::prepared::message(out, b'B', &[b"\0", &crate::prepared::nonexistent(b"gone"), b"\0\0\0\0\0\0\0"]);
+                self.push(OpKind::Bind, Answer::Hidden, None);
+            }
             crate::prepared::message(out, b'S', &[]);
             self.push(OpKind::Sync, Answer::Hidden, None);
             self.in_extended = false;
@@ -411,7 +460,29 @@ impl Link {
     }
 
     fn push(&mut self, kind: OpKind, answer: Answer, effect: Option<Box<Effect>>) {
-        self.pending.push_back(Op { kind, answer, effect });
+        self.push_op(Op { kind, answer, effect, statement: 0 });
+    }
+
+    fn push_op(&mut self, op: Op) {
+        self.uncertain += u32::from(op.kind.is_uncertain());
+        self.pending.push_back(op);
+    }
+
+    /// The same, as the next to be answered.
+    fn push_front_op(&mut self, op: Op) {
+        self.uncertain += u32::from(op.kind.is_uncertain());
+        self.pending.push_front(op);
+    }
+
+    fn pop(&mut self) -> Option<Op> {
+        let op = self.pending.pop_front()?;
+        self.uncertain -= u32::from(op.kind.is_uncertain());
+        Some(op)
+    }
+
+    /// Whether the server is known to be able to parse, and to have the statements it is thought to have, when it reads what is sent now.
+    fn is_certain(&self) -> bool {
+        self.status != Status::Failed && self.uncertain == 0 && self.foreign == 0
     }
 }
 

@@ -316,6 +316,8 @@ fn a_link_taken_over_from_a_lane_goes_on_where_it_stood() {
         outstanding: 2,
         status: Status::Idle,
         copy_in: false,
+        extended: false,
+        unnamed: false,
         request_left: 0,
         response_left: 0,
         response_head: 3,
@@ -337,6 +339,8 @@ fn a_link_taken_over_inside_messages() {
         outstanding: 1,
         status: Status::Idle,
         copy_in: false,
+        extended: false,
+        unnamed: false,
         request_left: 4,
         response_left: 2,
         response_head: 0,
@@ -347,4 +351,91 @@ fn a_link_taken_over_inside_messages() {
     assert!(!b.link.is_quiescent());
     b.server_sends(&[m(b'I', b""), ready(b'I')]);
     assert!(b.link.is_quiescent());
+}
+
+const ADOPTED: LaneState = LaneState {
+    outstanding: 1,
+    status: Status::Idle,
+    copy_in: false,
+    extended: false,
+    unnamed: false,
+    request_left: 0,
+    response_left: 0,
+    response_head: 0,
+};
+
+#[test]
+fn a_copy_that_a_lane_began_ends() {
+    let copy_in_response = m(b'G', &[0, 0, 0]);
+    // Handed over while the server reads data, and just before it says so.
+    for begun in [true, false] {
+        let mut b = Bench::new();
+        b.link.adopt(LaneState { copy_in: begun, ..ADOPTED });
+        if !begun {
+            b.server_sends(std::slice::from_ref(&copy_in_response));
+        }
+        assert!(b.link.awaits_client());
+        b.client_sends(&[m(b'd', b"row\n"), m(b'c', b"")]);
+        b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
+        assert!(b.link.is_quiescent(), "begun: {begun}");
+    }
+    // The client had sent its data ahead.
+    let mut b = Bench::new();
+    b.link.adopt(ADOPTED);
+    b.client_sends(&[m(b'd', b"row\n"), m(b'c', b"")]);
+    b.server_sends(&[copy_in_response.clone(), m(b'C', b"COPY 1\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+    // There was no COPY at all: PostgreSQL ignores the data.
+    let mut b = Bench::new();
+    b.link.adopt(ADOPTED);
+    b.client_sends(&[m(b'd', b"row\n"), m(b'c', b"")]);
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn a_copy_of_the_extended_protocol_that_a_lane_began_ends_with_its_second_sync() {
+    let mut b = Bench::new();
+    b.link.adopt(LaneState { extended: true, ..ADOPTED });
+    b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'G', &[0, 0, 0])]);
+    assert!(b.link.awaits_client());
+    b.client_sends(&[m(b'd', b"row\n"), m(b'c', b""), m(b'S', b"")]);
+    b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn a_client_that_leaves_in_a_copy_of_a_lane_leaves_a_clean_server() {
+    let mut b = Bench::new();
+    b.link.adopt(LaneState { copy_in: true, ..ADOPTED });
+    let mut out = Vec::new();
+    assert!(b.link.abandon(&mut out));
+    assert_eq!(out, m(b'f', b"client disconnected\0"));
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn made_up_answers_wait_for_those_of_a_lane() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"s\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    b.link.adopt(ADOPTED);
+    let (_, told) = b.client_sends(&[m(b'C', b"Ss\0"), m(b'S', b"")]);
+    assert!(told.is_empty(), "CloseComplete must not overtake");
+    let first = [m(b'C', b"SELECT 1\0"), ready(b'I')].concat();
+    let shown = b.server_sends(&[first.clone(), ready(b'I')]);
+    assert_eq!(shown, [first, m(b'3', b""), ready(b'I')].concat());
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn the_unnamed_statement_of_a_lane_is_the_clients_own() {
+    for ours in [true, false] {
+        let mut b = Bench::new();
+        b.link.adopt(LaneState { outstanding: 0, status: Status::Transaction, unnamed: ours, ..ADOPTED });
+        let bind = m(b'B', &[0; 8]);
+        let (to_server, _) = b.client_sends(std::slice::from_ref(&bind));
+        assert_eq!(to_server == bind, ours);
+    }
 }

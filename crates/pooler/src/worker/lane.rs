@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use underpass_console::rows::Replication;
 use underpass_pool::ServerId;
 use underpass_pool::core::ClientRef;
 use underpass_pool::link::{LaneState, Status};
@@ -59,7 +60,7 @@ impl Worker {
         let Some(lanes) = self.shared.lanes.clone() else { return };
         let epoll = self.shared.mailboxes[self.index as usize].epoll.clone();
         let Some(server) = self.server(key) else { return };
-        if let (Some(pool), None, true) = (server.pool.lane, &server.lane, server.inbox.is_empty()) {
+        if let (Some(pool), None, true) = (server.pool.lane(), &server.lane, server.inbox.is_empty()) {
             lanes.register_server(server, pool, epoll);
         }
     }
@@ -68,8 +69,10 @@ impl Worker {
     pub(super) fn lane_offer(&mut self, key: Key) {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
-        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane) else { return };
+        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
+        // A replication client is about to be linked to a server of its own.
         if !matches!(client.phase, Phase::Idle)
+            || client.replication != Replication::None
             || client.readable
             || client.ended
             || client.side.statement_count() > 0
@@ -153,6 +156,9 @@ impl Worker {
             self.again_soon.push(Again::LaneClient(key));
             return;
         }
+        if self.suspension.is_some() {
+            return;
+        }
         match self.clients.get(key).map(|client| &client.phase) {
             Some(Phase::Idle) => self.first_request(key),
             Some(&Phase::Linked(server)) => {
@@ -219,6 +225,8 @@ impl Worker {
                 TransactionStatus::Failed => Status::Failed,
             },
             copy_in: taken.link.copy_in,
+            extended: taken.link.extended,
+            unnamed: taken.link.unnamed,
             request_left: taken.request.need,
             response_left: taken.response.need,
             response_head: taken.response.head_len,
@@ -294,6 +302,13 @@ impl Worker {
         meter.stats.sent += now.response_bytes - before.response_bytes;
         meter.stats.xact_time += (now.xact_ns - before.xact_ns) / 1000;
         meter.stats.query_time += (now.query_ns - before.query_ns) / 1000;
+    }
+
+    /// The same for all clients that lanes carry now.
+    pub(crate) fn lanes_collect(&mut self) {
+        let carried: Vec<Key> =
+            self.clients.iter().filter(|(_, client)| matches!(client.phase, Phase::Lane)).map(|(key, _)| key).collect();
+        carried.into_iter().for_each(|key| self.lane_collect(key));
     }
 
     /// A client could not be taken just now.

@@ -59,13 +59,12 @@ impl Worker {
         let connected = self.shared.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let now = self.now;
         let id = self.shared.next_socket_id();
-        let key = self.clients.insert(|key| {
+        let key = self.clients.insert(|_| {
             Box::new(Client {
                 lane: None,
                 transport: Transport::new(fd),
                 id,
                 address,
-                key,
                 phase: Phase::Login(Box::new(Login {
                     step: LoginStep::FirstPacket,
                     startup: None,

@@ -13,6 +13,7 @@ mod lifecycle;
 mod lane;
 mod listen;
 pub(crate) mod login;
+mod peer;
 mod server_login;
 mod stats;
 mod suspend;
@@ -169,6 +170,10 @@ impl Worker {
 
     /// Takes no more connections, for good.
     pub(crate) fn stop_listening(&mut self) {
+        // Those that the kernel let in already are told, instead of being reset.
+        for index in 0..self.listeners.len() {
+            self.accept(index);
+        }
         self.unwatch_listeners();
         self.listeners.clear();
     }
@@ -199,7 +204,9 @@ impl Worker {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
         while !self.stopping {
-            let wait = if !self.again.is_empty() && self.suspension.is_none() {
+            let wait = if self.suspension.is_some() {
+                next_tick.saturating_duration_since(self.now).min(TICK)
+            } else if !self.again.is_empty() {
                 Duration::ZERO
             } else if !self.again_soon.is_empty() {
                 Duration::from_millis(1)

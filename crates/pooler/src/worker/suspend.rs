@@ -13,6 +13,7 @@ use underpass_console::text::reason;
 use underpass_wire::SqlState;
 
 use super::{Again, Entry, Farewell, Source, Worker};
+use crate::client::Phase;
 use crate::control;
 use crate::shared::phase;
 use crate::table::Key;
@@ -89,7 +90,15 @@ impl Worker {
         }
         let mut is_flushed = true;
         for key in self.clients.keys() {
-            let Some(client) = self.clients.get_mut(key).filter(|client| !client.outbox.is_empty()) else { continue };
+            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane))
+                && !self.lane_take(key)
+            {
+                is_flushed = false;
+                continue;
+            }
+            let Some(client) = self.clients.get_mut(key).filter(|client| !client.outbox.is_empty()) else {
+                continue;
+            };
             match client.outbox.drain(&mut client.transport) {
                 Ok(true) => {}
                 Ok(false) if client.on_console || !is_late => is_flushed &= client.on_console,

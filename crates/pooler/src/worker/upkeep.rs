@@ -5,16 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use underpass_config::PoolMode;
-use underpass_console::logline::Level;
-use underpass_console::stats::PoolStats;
 use underpass_console::text::{self, reason};
 use underpass_wire::SqlState;
 
 use super::{Entry, Farewell, Worker};
 use crate::client::Phase;
 use crate::control::{self, say};
-use crate::logging;
-use crate::process::{self, Life};
 use crate::server::Work;
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -54,11 +50,7 @@ impl Worker {
     /// Gives servers to clients that queued during a pause.
     pub(crate) fn serve_queues(&mut self) {
         for pool in self.shared.pools() {
-            loop {
-                let granted = lock(&self.shared.core).grant(pool.id);
-                let Some((client, since, server)) = granted else { break };
-                self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
-            }
+            self.grant_idle(pool.id);
             self.launch(pool.id);
         }
     }
@@ -66,7 +58,9 @@ impl Worker {
     /// Drops clients and servers of a database, or of all, at once.
     pub(crate) fn kill(&mut self, database: Option<u32>, reason: &'static str) {
         for key in self.clients.keys() {
-            let Some(client) = self.clients.get_mut(key).filter(|client| !client.on_console) else { continue };
+            let Some(client) = self.clients.get_mut(key).filter(|client| !client.on_console) else {
+                continue;
+            };
             let is_meant = match (&client.database, database) {
                 (Some(of_client), Some(number)) => of_client.number == number,
                 (of_client, None) => of_client.is_some(),
@@ -75,6 +69,11 @@ impl Worker {
             if !is_meant {
                 continue;
             }
+            if matches!(client.phase, Phase::Lane) && !self.lane_take(key) {
+                self.close_client_later(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason));
+                continue;
+            }
+            let Some(client) = self.clients.get_mut(key) else { continue };
             if let Phase::Linked(server) = client.phase {
                 // The server goes too: it need not come to rest for the next client.
                 client.phase = Phase::Idle;
@@ -106,7 +105,8 @@ impl Worker {
 
     /// Drops the client with this number. False if it is not here.
     pub(crate) fn kill_client(&mut self, id: u64) -> bool {
-        let key = self.clients.iter().find(|(_, client)| u64::from(client.id.get()) == id).map(|(key, _)| key);
+        let key =
+            self.clients.iter().find(|(_, client)| u64::from(client.id.get()) == id).map(|(key, _)| key);
         if let Some(key) = key {
             self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::ADMIN_DISCONNECT));
         }
@@ -117,20 +117,25 @@ impl Worker {
     pub(crate) fn drain(&mut self) {
         self.draining = true;
         for key in self.clients.keys() {
+            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+                // User space sees its transaction through, and finds it here again if it has none.
+                self.lane_client_up(key);
+            }
             let Some(client) = self.clients.get(key) else { continue };
             let at_boundary = match client.phase {
                 Phase::Idle | Phase::Waiting { .. } => true,
-                // One in a transaction comes up when that is over, or when its times are looked at.
-                Phase::Lane => !client.is_linked_in_lane(),
                 Phase::Login(_) => !client.on_console && client.database.is_some(),
                 Phase::Linked(server) => {
                     matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent()
                         && matches!(server.work, Work::Client(_)))
                 }
-                Phase::Console(_) | Phase::Closing => false,
+                Phase::Lane | Phase::Console(_) | Phase::Closing => false,
             };
             if at_boundary {
-                self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
+                self.close_client(
+                    key,
+                    Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN),
+                );
             }
         }
     }
@@ -141,11 +146,11 @@ impl Worker {
             phase::WAIT_FOR_SERVERS | phase::WAIT_FOR_CLIENTS => self.end_if_drained(),
             _ => {}
         }
-        let is_anything_paused = self.shared.databases().iter().any(|database| self.shared.is_paused(database));
+        let is_anything_paused =
+            self.shared.databases().iter().any(|database| self.shared.is_paused(database));
         if is_anything_paused {
             self.close_paused();
         }
-        self.roll_stats(settings);
         self.forget_unused(settings);
     }
 
@@ -167,48 +172,30 @@ impl Worker {
         }
     }
 
-    /// Counters of this worker by pool.
-    pub(super) fn stats_part(&mut self) -> Vec<PoolStats> {
-        self.meters.iter().map(|meter| meter.stats).collect()
-    }
-
-    fn roll_stats(&mut self, settings: &Settings) {
-        let period = settings.config.stats_period;
-        let now = self.now;
-        {
-            let mut book = lock(&self.shared.control.stats);
-            if period.is_zero() || now.saturating_duration_since(book.rolled_at) < period {
-                return;
+    /// After a RELOAD: clients whose pool no lane may carry any more come up.
+    pub(crate) fn leave_unfit_lanes(&mut self) {
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get(key) else { continue };
+            let is_unfit = client.pool.as_ref().is_some_and(|pool| pool.lane().is_none());
+            if is_unfit && matches!(client.phase, Phase::Lane) {
+                self.lane_client_up(key);
             }
-            book.rolled_at = now;
         }
-        let is_logged = settings.config.log_stats;
-        control::gather(&self.shared, Worker::stats_part, move |worker, parts| {
-            let mut book = lock(&worker.shared.control.stats);
-            book.update(&parts);
-            let total = book.total().current;
-            let averages = total.averages_since(&book.logged, period.as_micros() as u64);
-            if is_logged {
-                logging::write(Level::Log, None, Some("stats"), &averages.log_line());
-            }
-            let status = averages.status_line();
-            process::notify(Life::Status(status.strip_prefix("STATUS=").unwrap_or(&status)));
-            book.logged = total;
-            book.clock.roll(worker.shared.timestamp(now));
-            book.windows.iter_mut().for_each(underpass_console::StatsWindow::roll);
-        });
     }
 
     /// `pool_idle_timeout` and `autodb_idle_timeout`.
     fn forget_unused(&mut self, settings: &Settings) {
         let (now, config) = (self.now, &settings.config);
-        let is_over = |since: Instant, limit: Duration| !limit.is_zero() && now.saturating_duration_since(since) >= limit;
+        let is_over = |since: Instant, limit: Duration| {
+            !limit.is_zero() && now.saturating_duration_since(since) >= limit
+        };
         let shared = self.shared.clone();
         let mut idle_pools = lock(&shared.control.idle_pools);
         for pool in shared.pools() {
             let is_used = pool.clients.load(Ordering::Acquire) > 0 || {
                 let counts = lock(&shared.core).counts(pool.id, now);
-                counts.active + counts.tested + counts.login + counts.being_canceled + counts.clients_waiting > 0
+                counts.active + counts.tested + counts.login + counts.being_canceled + counts.clients_waiting
+                    > 0
             };
             if is_used || pool.forgotten.load(Ordering::Relaxed) {
                 idle_pools.remove(&pool.id);
@@ -223,7 +210,8 @@ impl Worker {
         }
         let mut idle_databases = lock(&shared.control.idle_databases);
         for database in shared.databases() {
-            let is_candidate = database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
+            let is_candidate =
+                database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
             let is_used = database.clients.load(Ordering::Acquire) > 0
                 || lock(&shared.core).database_connections(database.number) > 0
                 || database.paused.load(Ordering::Relaxed)
@@ -256,9 +244,13 @@ impl Worker {
     pub(super) fn fast_close(&mut self) {
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
-            let is_between = matches!(server.work, Work::Client(_)) && server.link.is_quiescent() && !server.dedicated;
+            let is_between =
+                matches!(server.work, Work::Client(_)) && server.link.is_quiescent() && !server.dedicated;
             let id = server.id;
-            if is_between && server.pool_mode() == PoolMode::Session && lock(&self.shared.core).is_close_needed(id) {
+            if is_between
+                && server.pool_mode() == PoolMode::Session
+                && lock(&self.shared.core).is_close_needed(id)
+            {
                 self.close_server(key, reason::DATABASE_CHANGED);
             }
         }

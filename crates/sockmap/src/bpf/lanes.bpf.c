@@ -100,9 +100,10 @@ static long idle_step(__u32 i, void *context)
 	/* Ours from here on, unless user space has claimed it. */
 	index = f->pool->member[ordinal].server;
 	s = bpf_map_lookup_elem(&servers, &index);
-	if (!s || !s->in_use || s->pool != f->pool_index || s->flags & (SRV_RETIRE | SRV_DIRTY))
+	if (!s || !s->in_use || s->pool != f->pool_index)
 		return 0;
-	if (s->fingerprint != f->client->fingerprint) {
+	/* Back with it: user space is just about to take it, and looks for it in the set. */
+	if (s->fingerprint != f->client->fingerprint || s->flags & (SRV_RETIRE | SRV_DIRTY)) {
 		push_idle(s);
 		return 0;
 	}
@@ -262,7 +263,11 @@ no_target:
 }
 
 /*
- * Called for every segment that a client's socket receives, in softirq, in the sender's system call (loopback)
+ * A FIN without data comes as an skb of length 0. Redirected, it would end the *target*: sk_psock_backlog() takes
+ * the 0 that sendmsg returns for a broken pipe (EPIPE on the target, no more sending). So both sk_skb programs pass
+ * it, and user space sees the end of the stream.
+ *
+ * request_skb is called for every segment that a client's socket receives, in softirq, in the sender's system call (loopback)
  * or in the backlog of a system call on this socket; one at a time per socket. The chunk may hold any part of
  * the stream, 1 byte to 64 KiB.
  */
@@ -275,6 +280,8 @@ int request_skb(struct __sk_buff *skb)
 	struct tcp_sock *tp;
 	__u32 *found, index, reason;
 
+	if (!skb->len)
+		return SK_PASS; /* a bare FIN, see above */
 	found = bpf_map_lookup_elem(&client_cookie, &cookie);
 	if (!found || !sk)
 		goto unknown;
@@ -373,6 +380,8 @@ int response_skb(struct __sk_buff *skb)
 	__u32 *found, index, reason, client = 0;
 	struct server_slot *s;
 
+	if (!skb->len)
+		return SK_PASS;
 	found = bpf_map_lookup_elem(&server_cookie, &cookie);
 	if (!found)
 		goto unknown;
@@ -394,8 +403,10 @@ int response_skb(struct __sk_buff *skb)
 				server_up(s, index, done.hold);
 			*(volatile __u64 *)&s->fwd += skb->len;
 			count_counter(COUNTER_RESPONSES_D);
-			if (done.released)
+			if (done.released) {
+				count_counter(COUNTER_XACTS_D);
 				release_server(s);
+			}
 			return verdict;
 		}
 		server_up(s, index, reason);
@@ -520,8 +531,10 @@ int response_msg(struct sk_msg_md *msg)
 		server_up(s, index, done.hold);
 	count_counter(COUNTER_RESPONSES_A);
 	*(volatile __u64 *)&s->fwd += msg->size;
-	if (done.released)
+	if (done.released) {
+		count_counter(COUNTER_XACTS_A);
 		release_server(s);
+	}
 out:
 	*(volatile __u32 *)&s->runs_end += 1;
 	return verdict;

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 1
+#define LANES_ABI 2
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -102,7 +102,8 @@ struct server_slot {
 	__u32 runs_end;
 	__u32 in_use;		/* user */
 	__u64 sk_addr;		/* program (lane A): kernel address of the backend's socket */
-	__u64 pad[3];
+	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
+	__u64 pad[2];
 };
 
 /* A server of the pool: which slot, and whose parameters it carries. */
@@ -158,6 +159,7 @@ struct lane_event {
 	X(NAMED_STATEMENT, "named_statement", "A named prepared statement that needs renaming.")             \
 	X(NAMED_PORTAL, "named_portal", "A Bind to a named portal.")                                          \
 	X(UNNAMED_BIND, "unnamed_bind", "Use of an unnamed statement that was not parsed on this link.")      \
+	X(UNNAMED_PARSE, "unnamed_parse", "An unnamed statement that is not bound in the same chunk: user space remembers its text.") \
 	X(TERMINATE, "terminate", "The client sent Terminate.")                                               \
 	X(COPY_STRAY, "copy_stray", "CopyData, CopyDone or CopyFail outside of COPY, or others inside.")      \
 	X(COPY_PIPELINE, "copy_pipeline", "CopyInResponse inside a pipeline or the extended protocol.")       \
@@ -190,6 +192,8 @@ enum lane_reason {
 	X(REQUESTS_A, "requests_a", "Chunks of requests forwarded by lane A.")                        \
 	X(RESPONSES_D, "responses_d", "Chunks of responses forwarded by lane D.")                     \
 	X(RESPONSES_A, "responses_a", "Chunks of responses forwarded by lane A.")                     \
+	X(XACTS_D, "xacts_d", "Transactions that ended in lane D.")                                   \
+	X(XACTS_A, "xacts_a", "Transactions that ended in lane A.")                                   \
 	X(LINKS, "links", "Links made by a program.")                                                 \
 	X(RELEASES, "releases", "Links ended by a program.")                                          \
 	X(PASSED_CLIENT, "passed_client", "Chunks passed to user space from clients.")               \

@@ -10,7 +10,6 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use underpass_sockmap::{
@@ -309,7 +308,7 @@ impl Pooler {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        if self.random % u64::from(self.o.flip_one_in) != 0 || self.clients.is_empty() {
+        if !self.random.is_multiple_of(u64::from(self.o.flip_one_in)) || self.clients.is_empty() {
             return;
         }
         let nth = (self.random >> 32) as usize % self.clients.len();
@@ -319,10 +318,8 @@ impl Pooler {
     }
 
     fn take_soon(&mut self, id: u64) {
-        if let Some(c) = self.clients.get_mut(&id) {
-            if !c.user {
-                c.untaken = true;
-            }
+        if let Some(c) = self.clients.get_mut(&id).filter(|c| !c.user) {
+            c.untaken = true;
         }
     }
 
@@ -430,6 +427,8 @@ impl Pooler {
         s.drained = s.drained || dp.server_drained(s.slot).unwrap();
         if s.out.is_empty() && !c.pending.is_empty() {
             let link = &mut c.link;
+            // Part of a Terminate may have been forwarded before its head was whole: then the server is spoilt.
+            let split = !c.requests.state.is_boundary();
             let mut terminate = false;
             c.requests.feed(&c.pending, |kind, _| match kind {
                 b'Q' | b'S' | b'F' => {
@@ -443,6 +442,7 @@ impl Pooler {
             link.open = link.batch || !c.requests.state.is_boundary();
             if terminate {
                 c.eof = true;
+                s.eof |= split;
             } else {
                 s.out.append(&mut c.pending);
             }
@@ -506,7 +506,6 @@ impl Pooler {
         bump(&self.o.stats.user_xacts);
         let c = self.clients.get_mut(&id).unwrap();
         if self.o.pinned {
-            let s = self.servers.get_mut(&sid).unwrap();
             self.o.datapath.set_link_state(c.slot, &c.link).unwrap();
             self.watch(self.servers[&sid].socket.as_fd(), sid, kernel_interest());
             let s_read = self.servers[&sid].read;

@@ -11,6 +11,7 @@ use underpass_console::{Access, Command, ConsoleError, ShutdownMode, command};
 
 use super::{Event, Outcome, Reply};
 use crate::control::{self, SetDone, say};
+use crate::gather::gather;
 use crate::pool::DatabaseState;
 use crate::shared::{Shared, lock};
 use crate::table::Key;
@@ -114,24 +115,34 @@ impl Worker {
                 done
             }
             Command::KillClient(id) => {
-                let home = self.index;
-                control::gather(
-                    &shared,
-                    move |worker| worker.kill_client(id),
-                    move |worker, found| {
-                        let outcome =
-                            if found.contains(&true) { Ok(Reply::Done) } else { Err(ConsoleError::ClientNotFound) };
-                        worker.post(home, Box::new(move |worker| worker.console_answer(key, outcome)));
-                    },
-                );
-                Ok(Progress::Later(Event::Answer))
+                let found = move |worker: &mut Self| worker.kill_client(id);
+                Ok(self.collect(key, found, |found: Vec<bool>| {
+                    if found.contains(&true) { Ok(Reply::Done) } else { Err(ConsoleError::ClientNotFound) }
+                }))
             }
-            Command::WaitClose(name) => Ok(Progress::Later(Event::Closed(find(&shared, name, AdminVerb::WaitClose)?))),
+            Command::WaitClose(name) => {
+                Ok(Progress::Later(Event::Closed(find(&shared, name, AdminVerb::WaitClose)?)))
+            }
             Command::Shutdown(mode) => {
                 control::shutdown(&shared, mode);
                 if mode == ShutdownMode::Immediate { Ok(Progress::Never) } else { done }
             }
         }
+    }
+
+    /// Asks every worker for a part and answers with what `outcome` makes of all of them.
+    pub(super) fn collect<T: Send + 'static>(
+        &self,
+        key: Key,
+        part: impl Fn(&mut Self) -> T + Send + Sync + 'static,
+        outcome: impl FnOnce(Vec<T>) -> Outcome + Send + 'static,
+    ) -> Progress {
+        let (shared, home) = (self.shared.clone(), self.index);
+        gather(&self.shared, part, move |parts| {
+            let outcome = outcome(parts);
+            shared.mailboxes[home as usize].post(Box::new(move |worker| worker.console_answer(key, outcome)));
+        });
+        Progress::Later(Event::Answer)
     }
 
     /// Runs what reads files on a thread of its own; the answer comes back as a task.

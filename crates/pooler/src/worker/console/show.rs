@@ -8,17 +8,16 @@ use std::time::Instant;
 
 use underpass_config::Config;
 use underpass_console::rows::{
-    self, ConfigRow, DatabaseRow, DnsHostRow, Lists, MemRow, PauseState, PeerPoolRow, PeerRow, PoolRow, UserRow,
-    VersionRow, mem_names,
+    self, ConfigRow, DatabaseRow, DnsHostRow, Lists, MemRow, PauseState, PeerPoolRow, PeerRow, PoolRow,
+    UserRow, VersionRow, mem_names,
 };
 use underpass_console::{Show, StatsWindow, Table};
-use underpass_pool::PoolId;
 
+use super::Reply;
 use super::commands::Progress;
-use super::sockets::{Facts, fd_table, parked_facts, socket_table};
-use super::{Event, Reply};
+use super::sockets::{SocketFacts, fd_table, link_lanes, parked_facts, socket_table};
 use crate::client::{Client, Phase};
-use crate::control::{self, StatsBook};
+use crate::gather::{Facts, Part, PoolFacts};
 use crate::pool::{DatabaseState, Pool, UserState};
 use crate::server::Server;
 use crate::shared::{Shared, lock, phase};
@@ -37,26 +36,25 @@ impl Worker {
             Show::Clients | Show::Servers | Show::Sockets | Show::ActiveSockets | Show::Fds => {
                 return self.show_sockets(key, show);
             }
-            Show::Stats | Show::StatsTotals | Show::StatsAverages | Show::Totals => {
-                return self.show_collected(key, Worker::stats_part, move |worker, parts| {
-                    let mut book = lock(&worker.shared.control.stats);
-                    book.update(&parts);
-                    stats_table(&worker.shared, &book, show, worker.now)
-                });
-            }
-            Show::Pools => {
-                return self.show_collected(key, Worker::cancels_by_pool, |worker, parts| {
-                    pools_table(&worker.shared, &parts, worker.now)
-                });
-            }
-            Show::Lists => {
-                return self.show_collected(key, Worker::login_count, |worker, parts| {
-                    lists_table(&worker.shared, parts.iter().sum())
+            Show::Stats
+            | Show::StatsTotals
+            | Show::StatsAverages
+            | Show::Totals
+            | Show::Pools
+            | Show::Lists => {
+                let now = self.now;
+                return self.collect(key, Part::of, move |parts| {
+                    let facts = Facts::merge(&shared, &parts, now);
+                    Ok(Reply::Rows(match show {
+                        Show::Pools => pools_table(&shared, facts.pools),
+                        Show::Lists => lists_table(&shared, facts.lists),
+                        _ => stats_table(&shared, &facts, show, now),
+                    }))
                 });
             }
             Show::Mem => {
-                return self.show_collected(key, Worker::buffer_count, |worker, parts| {
-                    mem_table(&worker.shared, parts.iter().sum())
+                return self.collect(key, Worker::buffer_count, move |parts| {
+                    Ok(Reply::Rows(mem_table(&shared, parts.iter().sum())))
                 });
             }
             Show::Config => config_table(&shared.settings.load().config),
@@ -82,23 +80,9 @@ impl Worker {
         Progress::Now(Ok(Reply::Rows(table)))
     }
 
-    /// Collects a part from every worker, makes a table of them at any one, and answers at this one.
-    fn show_collected<T: Send + 'static>(
-        &self,
-        key: Key,
-        part: impl Fn(&mut Self) -> T + Send + Sync + 'static,
-        table: impl FnOnce(&mut Self, Vec<T>) -> Table + Send + 'static,
-    ) -> Progress {
-        let home = self.index;
-        control::gather(&self.shared, part, move |worker, parts| {
-            let rows = Reply::Rows(table(worker, parts));
-            worker.post(home, Box::new(move |worker| worker.console_answer(key, Ok(rows))));
-        });
-        Progress::Later(Event::Answer)
-    }
-
     fn show_sockets(&self, key: Key, show: Show) -> Progress {
-        let with_clients = show != Show::Servers;
+        // Servers that a lane has linked are told apart by their clients.
+        let with_clients = show != Show::Servers || self.shared.lanes.is_some();
         let with_servers = show != Show::Clients;
         let part = move |worker: &mut Self| {
             let mut facts = if with_clients { worker.client_facts() } else { Vec::new() };
@@ -107,29 +91,19 @@ impl Worker {
             }
             facts
         };
-        self.show_collected(key, part, move |worker, parts| {
-            let mut facts: Vec<Facts> = parts.into_iter().flatten().collect();
+        let (shared, now) = (self.shared.clone(), self.now);
+        self.collect(key, part, move |parts| {
+            let mut facts: Vec<SocketFacts> = parts.into_iter().flatten().collect();
             if with_servers {
-                facts.extend(parked_facts(&worker.shared, worker.now));
+                facts.extend(parked_facts(&shared, now));
             }
-            match show {
-                Show::Fds => fd_table(&facts),
-                _ => socket_table(&worker.shared, show, facts),
-            }
+            link_lanes(&mut facts);
+            Ok(Reply::Rows(if show == Show::Fds {
+                fd_table(&facts)
+            } else {
+                socket_table(&shared, show, facts)
+            }))
         })
-    }
-
-    /// Cancel requests on their way, by the pool of the server they are for.
-    fn cancels_by_pool(&mut self) -> BTreeMap<PoolId, u64> {
-        let mut counts = BTreeMap::new();
-        for (_, cancel) in self.cancels.iter() {
-            *counts.entry(cancel.id.pool).or_default() += 1;
-        }
-        counts
-    }
-
-    fn login_count(&mut self) -> u64 {
-        self.clients.iter().filter(|(_, client)| client.is_login()).count() as u64
     }
 
     /// Buffers in use: this worker's own, and those of connections that hold something.
@@ -142,10 +116,10 @@ impl Worker {
 }
 
 /// Pools that are shown, sorted by database and user.
-fn shown_pools(shared: &Shared) -> Vec<std::sync::Arc<Pool>> {
-    let mut pools = shared.pools();
-    pools.retain(|pool| !pool.forgotten.load(Ordering::Relaxed));
-    pools.sort_by(|a, b| (&a.database.name, &a.user.name).cmp(&(&b.database.name, &b.user.name)));
+fn shown_pools(mut pools: Vec<PoolFacts>) -> Vec<PoolFacts> {
+    pools.retain(|facts| !facts.pool.forgotten.load(Ordering::Relaxed));
+    let name = |facts: &PoolFacts| (facts.pool.database.name.clone(), facts.pool.user.name.clone());
+    pools.sort_by_cached_key(name);
     pools
 }
 
@@ -155,22 +129,25 @@ fn shown_databases(shared: &Shared) -> Vec<std::sync::Arc<DatabaseState>> {
     databases
 }
 
-fn stats_table(shared: &Shared, book: &StatsBook, show: Show, now: Instant) -> Table {
+fn stats_table(shared: &Shared, facts: &Facts, show: Show, now: Instant) -> Table {
     let at = shared.timestamp(now);
-    if show == Show::Totals {
-        return book.total().totals_table(&book.clock, at);
-    }
-    let mut by_database: BTreeMap<String, StatsWindow> = BTreeMap::new();
-    by_database.insert(CONSOLE.to_owned(), StatsWindow::default());
-    for pool in shown_pools(shared) {
-        let window = by_database.entry(pool.database.name.clone()).or_default();
-        if let Some(of_pool) = book.windows.get(pool.id.0 as usize) {
-            window.merge(of_pool);
+    let periods = lock(&shared.periods);
+    let clock = &periods.clock;
+    let mut total = StatsWindow::default();
+    let mut by_database: BTreeMap<&str, StatsWindow> = BTreeMap::from([(CONSOLE, StatsWindow::default())]);
+    for facts in &facts.pools {
+        let window = periods.window(facts.pool.id.0 as usize, facts.stats);
+        total.merge(&window);
+        if !facts.pool.forgotten.load(Ordering::Relaxed) {
+            by_database.entry(&facts.pool.database.name).or_default().merge(&window);
         }
+    }
+    if show == Show::Totals {
+        return total.totals_table(clock, at);
     }
     let mut table = Table::new(show.columns());
     for (database, window) in &by_database {
-        let row = window.row(database, &book.clock, at);
+        let row = window.row(database, clock, at);
         match show {
             Show::StatsTotals => table.push(&rows::StatsTotalsRow(row)),
             Show::StatsAverages => table.push(&rows::StatsAveragesRow(row)),
@@ -180,47 +157,26 @@ fn stats_table(shared: &Shared, book: &StatsBook, show: Show, now: Instant) -> T
     table
 }
 
-fn pools_table(shared: &Shared, cancels: &[BTreeMap<PoolId, u64>], now: Instant) -> Table {
+fn pools_table(shared: &Shared, pools: Vec<PoolFacts>) -> Table {
     let mut table = Table::new(Show::Pools.columns());
-    let console = || PoolRow {
+    let cl_active = shared.control.consoles.load(Ordering::Relaxed).into();
+    let mut console = Some(PoolRow {
         database: CONSOLE,
         user: CONSOLE,
-        counts: rows::PoolCounts {
-            cl_active: shared.control.consoles.load(Ordering::Relaxed).into(),
-            ..rows::PoolCounts::default()
-        },
+        counts: rows::PoolCounts { cl_active, ..rows::PoolCounts::default() },
         pool_mode: "statement",
         load_balance_hosts: None,
-    };
-    let mut console = Some(console());
-    for pool in shown_pools(shared) {
+    });
+    for PoolFacts { pool, counts, .. } in shown_pools(pools) {
         if pool.database.name.as_str() > CONSOLE {
             console.take().iter().for_each(|row| table.push(row));
         }
-        let counts = lock(&shared.core).counts(pool.id, now);
-        let cancels = cancels.iter().filter_map(|part| part.get(&pool.id)).sum();
-        let configured = pool.database.settings.load();
         table.push(&PoolRow {
             database: &pool.database.name,
             user: &pool.user.name,
-            counts: rows::PoolCounts {
-                cl_active: u64::from(
-                    pool.clients.load(Ordering::Relaxed).saturating_sub(counts.clients_waiting),
-                ),
-                cl_waiting: counts.clients_waiting.into(),
-                cl_active_cancel_req: cancels,
-                cl_waiting_cancel_req: 0,
-                sv_active: counts.active.into(),
-                sv_active_cancel: cancels,
-                sv_being_canceled: counts.being_canceled.into(),
-                sv_idle: counts.idle.into(),
-                sv_used: counts.used.into(),
-                sv_tested: counts.tested.into(),
-                sv_login: counts.login.into(),
-                maxwait_us: counts.max_wait.as_micros() as u64,
-            },
+            counts,
             pool_mode: pool.settings.load().mode.as_str(),
-            load_balance_hosts: load_balancing(&configured),
+            load_balance_hosts: load_balancing(&pool.database.settings.load()),
         });
     }
     console.iter().for_each(|row| table.push(row));
@@ -229,7 +185,11 @@ fn pools_table(shared: &Shared, cancels: &[BTreeMap<PoolId, u64>], now: Instant)
 
 /// Shown only where there is a list to choose from.
 fn load_balancing(database: &underpass_config::Database) -> Option<&'static str> {
-    database.host.as_ref().filter(|hosts| hosts.hosts().len() > 1).map(|_| database.load_balance_hosts.as_str())
+    database
+        .host
+        .as_ref()
+        .filter(|hosts| hosts.hosts().len() > 1)
+        .map(|_| database.load_balance_hosts.as_str())
 }
 
 fn databases_table(shared: &Shared) -> Table {
@@ -279,7 +239,8 @@ fn databases_table(shared: &Shared) -> Table {
 /// Names of `auth_file`, of `[users]`, and of those who have been here.
 fn user_names(shared: &Shared) -> BTreeSet<String> {
     let settings = shared.settings.load();
-    let mut names: BTreeSet<String> = settings.users.keys().chain(settings.config.users.keys()).cloned().collect();
+    let mut names: BTreeSet<String> =
+        settings.users.keys().chain(settings.config.users.keys()).cloned().collect();
     names.extend(shared.users().iter().map(|user| user.name.clone()));
     names.insert(CONSOLE.to_owned());
     names
@@ -300,7 +261,8 @@ fn users_table(shared: &Shared) -> Table {
             reserve_pool_size: configured.and_then(|user| user.reserve_pool_size).map(u64::from),
             pool_mode: configured.and_then(|user| user.pool_mode).map(|mode| mode.as_str()),
             max_user_connections: config.max_user_connections(&name).into(),
-            current_connections: state.map_or(0, |user| lock(&shared.core).user_connections(user.number).into()),
+            current_connections: state
+                .map_or(0, |user| lock(&shared.core).user_connections(user.number).into()),
             max_user_client_connections: config.max_user_client_connections(&name).into(),
             current_client_connections: state.map_or(0, |user| user.clients.load(Ordering::Relaxed).into()),
         });
@@ -365,21 +327,15 @@ fn server_count(shared: &Shared) -> u64 {
     pools.iter().map(|pool| u64::from(core.connections(pool.id))).sum()
 }
 
-fn lists_table(shared: &Shared, login_clients: u64) -> Table {
-    let settings = shared.settings.load();
-    let peers = settings.config.peers.len() as u64;
+fn lists_table(shared: &Shared, counted: Lists) -> Table {
+    let shown = |pool: &std::sync::Arc<Pool>| !pool.forgotten.load(Ordering::Relaxed);
     Lists {
         // The console has a database, a pool and a user.
         databases: shown_databases(shared).len() as u64 + 1,
         users: user_names(shared).len() as u64,
-        peers,
-        pools: shown_pools(shared).len() as u64 + 1,
-        peer_pools: peers,
-        used_clients: shared.clients.load(Ordering::Relaxed).into(),
-        login_clients,
-        used_servers: server_count(shared),
-        dns_names: shared.resolver.entries().len() as u64,
-        ..Lists::default()
+        pools: shared.pools().iter().filter(|pool| shown(pool)).count() as u64 + 1,
+        peer_pools: counted.peers,
+        ..counted
     }
     .table()
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the console tells of sockets: copied at the workers and, for parked servers, out of the core; printed at the end.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Instant;
 use underpass_console::rows::{
     BufferState, ClientState, FdRow, Replication, ServerState, SocketBuffersRow, SocketRow, SocketState,
 };
-use underpass_console::{Show, SocketId, Table};
+use underpass_console::{Show, Side, SocketId, Table};
 use underpass_pool::ServerId;
 use underpass_pool::params::SharedParameters;
 
@@ -23,7 +24,7 @@ use crate::worker::login::CONSOLE;
 use crate::worker::{Entry, Worker};
 
 /// A copy of what is shown of one socket.
-pub(super) struct Facts {
+pub(super) struct SocketFacts {
     pub id: SocketId,
     state: SocketState,
     database: Option<Arc<DatabaseState>>,
@@ -49,7 +50,12 @@ pub(super) struct Facts {
 
 fn buffer(inbox: &[u8], outbox: &Outbox) -> BufferState {
     let received = inbox.len() as u64;
-    BufferState { recv_pos: received, pkt_avail: received, send_avail: outbox.held() as u64, ..BufferState::default() }
+    BufferState {
+        recv_pos: received,
+        pkt_avail: received,
+        send_avail: outbox.held() as u64,
+        ..BufferState::default()
+    }
 }
 
 fn tls(transport: &Transport) -> String {
@@ -62,11 +68,11 @@ fn fd_number(transport: &Transport) -> u32 {
 
 impl Worker {
     /// Clients of this worker.
-    pub(super) fn client_facts(&self) -> Vec<Facts> {
+    pub(super) fn client_facts(&self) -> Vec<SocketFacts> {
         self.clients.iter().map(|(_, client)| self.facts_of_client(client)).collect()
     }
 
-    fn facts_of_client(&self, client: &Client) -> Facts {
+    fn facts_of_client(&self, client: &Client) -> SocketFacts {
         let server = match client.phase {
             Phase::Linked(key) => match self.servers.get(key) {
                 Some(Entry::Here(server)) => Some(server),
@@ -74,6 +80,14 @@ impl Worker {
             },
             _ => None,
         };
+        let lane_server =
+            client.lane.as_ref().filter(|_| matches!(client.phase, Phase::Lane)).and_then(|lane| {
+                let linked = lane.lanes.datapath.client_info(lane.slot).ok()?.server?;
+                let id = lane.lanes.server_of(linked)?;
+                lock(&self.shared.core)
+                    .parked_server(id)
+                    .map(|server| (server.socket_id, fd_number(&server.transport)))
+            });
         let state = match &client.phase {
             Phase::Login(_) => ClientState::Login,
             Phase::Waiting { .. } => ClientState::Waiting,
@@ -86,10 +100,12 @@ impl Worker {
             _ => 0,
         };
         let remote_pid = match client.address {
-            Endpoint::Unix(..) => net::peer_credentials(client.transport.fd()).map_or(0, |(_, pid)| pid.cast_unsigned()),
+            Endpoint::Unix(..) => {
+                net::peer_credentials(client.transport.fd()).map_or(0, |(_, pid)| pid.cast_unsigned())
+            }
             Endpoint::Tcp(_) => 0,
         };
-        Facts {
+        SocketFacts {
             id: client.id,
             state: SocketState::Client(state),
             database: client.database.clone(),
@@ -99,24 +115,27 @@ impl Worker {
             peer: client.address.clone(),
             local: client.address.ip().and_then(|_| net::local_endpoint(client.transport.fd())),
             connected_at: client.connected_at,
-            request_at: client.request_at,
+            request_at: self.lane_times(client).and_then(|(active, ..)| active).unwrap_or(client.request_at),
             wait_us,
             close_needed: false,
-            link: server.map(|server| server.socket_id),
+            link: server.map(|server| server.socket_id).or(lane_server.map(|(id, _)| id)),
             remote_pid,
             tls: tls(&client.transport),
             parameters: client.parameters.clone(),
             prepared: client.side.statement_count() as u32,
             buffer: buffer(&client.inbox, &client.outbox),
             fd: fd_number(&client.transport),
-            link_fd: server.map_or(0, |server| fd_number(&server.transport)),
+            link_fd: server
+                .map(|server| fd_number(&server.transport))
+                .or(lane_server.map(|(_, fd)| fd))
+                .unwrap_or(0),
             cancel: client.cancel_key,
         }
     }
 
     /// Servers that work at this worker.
-    pub(super) fn server_facts(&self) -> Vec<Facts> {
-        let mut all: Vec<(ServerId, Facts)> = Vec::new();
+    pub(super) fn server_facts(&self) -> Vec<SocketFacts> {
+        let mut all: Vec<(ServerId, SocketFacts)> = Vec::new();
         for (_, entry) in self.servers.iter() {
             let Entry::Here(server) = entry else { continue };
             let state = match server.work {
@@ -141,8 +160,8 @@ impl Worker {
     }
 }
 
-fn facts_of_server(server: &Server, state: ServerState) -> Facts {
-    Facts {
+fn facts_of_server(server: &Server, state: ServerState) -> SocketFacts {
+    SocketFacts {
         id: server.socket_id,
         state: SocketState::Server(state),
         database: Some(server.pool.database.clone()),
@@ -168,7 +187,7 @@ fn facts_of_server(server: &Server, state: ServerState) -> Facts {
 }
 
 /// Servers that are parked. The core is locked for one pool at a time.
-pub(super) fn parked_facts(shared: &Shared, now: Instant) -> Vec<Facts> {
+pub(super) fn parked_facts(shared: &Shared, now: Instant) -> Vec<SocketFacts> {
     let mut all = Vec::new();
     for pool in shared.pools() {
         let core = lock(&shared.core);
@@ -181,8 +200,25 @@ pub(super) fn parked_facts(shared: &Shared, now: Instant) -> Vec<Facts> {
     all
 }
 
+/// A server that a lane has linked is parked all the same: its client tells that they belong together.
+pub(super) fn link_lanes(facts: &mut [SocketFacts]) {
+    let clients: HashMap<SocketId, (SocketId, u32)> = facts
+        .iter()
+        .filter(|facts| facts.state.side() == Side::Client)
+        .filter_map(|facts| facts.link.map(|server| (server, (facts.id, facts.fd))))
+        .collect();
+    for server in facts.iter_mut().filter(|facts| facts.state.side() == Side::Server && facts.link.is_none())
+    {
+        if let Some(&(client, fd)) = clients.get(&server.id) {
+            server.link = Some(client);
+            server.link_fd = fd;
+            server.state = SocketState::Server(ServerState::Active);
+        }
+    }
+}
+
 /// Prints facts as rows of `show`: CLIENTS, SERVERS, SOCKETS, ACTIVE_SOCKETS.
-pub(super) fn socket_table(shared: &Shared, show: Show, mut facts: Vec<Facts>) -> Table {
+pub(super) fn socket_table(shared: &Shared, show: Show, mut facts: Vec<SocketFacts>) -> Table {
     let mut table = Table::new(show.columns());
     // A server that moved while it was looked for may have been seen twice.
     facts.sort_by_key(|facts| (facts.state.side(), facts.id));
@@ -210,6 +246,7 @@ pub(super) fn socket_table(shared: &Shared, show: Show, mut facts: Vec<Facts>) -
             prepared_statements: facts.prepared,
         };
         match show {
+            Show::Servers if facts.state.side() == Side::Client => {}
             Show::Clients if facts.state == SocketState::Client(ClientState::Login) => {}
             Show::Clients | Show::Servers => table.push(&row),
             Show::ActiveSockets if !facts.buffer.is_active() => {}
@@ -220,7 +257,7 @@ pub(super) fn socket_table(shared: &Shared, show: Show, mut facts: Vec<Facts>) -
 }
 
 /// Rows of SHOW FDS. Descriptors are not handed over, so their secrets, which only a successor could use, are not told either.
-pub(super) fn fd_table(facts: &[Facts]) -> Table {
+pub(super) fn fd_table(facts: &[SocketFacts]) -> Table {
     let mut table = Table::new(Show::Fds.columns());
     for facts in facts.iter().filter(|facts| facts.tls.is_empty()) {
         let addr = facts.peer.host();
@@ -243,8 +280,12 @@ pub(super) fn fd_table(facts: &[Facts]) -> Table {
     table
 }
 
-impl Facts {
+impl SocketFacts {
     fn database_name(&self) -> Option<&str> {
-        if self.on_console { Some(CONSOLE) } else { self.database.as_ref().map(|database| database.name.as_str()) }
+        if self.on_console {
+            Some(CONSOLE)
+        } else {
+            self.database.as_ref().map(|database| database.name.as_str())
+        }
     }
 }

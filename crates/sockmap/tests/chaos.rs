@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//! No client ever sees another's bytes: many clients, few servers, pipelines, transactions, splits, forced flips
+//! between kernel and user space, clients that vanish. Every row carries its owner and its number.
+
+mod common;
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::pooler::{Options, Pooler, Stats};
+use common::{message, open, query, read_message, ready, row};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rustix::event::{PollFd, PollFlags, poll};
+use underpass_sockmap::{Config, Counter, Datapath, LaneChoice};
+
+/// A query is `owner number rows size mode`; the answer is `rows` rows of `size` bytes that begin with owner and
+/// number and are filled from a hash of them. `mode`: T begins or continues a transaction, I ends it.
+fn row_text(owner: u64, number: u64, index: u64, size: usize) -> Vec<u8> {
+    let mut hasher = DefaultHasher::new();
+    (owner, number, index).hash(&mut hasher);
+    let mut text = format!("{owner} {number} {index} {:x} ", hasher.finish()).into_bytes();
+    while text.len() < size {
+        text.push((b'a' + text.len() as u8 % 23) ^ (number as u8 & 7));
+    }
+    text
+}
+
+/// Reads as PostgreSQL does: waits for readiness, then reads without blocking. (A reader that already blocks in
+/// recv() when its socket enters the map would sleep through what is redirected to it.)
+struct Polled(TcpStream);
+
+impl Read for Polled {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+            poll(&mut fds, None)?;
+            match rustix::net::recv(&self.0, &mut *buffer, rustix::net::RecvFlags::DONTWAIT) {
+                Ok((_, n)) => return Ok(n),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// A mock PostgreSQL backend. It proves exclusive use: in a transaction only one owner may speak.
+fn backend(mut socket: TcpStream, violations: &AtomicU64, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut owner_in_transaction: Option<u64> = None;
+    let mut input = io::BufReader::new(Polled(socket.try_clone().unwrap()));
+    let mut out = Vec::new();
+    let mut parsed: Option<Vec<u8>> = None;
+    while let Ok((kind, body)) = read_message(&mut input) {
+        let text = match kind {
+            b'Q' => body,
+            b'P' => {
+                parsed = Some(body[1..].to_vec());
+                out.extend(message(b'1', b""));
+                continue;
+            }
+            b'B' => {
+                out.extend(message(b'2', b""));
+                continue;
+            }
+            b'D' => {
+                out.extend(message(b'n', b""));
+                continue;
+            }
+            b'E' => continue,
+            b'S' => parsed.take().unwrap_or_default(),
+            other => {
+                eprintln!("a server got message {:?}", char::from(other));
+                violations.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        };
+        let text = text.split(|&b| b == 0).next().unwrap_or_default();
+        let words: Vec<u64> =
+            String::from_utf8_lossy(text).split(' ').filter_map(|w| w.parse().ok()).collect();
+        let &[owner, number, rows, size, transaction] = words.as_slice() else {
+            eprintln!("a server got {:?} as {:?}", String::from_utf8_lossy(text), char::from(kind));
+            violations.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        if owner_in_transaction.is_some_and(|o| o != owner) {
+            eprintln!("client {owner} in a transaction of {owner_in_transaction:?}");
+            violations.fetch_add(1, Ordering::Relaxed);
+        }
+        owner_in_transaction = (transaction != 0).then_some(owner);
+        for index in 0..rows {
+            out.extend(row(&row_text(owner, number, index, size as usize)));
+        }
+        out.extend(message(b'C', b"SELECT 1\0"));
+        out.extend(ready(if transaction != 0 { b'T' } else { b'I' }));
+        // Sometimes wait for more requests, sometimes split the answer anywhere.
+        if random.random_ratio(1, 4) && !input.buffer().is_empty() {
+            continue;
+        }
+        let mut rest: &[u8] = &out;
+        while !rest.is_empty() {
+            let n = if random.random_ratio(1, 3) { random.random_range(1..=rest.len()) } else { rest.len() };
+            if socket.write_all(&rest[..n]).is_err() {
+                return;
+            }
+            rest = &rest[n..];
+        }
+        out.clear();
+    }
+}
+
+/// One client's life: random requests, every answer checked byte by byte. Returns its transactions.
+fn client(port: u16, owner: u64, until: Instant) -> u64 {
+    let mut random = StdRng::seed_from_u64(owner);
+    let mut number = 0u64;
+    let mut transactions = 0;
+    while Instant::now() < until {
+        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        socket.set_nodelay(true).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        expect_login(&mut socket);
+        let mut input = io::BufReader::new(socket.try_clone().unwrap());
+        for _ in 0..random.random_range(5..200) {
+            if Instant::now() > until {
+                break;
+            }
+            let depth = if random.random_ratio(1, 3) { random.random_range(1..20) } else { 1 };
+            let mut requests = Vec::new();
+            let mut expected = Vec::new();
+            for i in 0..depth {
+                number += 1;
+                let rows = random.random_range(0..4u64);
+                let size = if random.random_ratio(1, 50) { 20_000 } else { random.random_range(30..300u64) };
+                let transaction = u64::from(i + 1 < depth && random.random_ratio(1, 2));
+                let text = format!("{owner} {number} {rows} {size} {transaction}");
+                let extended = random.random_ratio(1, 2);
+                if extended {
+                    requests.extend([common::extended(&text), message(b'S', b"")].concat());
+                } else {
+                    requests.extend(query(&text));
+                }
+                expected.push((number, rows, size, transaction, extended));
+            }
+            if random.random_ratio(1, 4) {
+                let cut = random.random_range(1..requests.len());
+                socket.write_all(&requests[..cut]).unwrap();
+                thread::yield_now();
+                socket.write_all(&requests[cut..]).unwrap();
+            } else {
+                socket.write_all(&requests).unwrap();
+            }
+            for (number, rows, size, transaction, extended) in expected {
+                for kind in if extended { &b"12n"[..] } else { b"" } {
+                    assert_eq!(read_message(&mut input).unwrap(), (*kind, Vec::new()));
+                }
+                for index in 0..rows {
+                    let want = row(&row_text(owner, number, index, size as usize));
+                    let (kind, body) = read_message(&mut input).unwrap();
+                    assert!(kind == b'D' && body == want[5..], "client {owner}: a foreign or broken row");
+                }
+                assert_eq!(read_message(&mut input).unwrap().0, b'C');
+                let status = if transaction != 0 { b'T' } else { b'I' };
+                assert_eq!(read_message(&mut input).unwrap(), (b'Z', vec![status]));
+                transactions += u64::from(transaction == 0);
+            }
+        }
+        match random.random_range(0..4) {
+            0 => drop(socket.write_all(&message(b'X', b""))),
+            1 => drop(socket.shutdown(Shutdown::Both)),
+            2 => {
+                // Vanish with a request in flight, perhaps cut, perhaps in a transaction.
+                number += 1;
+                let bytes = query(&format!("{owner} {number} 3 200 {}", random.random_range(0..2)));
+                let cut = random.random_range(1..=bytes.len());
+                let _ = socket.write_all(&bytes[..cut]);
+            }
+            _ => {}
+        }
+    }
+    transactions
+}
+
+fn expect_login(socket: &mut TcpStream) {
+    let mut hello = [0u8; 6];
+    socket.read_exact(&mut hello).unwrap();
+    assert_eq!(hello[..], ready(b'I'));
+}
+
+struct Outcome {
+    transactions: u64,
+    counters: Vec<(&'static str, u64)>,
+    lane_chunks: u64,
+    stats: Arc<Stats>,
+}
+
+fn chaos(lane: LaneChoice, clients: u64, servers: u32, seconds: u64, flip_one_in: u32) -> Option<Outcome> {
+    let datapath: Arc<Datapath> = Arc::new(open(&Config::default())?);
+    let violations = Arc::new(AtomicU64::new(0));
+    let (stop, stats) = (Arc::new(AtomicBool::new(false)), Arc::new(Stats::default()));
+    let database = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = database.local_addr().unwrap();
+    let seen = Arc::clone(&violations);
+    let seeds = AtomicU64::new(1);
+    let options = Options {
+        datapath: Arc::clone(&datapath),
+        pool_size: servers,
+        lane,
+        pinned: false,
+        connect: Box::new(move || {
+            let socket = TcpStream::connect(address)?;
+            let (far, _) = database.accept()?;
+            far.set_nodelay(true)?;
+            let (seen, seed) = (Arc::clone(&seen), seeds.fetch_add(1, Ordering::Relaxed));
+            thread::spawn(move || backend(far, &seen, seed));
+            Ok((socket, Some(std::process::id())))
+        }),
+        login: Box::new(|socket| socket.write_all(&ready(b'I'))),
+        stop: Arc::clone(&stop),
+        stats: Arc::clone(&stats),
+        flip_one_in,
+    };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut pooler = Pooler::new(options, listener).unwrap();
+    let loop_thread = thread::spawn(move || pooler.run());
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let threads: Vec<_> =
+        (1..=clients).map(|owner| thread::spawn(move || client(port, owner, until))).collect();
+    let results: Vec<_> = threads.into_iter().map(thread::JoinHandle::join).collect();
+    stop.store(true, Ordering::Relaxed);
+    loop_thread.join().unwrap();
+    let failed = results.iter().filter(|r| r.is_err()).count();
+    let outcome = Outcome {
+        transactions: results.iter().flatten().sum(),
+        counters: datapath.counters().into_iter().filter(|&(_, n)| n > 0).collect(),
+        lane_chunks: datapath.counter(Counter::ResponsesD) + datapath.counter(Counter::ResponsesA),
+        stats,
+    };
+    println!("{} transactions; {:?}; {:?}", outcome.transactions, outcome.stats, outcome.counters);
+    assert_eq!(failed, 0, "clients that saw wrong bytes or waited too long");
+    assert_eq!(violations.load(Ordering::Relaxed), 0, "servers used by two clients at once");
+    assert!(outcome.transactions > 100);
+    Some(outcome)
+}
+
+/// Seconds per test; the soak test of the project sets more.
+fn seconds() -> u64 {
+    std::env::var("LANE_CHAOS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(4)
+}
+
+fn lanes() -> [(&'static str, LaneChoice); 2] {
+    [("D", LaneChoice::Remote), ("A", LaneChoice::Local { backend_pid: None })]
+}
+
+#[test]
+fn more_servers_than_clients_stay_in_the_lane() {
+    for (name, lane) in lanes() {
+        println!("-- lane {name}");
+        let Some(outcome) = chaos(lane, 4, 8, seconds(), 0) else { return };
+        assert!(outcome.lane_chunks > outcome.transactions / 2, "most of it went through the lane");
+    }
+}
+
+#[test]
+fn few_servers_many_clients_and_flips_at_random() {
+    for (name, lane) in lanes() {
+        println!("-- lane {name}");
+        let Some(outcome) = chaos(lane, 16, 3, seconds(), 2) else { return };
+        assert!(outcome.stats.grants.load(Ordering::Relaxed) > 10, "clients had to queue");
+        assert!(outcome.lane_chunks > 100, "the lane was used");
+    }
+}
