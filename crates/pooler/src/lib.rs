@@ -5,6 +5,7 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
+mod kernel_rows;
 mod lanes;
 mod gather;
 mod control;
@@ -13,6 +14,7 @@ mod logging;
 mod metrics;
 mod net;
 mod pool;
+mod pressure;
 mod process;
 mod resolver;
 mod run;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use underpass_console::metrics::{CONTENT_TYPE, DatabaseMetrics, Metrics, PoolMetrics};
 
+use crate::kernel_rows;
 use crate::gather::{self, Facts, Part};
 use crate::shared::{Shared, lock};
 
@@ -182,8 +183,8 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         pools,
         databases,
         lists: facts.lists,
-        lane_xacts: Vec::new(),
-        lane_exits: Vec::new(),
+        lane_xacts: kernel_rows::xacts(shared),
+        lane_exits: kernel_rows::exits(shared),
     })
 }
 

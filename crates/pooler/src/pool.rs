@@ -10,11 +10,11 @@ use underpass_config::{CheckQuery, Database, PoolMode};
 use underpass_console::text::{self, reason};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
-use underpass_sockmap::PoolSlot;
 use underpass_pool::{PoolId, params::SharedParameters};
 
 use underpass_wire::SqlState;
 
+use crate::lanes::LanePool;
 use crate::settings::Settings;
 use crate::worker::Farewell;
 
@@ -49,6 +49,8 @@ pub(crate) struct PoolSettings {
     pub mode: PoolMode,
     pub link: LinkOptions,
     pub reset_query: Option<Arc<str>>,
+    /// `server_check_query` only finds out whether the server lives, which its socket tells too.
+    pub checks_life_only: bool,
     /// `server_round_robin`
     pub round_robin: bool,
     pub check_query: Arc<str>,
@@ -71,7 +73,7 @@ pub(crate) struct Pool {
     /// Logged-in clients.
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
-    pub lane: Option<PoolSlot>,
+    pub lane: Option<LanePool>,
     /// Whether its settings are still such that they may: see [`Pool::lane`].
     pub lane_fits: AtomicBool,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
@@ -118,6 +120,10 @@ impl PoolSettings {
             mode,
             link: settings.link_options(mode),
             reset_query: config.server_reset_query.as_deref().filter(|_| reset).map(Arc::from),
+            checks_life_only: match &config.server_check_query {
+                CheckQuery::Off | CheckQuery::Empty => true,
+                CheckQuery::Sql(sql) => is_life_check(sql),
+            },
             round_robin: config.server_round_robin,
             check_query: match &config.server_check_query {
                 CheckQuery::Off | CheckQuery::Empty => "".into(),
@@ -132,13 +138,41 @@ impl PoolSettings {
     }
 }
 
+/// Whether `sql` is PgBouncer's default check before 1.26, which many files still spell out.
+fn is_life_check(sql: &str) -> bool {
+    sql.trim().trim_end_matches(';').trim_end().eq_ignore_ascii_case("select 1")
+}
+
 impl Pool {
     /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
-    pub fn lane(&self) -> Option<PoolSlot> {
-        self.lane.filter(|_| self.lane_fits.load(Ordering::Relaxed))
+    pub fn lane(&self) -> Option<&LanePool> {
+        self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))
     }
 
     pub fn welcome(&self) -> Option<SharedParameters> {
         self.welcome.load_full()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn life_checks_are_told_from_others() {
+        assert!(["select 1", " SELECT 1 ; ", "Select 1;"].iter().all(|sql| is_life_check(sql)));
+        assert!(!["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql)));
+    }
+
+    #[test]
+    fn a_refusal_is_told_and_a_start_waited_for() {
+        let refused = ConnectError::refused(b"SFATAL\0VFATAL\0C28P01\0Mno entry\0\0");
+        assert_eq!(refused.message, "server login failed: FATAL no entry");
+        assert_eq!(refused.refused, SqlState::new(b"28P01"));
+        let starting = ConnectError::refused(b"SFATAL\0C57P03\0Mthe database system is starting up\0\0");
+        assert_eq!(starting.refused, None);
+        let (sqlstate, text) = refused.farewell().report.expect("the client is told");
+        assert_eq!(Some(sqlstate), SqlState::new(b"28P01"));
+        assert!(text.contains("no entry") && text.contains("server_login_retry"), "{text}");
     }
 }

@@ -22,6 +22,7 @@ use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
 use crate::gather::{self, Facts, Part, Periods};
+use crate::kernel_rows;
 use crate::lanes::Lanes;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
@@ -67,12 +68,12 @@ pub fn check(paths: &[PathBuf]) -> Checked {
             return checked;
         }
     };
-    checked.warnings = loaded.warnings.iter().map(ToString::to_string).collect();
     let (errors, warnings) = findings(&loaded.config);
     checked.errors = errors;
     checked.warnings.extend(warnings);
     if checked.errors.is_empty() {
-        match Settings::from_config(loaded.config, paths) {
+        match Settings::load_at_start(paths) {
+            // Those of the files' syntax are among them.
             Ok((_, more)) => checked.warnings.extend(more),
             Err(error) => checked.errors.push(format!("{error:#}")),
         }
@@ -80,12 +81,18 @@ pub fn check(paths: &[PathBuf]) -> Checked {
     checked
 }
 
+/// Errors and warnings about the configuration.
 fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
     let found = underpass_config::check(config, &OsFiles);
-    let (errors, warnings): (Vec<Finding>, Vec<Finding>) =
+    let (mut errors, mut warnings): (Vec<Finding>, Vec<Finding>) =
         found.into_iter().partition(|finding| finding.severity == Severity::Error);
-    let text = |all: Vec<Finding>| all.iter().map(ToString::to_string).collect();
-    (text(errors), text(warnings))
+    // PgBouncer starts with the users that it could read: see `Settings::load_at_start`.
+    warnings.extend(errors.extract_if(.., |error| error.key == "auth_file").map(|mut finding| {
+        finding.severity = Severity::Warning;
+        finding
+    }));
+    let texts = |all: Vec<Finding>| all.iter().map(ToString::to_string).collect();
+    (texts(errors), texts(warnings))
 }
 
 /// Runs the pooler until a signal or SHUTDOWN ends it.
@@ -193,7 +200,11 @@ fn serve(
     main_loop(&shared, signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
-    workers.join()
+    let outcome = workers.join();
+    if let Some(summary) = kernel_rows::summary(&shared) {
+        log::info!("{summary}");
+    }
+    outcome
 }
 
 fn share(

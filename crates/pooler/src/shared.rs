@@ -223,9 +223,9 @@ impl Shared {
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
         let lane = self.lanes.as_ref().filter(|_| Lanes::fits(&pool_settings)).and_then(|lanes| {
-            let (slot, idle) = lanes.add_pool(id)?;
+            let (place, idle) = lanes.add_pool(id)?;
             lock(&self.core).share_idle(id, idle);
-            Some(slot)
+            Some(place)
         });
         let pool = Arc::new(Pool {
             id,

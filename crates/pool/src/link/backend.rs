@@ -115,7 +115,8 @@ impl Link {
                         }
                         observer.hidden_error(body);
                         // An injected Parse stands for the client's own: it must hear why its Bind fails.
-                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query) && client.is_some();
+                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query)
+                            && client.is_some();
                     }
                     self.failed(client.as_deref_mut())?;
                 }
@@ -161,7 +162,11 @@ impl Link {
     ) -> Result<Option<()>, LinkError> {
         match tag {
             b'Z' | b'S' if !complete => {
-                return if length as usize > HELD_MAX { Err(LinkError::TooLarge(tag as char, length)) } else { Ok(None) };
+                return if length as usize > HELD_MAX {
+                    Err(LinkError::TooLarge(tag as char, length))
+                } else {
+                    Ok(None)
+                };
             }
             b'Z' => {
                 self.status = status(body)?;
@@ -181,8 +186,8 @@ impl Link {
                 self.copy_in_begins()?;
             }
             b'G' => return Err(LinkError::SyncInCopy),
-            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I' | b's' | b'E' | b'N'
-            | b'A' => {}
+            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I'
+            | b's' | b'E' | b'N' | b'A' => {}
             other => return Err(LinkError::Unexpected(other as char, Side::Server)),
         }
         Ok(Some(()))
@@ -249,7 +254,11 @@ impl Link {
         }
     }
 
-    fn command_complete(&mut self, body: Option<&[u8]>, client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+    fn command_complete(
+        &mut self,
+        body: Option<&[u8]>,
+        client: Option<&mut ClientSide>,
+    ) -> Result<(), LinkError> {
         self.executed(b'C')?;
         self.copy_syncs = 0;
         if matches!(body, Some(b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")) {

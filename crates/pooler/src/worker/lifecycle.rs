@@ -279,6 +279,7 @@ impl Worker {
             }
             return;
         }
+        let in_lanes = server.pool.lane.is_some();
         if let Some(client) = self.clients.get_mut(client_key) {
             client.phase = Phase::Idle;
             client.query_at = None;
@@ -288,6 +289,9 @@ impl Worker {
             }
         }
         self.lane_unlink(client_key);
+        if let Some(lanes) = self.shared.lanes.as_ref().filter(|_| in_lanes) {
+            lanes.user_xacts.fetch_add(1, Ordering::Relaxed);
+        }
         self.clean(key);
         self.lane_offer(client_key);
     }
@@ -341,9 +345,6 @@ impl Worker {
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
             (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
-                if step == SettleStep::Connecting {
-                    self.lane_register_server(key);
-                }
                 self.give_back(key);
             }
             _ => {
@@ -367,6 +368,9 @@ impl Worker {
             return self.close_server(key, "replication client left");
         }
         let id = server.id;
+        if !server.lane_tried && server.pool.lane().is_some() {
+            self.lane_register_server(key);
+        }
         let Some(entry) = self.servers.get_mut(key) else { return };
         let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
         let released = lock(&self.shared.core).release(id, server, self.now);

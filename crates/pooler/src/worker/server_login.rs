@@ -133,6 +133,7 @@ impl Worker {
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
                 lane: None,
+                lane_tried: false,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
@@ -324,10 +325,7 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => {
-                self.lane_register_server(key);
-                self.give_back(key);
-            }
+            None => self.give_back(key),
         }
         self.launch(pool.id);
     }
