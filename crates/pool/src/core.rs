@@ -304,7 +304,13 @@ impl<S> Default for Core<S> {
 
 impl<S> Core<S> {
     /// The pool of a database and user (numbers given by the caller), made if there is none.
-    pub fn pool(&mut self, database: u32, user: u32, limits: impl FnOnce() -> PoolLimits, now: Instant) -> PoolId {
+    pub fn pool(
+        &mut self,
+        database: u32,
+        user: u32,
+        limits: impl FnOnce() -> PoolLimits,
+        now: Instant,
+    ) -> PoolId {
         if let Some(&id) = self.by_name.get(&(database, user)) {
             return id;
         }
@@ -461,8 +467,12 @@ impl<S> Core<S> {
         }
         let mut from_reserve = false;
         if p.connections >= limits.size {
-            let waited = p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
-            if limits.reserve == 0 || waited < limits.reserve_timeout || p.connections >= limits.size + limits.reserve {
+            let waited =
+                p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
+            if limits.reserve == 0
+                || waited < limits.reserve_timeout
+                || p.connections >= limits.size + limits.reserve
+            {
                 return Launch::Not;
             }
             from_reserve = true;
@@ -628,7 +638,10 @@ impl<S> Core<S> {
     pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
         let pool = self.pools.get_mut(id.pool.0 as usize)?;
         let slot = pool.slots.get_mut(id.ordinal as usize)?;
-        if slot.generation != id.generation || slot.state != State::Idle || !slot.parked.as_ref().is_some_and(is_mine) {
+        if slot.generation != id.generation
+            || slot.state != State::Idle
+            || !slot.parked.as_ref().is_some_and(is_mine)
+        {
             return None;
         }
         if !pool.idle.remove(id.ordinal) {
@@ -838,21 +851,30 @@ impl<S> Core<S> {
         let pool = &self.pools[pool.0 as usize];
         let mut counts = PoolCounts {
             clients_waiting: pool.waiting.len() as u32,
-            max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
+            max_wait: pool
+                .waiting
+                .values()
+                .next()
+                .map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
             ..PoolCounts::default()
         };
         let in_set = pool.idle.is_shared().then(|| pool.idle.ordinals());
         for (ordinal, slot) in pool.slots.iter().enumerate() {
             match slot.state {
                 // Parked, but linked by a lane.
-                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => counts.active += 1,
+                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => {
+                    counts.active += 1
+                }
                 State::Free => {}
                 State::Login => counts.login += 1,
                 State::Active => counts.active += 1,
                 State::Tested => counts.tested += 1,
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
-                    let due = pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
+                    let due = pool
+                        .limits
+                        .check_delay
+                        .is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }
@@ -890,7 +912,10 @@ impl<S> Pool<S> {
         let (ordinal, server) = self.take_idle()?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
-        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
+        let check = self
+            .limits
+            .check_delay
+            .is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
         let id = ServerId { pool, ordinal, generation: slot.generation };
         Some(Acquired::Granted { id, server, check })
     }
@@ -903,7 +928,11 @@ impl<S> Pool<S> {
     }
 
     fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
-        let ordinal = self.idle.ordinals().into_iter().min_by_key(|&ordinal| self.slots[ordinal as usize].idle_since)?;
+        let ordinal = self
+            .idle
+            .ordinals()
+            .into_iter()
+            .min_by_key(|&ordinal| self.slots[ordinal as usize].idle_since)?;
         if !self.idle.remove(ordinal) {
             return None;
         }

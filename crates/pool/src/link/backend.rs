@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
-use super::{Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed};
+use super::{
+    Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed,
+};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
@@ -113,7 +115,8 @@ impl Link {
                         }
                         observer.hidden_error(body);
                         // An injected Parse stands for the client's own: it must hear why its Bind fails.
-                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query) && client.is_some();
+                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query)
+                            && client.is_some();
                     }
                     self.failed(client.as_deref_mut())?;
                 }
@@ -131,7 +134,9 @@ impl Link {
                 other => return Err(LinkError::Unexpected(other as char, Side::Server)),
             }
             // DescribeComplete: RowDescription or NoData answers a Describe; within a query it answers nothing by itself.
-            if matches!(tag, b'T' | b'n') && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe) {
+            if matches!(tag, b'T' | b'n')
+                && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe)
+            {
                 self.pop();
             }
             let gone = usize::from(std::mem::take(&mut self.forwarded_head));
@@ -159,7 +164,11 @@ impl Link {
     ) -> Result<Option<()>, LinkError> {
         match tag {
             b'Z' | b'S' if !complete => {
-                return if length as usize > HELD_MAX { Err(LinkError::TooLarge(tag as char, length)) } else { Ok(None) };
+                return if length as usize > HELD_MAX {
+                    Err(LinkError::TooLarge(tag as char, length))
+                } else {
+                    Ok(None)
+                };
             }
             b'Z' => {
                 self.status = status(body)?;
@@ -180,8 +189,8 @@ impl Link {
                 self.copy_in_begins()?;
             }
             b'G' => return Err(LinkError::SyncInCopy),
-            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I' | b's' | b'E' | b'N'
-            | b'A' => {}
+            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I'
+            | b's' | b'E' | b'N' | b'A' => {}
             other => return Err(LinkError::Unexpected(other as char, Side::Server)),
         }
         Ok(Some(()))
@@ -248,7 +257,11 @@ impl Link {
         }
     }
 
-    fn command_complete(&mut self, body: Option<&[u8]>, client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+    fn command_complete(
+        &mut self,
+        body: Option<&[u8]>,
+        client: Option<&mut ClientSide>,
+    ) -> Result<(), LinkError> {
         self.executed(b'C')?;
         self.copy_syncs = 0;
         if matches!(body, Some(b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")) {
@@ -282,7 +295,9 @@ impl Link {
             !ignored
         });
         // A Sync that went ahead of the data closes nothing any more: one must follow.
-        if self.pending.front().is_some_and(|op| op.kind == OpKind::Execute) && !self.pending.iter().any(|op| op.kind.ends_in_ready()) {
+        if self.pending.front().is_some_and(|op| op.kind == OpKind::Execute)
+            && !self.pending.iter().any(|op| op.kind.ends_in_ready())
+        {
             self.in_extended = true;
         }
         self.copy_in = end.is_none();
