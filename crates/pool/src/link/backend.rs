@@ -316,17 +316,20 @@ impl Link {
             Some(OpKind::Sync) => return Ok(()),
             Some(_) => {}
         }
-        let mut void = Vec::new();
+        let (mut void, mut unnamed, mut forgotten) = (Vec::new(), false, false);
         while self.pending.front().is_some_and(|op| op.kind != OpKind::Sync) {
             let Some(op) = self.pop() else { break };
-            if op.statement == UNNAMED {
-                // The server's unnamed statement is not what was sent: it may be a stranger's, and must not be bound.
-                self.unnamed = Unnamed::Stranger;
-                if let (Some(client), Answer::Forward) = (client.as_deref_mut(), op.answer) {
-                    client.unnamed = None;
-                }
-            }
+            unnamed |= op.statement == UNNAMED;
+            forgotten |= op.statement == UNNAMED && op.answer == Answer::Forward;
             void.extend(op.effect);
+        }
+        // The server's unnamed statement is not what was sent: it may be a stranger's, and must not be bound. Unless another one is under
+        // way behind the Sync, whose own answer decides.
+        if unnamed && !self.pending.iter().any(|op| op.statement == UNNAMED) {
+            self.unnamed = Unnamed::Stranger;
+            if let (Some(client), true) = (client.as_deref_mut(), forgotten) {
+                client.unnamed = None;
+            }
         }
         for effect in void.into_iter().rev() {
             effect.undo(client.as_deref_mut(), &mut self.statements);

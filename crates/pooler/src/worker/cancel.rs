@@ -186,7 +186,9 @@ impl Worker {
 
     /// Sends PostgreSQL a CancelRequest for the server at `key`. False if that is impossible.
     pub(super) fn cancel_server(&mut self, key: Key, asker: Option<ClientRef>) -> bool {
+        let now = self.now;
         let Some(server) = self.server(key) else { return false };
+        server.request_at = now;
         let Some((process_id, secret)) = server.cancel_key.split_first_chunk::<4>() else { return false };
         let mut request = Vec::new();
         underpass_wire::startup::build::cancel_request(&mut request, u32::from_be_bytes(*process_id), secret);
