@@ -113,10 +113,7 @@ impl Lanes {
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(
-        &self,
-        id: underpass_pool::PoolId,
-    ) -> Option<(LanePool, Box<dyn SharedIdle<Box<Server>>>)> {
+    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(LanePool, IdleSet)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         let now = Instant::now();
