@@ -117,7 +117,7 @@ def min_pool_size_forced(t):
 def max_client_conn(t):
     p = t.tx({"max_client_conn": 2})
     clients = [t.connect(p), t.connect(p)]
-    fails(r"no more connections allowed \(max_client_conn\)", p.connect, severity="FATAL", sqlstate="08P01")
+    fails(r"no more connections allowed \(max_client_conn\)", p.connect, severity="FATAL")
     # The console must stay reachable, or nobody could find out.
     t.keep(p.admin()).query("SHOW CLIENTS")
     for client in clients:
@@ -130,6 +130,13 @@ def max_client_conn(t):
         except wire.PgError:
             return None
     host.wait_until(enters, what="a client gets in again")
+
+
+@check("limit/max_client_conn-sqlstate")
+def max_client_conn_sqlstate(t):
+    p = t.tx({"max_client_conn": 1})
+    t.connect(p)
+    fails("max_client_conn", p.connect, sqlstate="08P01")
 
 
 @check("limit/max_db_connections")

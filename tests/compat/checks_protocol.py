@@ -682,9 +682,14 @@ def disable_pqexec(t):
 @check("input/no-such-database")
 def no_database(t):
     p = t.tx()
-    fails("no such database: nope", p.connect, database="nope", severity="FATAL", sqlstate="08P01")
+    fails("no such database: nope", p.connect, database="nope", severity="FATAL")
     # As PgBouncer: with a password method an unknown database asks for the password first.
     p.wait_log("no such database: nope")
+
+
+@check("input/no-such-database-sqlstate")
+def no_database_sqlstate(t):
+    fails("no such database", t.tx().connect, database="nope", sqlstate="08P01")
 
 
 @check("input/database-defaults-to-user")

@@ -32,9 +32,16 @@ def query_wait_timeout(t):
     p = t.tx({"default_pool_size": 1, "query_wait_timeout": "0.5"})
     holder, waiter = t.connect(p), t.connect(p)
     holder.query("BEGIN")
-    fails("query_wait_timeout", waiter.query, "SELECT 1", severity="FATAL", sqlstate="08P01")
+    fails("query_wait_timeout", waiter.query, "SELECT 1", severity="FATAL")
     p.wait_log("closing because: query_wait_timeout")
     holder.query("COMMIT")
+
+
+@check("timeout/query_wait_timeout-sqlstate", slow=True)
+def query_wait_timeout_sqlstate(t):
+    p = t.tx({"default_pool_size": 1, "query_wait_timeout": "0.3"})
+    t.connect(p).query("BEGIN")
+    fails("", t.connect(p).query, "SELECT 1", sqlstate="08P01")
 
 
 @check("timeout/query_wait_timeout-of-user", slow=True)
@@ -290,10 +297,10 @@ def autodb_idle(t):
 
 @check("timeout/server_check_query", slow=True)
 def server_check(t):
-    p = t.tx({"server_check_delay": "0", "server_check_query": "SELECT set_config('up.checked', '1', false)"})
+    p = t.tx({"server_check_delay": "0.5", "server_check_query": "SELECT set_config('up.checked', '1', false)"})
     client = t.connect(p)
     same(client.one("SELECT current_setting('up.checked', true)"), None)
-    time.sleep(1)
+    time.sleep(1.2)
     same(client.one("SELECT current_setting('up.checked', true)"), "1", "check query ran on the idle server")
 
 

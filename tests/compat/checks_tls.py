@@ -209,7 +209,7 @@ def server_modes(t):
 
 @check("tls-server/default-is-prefer")
 def server_default(t):
-    same(in_tls(t.connect(t.pooler())), True)
+    same(in_tls(t.connect(t.pooler({"server_tls_sslmode": None}))), True)
 
 
 @check("tls-server/verify-ca")

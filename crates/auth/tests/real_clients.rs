@@ -182,7 +182,7 @@ fn psql_logs_in_by_certificate() {
         let Some((inside, said)) = psql(fake.port, "", &parameters) else { return };
         assert_eq!(inside, allowed, "{said}");
         assert_eq!(fake.outcome().0.is_ok(), allowed);
-        assert!(allowed || said.contains("cert authentication failed for user \"joe\""), "{said}");
+        assert!(allowed || said.contains("certificate authentication failed for user \"joe\""), "{said}");
     }
 }
 

@@ -86,7 +86,7 @@ pub enum ErrorKind {
     #[error("include nesting level too deep: at most 10; look for files that include each other")]
     IncludeDepth,
     /// A key that does not exist in its section.
-    #[error("unknown parameter: {section}/{key}{}", suggestion(.nearest))]
+    #[error("{}{}", unknown(.section, .key), suggestion(.nearest))]
     UnknownKey {
         /// Section without brackets.
         section: &'static str,
@@ -165,6 +165,15 @@ pub enum ErrorKind {
         /// What should stand there.
         expected: &'static str,
     },
+}
+
+/// PgBouncer has other words inside connection strings than for keys of the main section.
+fn unknown(section: &str, key: &str) -> String {
+    match section {
+        "databases" | "peers" => format!("unrecognized connection parameter: {key}"),
+        "users" => format!("unrecognized user parameter: {key}"),
+        _ => format!("unknown parameter: {section}/{key}"),
+    }
 }
 
 fn suggestion(nearest: &Option<&'static str>) -> String {

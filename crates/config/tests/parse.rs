@@ -144,7 +144,7 @@ fn all_faults_are_reported_with_their_lines() {
     for part in [
         "pgbouncer.ini:3: unknown parameter: pgbouncer/pool_mod; did you mean pool_mode?",
         "pgbouncer.ini:4: invalid value \"many\" for parameter max_client_conn: expected an integer from 0 to 4294967295",
-        "pgbouncer.ini:8: unknown parameter: databases/hots; did you mean host?",
+        "pgbouncer.ini:8: unrecognized connection parameter: hots; did you mean host?",
         "pgbouncer.ini:9: invalid value \"0\" for parameter b.port: expected a port from 1 to 65535",
         "pgbouncer.ini:10: syntax error in connection string of \"c\" near host",
         "pgbouncer.ini:16: unknown section [sessions]",

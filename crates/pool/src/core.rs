@@ -172,14 +172,6 @@ impl<S> Idle<S> {
     fn is_shared(&self) -> bool {
         matches!(self, Idle::Shared(_))
     }
-
-    /// Since when a server is idle that user space put in at `pushed`.
-    fn since(&self, ordinal: u32, pushed: Instant) -> Instant {
-        match self {
-            Idle::Own(_) => pushed,
-            Idle::Shared(shared) => shared.returned_at(ordinal).map_or(pushed, |at| at.max(pushed)),
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -722,6 +714,28 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].failed_at.is_some()
     }
 
+    /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
+    pub fn is_failing(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
+    }
+
+    /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
+    pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+        let p = &self.pools[pool.0 as usize];
+        let failed_at = p.failed_at?;
+        let full = |max: u32, have: u32| max > 0 && have >= max;
+        if p.logins > 0
+            || now.saturating_duration_since(failed_at) < p.limits.login_retry
+            || p.connections >= p.limits.size
+            || full(p.limits.database_max, count(&self.database_connections, p.database))
+            || full(p.limits.user_max, count(&self.user_connections, p.user))
+        {
+            return None;
+        }
+        Some(self.open(pool, now))
+    }
+
     /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
     /// close when they are released.
     pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
@@ -764,10 +778,16 @@ impl<S> Core<S> {
     pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
         let mut expired = Vec::new();
         let p = self.at(pool);
-        p.set_aside_unchecked(now);
-        if let Idle::Shared(shared) = &p.idle {
+        if let Idle::Shared(shared) = &mut p.idle {
             // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
-            for (ordinal, slot) in p.slots.iter().enumerate() {
+            for (ordinal, slot) in p.slots.iter_mut().enumerate() {
+                if slot.state == State::Idle {
+                    if shared.was_used(ordinal as u32) {
+                        slot.idle_since = now;
+                    } else if p.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d) {
+                        shared.shelve(ordinal as u32);
+                    }
+                }
                 let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
                 if slot.state == State::Idle && over {
                     shared.retire(ordinal as u32);
@@ -777,7 +797,7 @@ impl<S> Core<S> {
         for ordinal in p.idle.ordinals() {
             let p = self.at(pool);
             let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
-            let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
+            let idle_for = now.saturating_duration_since(slot.idle_since);
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
             } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
@@ -807,6 +827,12 @@ impl<S> Core<S> {
     /// Connections of the pool in any state.
     pub fn connections(&self, pool: PoolId) -> u32 {
         self.pools[pool.0 as usize].connections
+    }
+
+    /// Whether the pool has connections that are past their login.
+    pub fn has_servers(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.connections > pool.logins
     }
 
     /// Connections of a database over all its pools.
@@ -849,9 +875,8 @@ impl<S> Core<S> {
                 State::Tested => counts.tested += 1,
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
-                    let since = pool.idle.since(ordinal as u32, slot.idle_since);
                     let due =
-                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
+                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }
@@ -889,8 +914,8 @@ impl<S> Pool<S> {
         let (ordinal, server) = self.take_idle()?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
-        let since = self.idle.since(ordinal, slot.idle_since);
-        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay);
+        let check =
+            self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
         let id = ServerId { pool, ordinal, generation: slot.generation };
         Some(Acquired::Granted { id, server, check })
     }
@@ -906,20 +931,6 @@ impl<S> Pool<S> {
         Some(granted)
     }
 
-    /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.
-    fn set_aside_unchecked(&mut self, now: Instant) {
-        let (Idle::Shared(shared), Some(delay)) = (&mut self.idle, self.limits.check_delay) else { return };
-        for ordinal in shared.ordinals() {
-            let slot = &mut self.slots[ordinal as usize];
-            let since = shared.returned_at(ordinal).map_or(slot.idle_since, |at| at.max(slot.idle_since));
-            if now.saturating_duration_since(since) > delay {
-                if let Some(server) = &mut slot.parked {
-                    shared.set_aside(ordinal, server);
-                }
-            }
-        }
-    }
-
     fn take_idle(&mut self) -> Option<(u32, S)> {
         let from = if self.limits.round_robin { self.next_round } else { 0 };
         let ordinal = self.idle.pop_from(from)?;
@@ -929,7 +940,7 @@ impl<S> Pool<S> {
 
     fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
         loop {
-            let since = |&ordinal: &u32| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
+            let since = |&ordinal: &u32| self.slots[ordinal as usize].idle_since;
             let ordinal = self.idle.ordinals().into_iter().min_by_key(since)?;
             // A program may have taken it meanwhile; there are others.
             if self.idle.remove(ordinal) {

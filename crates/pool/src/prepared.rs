@@ -201,6 +201,8 @@ impl ClientStatements {
 pub struct ServerStatements {
     held: HashMap<u64, (Arc<Statement>, u64), RandomState>,
     uses: u64,
+    /// On the server, but to be closed before they are parsed again. They count as absent.
+    outdated: Vec<Arc<Statement>>,
 }
 
 impl ServerStatements {
@@ -231,9 +233,23 @@ impl ServerStatements {
         self.held.remove(&oldest).map(|(statement, _)| statement)
     }
 
+    /// The server's plan of it is of no use any more.
+    pub fn outdate(&mut self, id: u64) {
+        if let Some((statement, _)) = self.held.remove(&id) {
+            self.outdated.push(statement);
+        }
+    }
+
+    /// Whether it is on the server with an outdated plan; the caller closes it.
+    pub fn take_outdated(&mut self, id: u64) -> bool {
+        let at = self.outdated.iter().position(|statement| statement.id == id);
+        at.map(|at| self.outdated.swap_remove(at)).is_some()
+    }
+
     /// Forgets all.
     pub fn clear(&mut self) {
         self.held.clear();
+        self.outdated.clear();
     }
 
     /// How many the server has.

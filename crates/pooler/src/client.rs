@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use underpass_auth::{ClientAuth, Method, Secret};
+use underpass_config::CONSOLE_DATABASE;
 use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
 use underpass_console::{Access, Side, SocketId};
@@ -135,10 +136,11 @@ impl Client {
             Phase::Login(login) => login.startup.as_ref(),
             _ => None,
         };
+        let console = self.on_console.then_some(CONSOLE_DATABASE);
         SocketLabel {
             side: Side::Client,
             id: self.id,
-            database: self.database.as_ref().map(|database| database.name.as_str()).or(asked.map(|asked| asked.database.as_str())),
+            database: self.database.as_ref().map(|database| database.name.as_str()).or(console).or(asked.map(|asked| asked.database.as_str())),
             user: self.user.as_ref().map(|user| user.name.as_str()).or(asked.map(|asked| asked.user.as_str())),
             peer_id: None,
             address: self.address.peer_address(),

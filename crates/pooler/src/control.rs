@@ -12,12 +12,13 @@ use std::time::Instant;
 
 use nix::sys::signal::Signal;
 use underpass_auth::AuthOptions;
-use underpass_config::{Config, SetOutcome, UnixSocketDir, kept_warning};
+use underpass_config::{Config, SetOutcome, kept_warning};
 use underpass_console::logline::Level;
 use underpass_console::text::{self, Phrase, SignalAction, reason};
 use underpass_console::{ConsoleError, ShutdownMode};
 use underpass_pool::PoolId;
 
+use crate::listeners::SocketFile;
 use crate::pool::{DatabaseState, Pool};
 use crate::settings::Settings;
 use crate::shared::{Shared, lock, phase};
@@ -31,20 +32,22 @@ pub(crate) struct Control {
     pub consoles: AtomicU32,
     /// Workers that have nothing left to write, while suspended.
     pub flushed: AtomicU32,
-    /// The unix socket's file is ours to remove.
     is_listening: AtomicBool,
+    /// The file of the unix socket, if the process made it.
+    socket_file: Arc<Mutex<Option<SocketFile>>>,
     /// Since when pools (by number) and automatic databases are unused; worker 0 keeps it.
     pub idle_pools: Mutex<HashMap<PoolId, Instant>>,
     pub idle_databases: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Control {
-    pub fn new() -> Self {
+    pub fn new(socket_file: Arc<Mutex<Option<SocketFile>>>) -> Self {
         Self {
             changing: Mutex::default(),
             consoles: AtomicU32::new(0),
             flushed: AtomicU32::new(0),
             is_listening: AtomicBool::new(true),
+            socket_file,
             idle_pools: Mutex::default(),
             idle_databases: Mutex::default(),
         }
@@ -251,16 +254,13 @@ pub(crate) fn shutdown(shared: &Arc<Shared>, mode: ShutdownMode) {
     }
 }
 
-/// Ends the process: every worker says good-bye and stops, and the thread that waits for signals is woken.
+/// Ends the process: every worker says good-bye and stops, which the main thread sees.
 pub(crate) fn end(shared: &Shared) {
     if shared.phase.swap(phase::IMMEDIATE, Ordering::AcqRel) == phase::IMMEDIATE {
         return;
     }
     stop_listening(shared);
     shared.broadcast(|worker| worker.stopping = true);
-    if let Err(error) = nix::sys::signal::kill(nix::unistd::Pid::this(), Signal::SIGQUIT) {
-        log::error!("cannot wake the main thread: {error}");
-    }
 }
 
 /// Closes the listening sockets, so that another process can take their places.
@@ -268,18 +268,15 @@ fn stop_listening(shared: &Shared) {
     if !shared.control.is_listening.swap(false, Ordering::AcqRel) {
         return;
     }
-    let settings = shared.settings.load();
-    if let UnixSocketDir::Path(directory) = &settings.config.unix_socket_dir {
-        // It may be gone already: then there is nothing to do.
-        let _ = std::fs::remove_file(directory.join(format!(".s.PGSQL.{}", settings.config.listen_port)));
-    }
+    drop(lock(&shared.control.socket_file).take());
     shared.broadcast(Worker::stop_listening);
 }
 
 /// RECONNECT: every server connection is closed when it is released, idle ones now.
 pub(crate) fn reconnect(shared: &Arc<Shared>, database: Option<&DatabaseState>) {
     let number = database.map(|database| database.number);
-    let pools = shared.pools().into_iter().filter(|pool| number.is_none_or(|number| pool.database.number == number));
+    let pools =
+        shared.pools().into_iter().filter(|pool| number.is_none_or(|number| pool.database.number == number));
     make_obsolete(shared, pools.collect(), reason::OBSOLETE);
 }
 

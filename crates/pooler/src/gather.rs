@@ -94,7 +94,9 @@ impl Part {
             }
         }
         for (_, cancel) in worker.cancels.iter() {
-            part.pool(cancel.pool().0 as usize).cancels += 1;
+            if let Some(pool) = cancel.pool() {
+                part.pool(pool.0 as usize).cancels += 1;
+            }
         }
         part
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -91,7 +91,11 @@ impl Lanes {
 
     /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean.
     pub fn fits(settings: &PoolSettings) -> bool {
-        settings.mode == PoolMode::Transaction && settings.reset_query.is_none() && !settings.link.refuse_simple_query
+        // Programs take the idle server with the lowest number: no round robin.
+        settings.mode == PoolMode::Transaction
+            && settings.reset_query.is_none()
+            && !settings.link.refuse_simple_query
+            && !settings.round_robin
     }
 
     /// Whether lane A is on.
@@ -112,6 +116,7 @@ impl Lanes {
             waiters: Cell::new(0),
             slots: Vec::new(),
             own: BTreeSet::new(),
+            activity: Vec::new(),
         };
         Some((LanePool { slot, pressure }, Box::new(idle)))
     }
@@ -320,7 +325,10 @@ struct LaneIdle {
     waiters: Cell<u32>,
     /// By ordinal: the server's slot, if a lane carries it.
     slots: Vec<Option<ServerSlot>>,
+    /// Those that no lane carries, and those that a lane must not take.
     own: BTreeSet<u32>,
+    /// By ordinal: what the programs had done with it when it was last asked.
+    activity: Vec<u64>,
 }
 
 impl LaneIdle {
@@ -370,6 +378,24 @@ impl SharedIdle<Box<Server>> for LaneIdle {
             || self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false))
     }
 
+    fn was_used(&mut self, ordinal: u32) -> bool {
+        let Some(Some(slot)) = self.slots.get(ordinal as usize) else { return false };
+        let activity = self.datapath.server_activity(*slot).unwrap_or_default();
+        let index = ordinal as usize;
+        if index >= self.activity.len() {
+            self.activity.resize(index + 1, 0);
+        }
+        std::mem::replace(&mut self.activity[index], activity) != activity
+    }
+
+    fn shelve(&mut self, ordinal: u32) {
+        if let Some(Some(slot)) = self.slots.get(ordinal as usize) {
+            if self.datapath.take_idle(*slot).unwrap_or(false) {
+                self.own.insert(ordinal);
+            }
+        }
+    }
+
     fn ordinals(&self) -> Vec<u32> {
         let mut all = self.datapath.idle_ordinals(self.pool).unwrap_or_default();
         all.extend(&self.own);
@@ -392,18 +418,6 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         if let Some(slot) = self.slot(ordinal) {
             let _ = self.datapath.set_server_retire(slot, true);
         }
-    }
-
-    fn set_aside(&mut self, ordinal: u32, server: &mut Box<Server>) {
-        if self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false)) {
-            watch_server(server);
-            self.own.insert(ordinal);
-        }
-    }
-
-    fn returned_at(&self, ordinal: u32) -> Option<Instant> {
-        let at = self.datapath.server_active_ns(self.slot(ordinal)?).ok().filter(|&at| at > 0)?;
-        Instant::now().checked_sub(Duration::from_nanos(monotonic_ns().saturating_sub(at)))
     }
 
     fn forget(&mut self, ordinal: u32) {

@@ -40,13 +40,15 @@ fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
+/// A field of an ErrorResponse's body, empty if it has none (PostgreSQL manual, 55.8 "Error and Notice Message Fields").
+fn error_field(body: &[u8], wanted: u8) -> String {
+    body.split(|&byte| byte == 0)
+        .find(|field| field.first() == Some(&wanted))
+        .map(|field| String::from_utf8_lossy(&field[1..]).into_owned())
+        .unwrap_or_default()
+}
+
 /// `SEVERITY: message (SQLSTATE)` of an ErrorResponse's body, for log lines.
 fn error_message(body: &[u8]) -> String {
-    let field = |wanted: u8| {
-        body.split(|&byte| byte == 0)
-            .find(|field| field.first() == Some(&wanted))
-            .map(|field| String::from_utf8_lossy(&field[1..]).into_owned())
-            .unwrap_or_default()
-    };
-    format!("{}: {} ({})", field(b'S'), field(b'M'), field(b'C'))
+    format!("{}: {} ({})", error_field(body, b'S'), error_field(body, b'M'), error_field(body, b'C'))
 }

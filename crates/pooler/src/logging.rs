@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::SystemTime;
@@ -27,7 +27,7 @@ use crate::shared::lock;
 /// Where lines go.
 #[derive(Default)]
 struct Outputs {
-    file: Option<(PathBuf, File)>,
+    file: Option<File>,
     syslog: Option<Syslog>,
     json: bool,
 }
@@ -38,8 +38,20 @@ static STDERR: AtomicBool = AtomicBool::new(false);
 /// `-v`, as often as given; the key `verbose` overrides it.
 static VERBOSE: AtomicU32 = AtomicU32::new(0);
 
-/// Begins to log to standard error. Call it first, once.
+/// Lines written before it is known where lines go and in what format: kept for [`configure`].
+static EARLY: Mutex<Vec<EarlyLine>> = Mutex::new(Vec::new());
+static IS_EARLY: AtomicBool = AtomicBool::new(false);
+
+struct EarlyLine {
+    time: Timestamp,
+    level: Level,
+    event: Option<String>,
+    message: String,
+}
+
+/// Begins to log: to memory until [`configure`] is called. Call it first, once.
 pub(crate) fn start(verbose: u32, quiet: bool) {
+    IS_EARLY.store(true, Ordering::Relaxed);
     STDERR.store(!quiet, Ordering::Relaxed);
     VERBOSE.store(verbose, Ordering::Relaxed);
     log::set_max_level(filter(verbose));
@@ -50,6 +62,30 @@ pub(crate) fn start(verbose: u32, quiet: bool) {
         let message = format!("bug: thread {} panicked: {panic}", thread.name().unwrap_or("main"));
         write(Level::Fatal, None, Some("panic"), &message);
     }));
+}
+
+/// Writes the lines that were kept; from now on lines are written at once.
+fn release_early() {
+    if IS_EARLY.swap(false, Ordering::Relaxed) {
+        for line in std::mem::take(&mut *lock(&EARLY)) {
+            let EarlyLine { time, level, event, message } = line;
+            put(&Record {
+                time,
+                pid: std::process::id(),
+                level,
+                socket: None,
+                event: event.as_deref(),
+                message: &message,
+            });
+        }
+    }
+}
+
+/// The start has failed with this message. Standard error gets it from the caller, who knows the reader.
+pub(crate) fn fatal(message: &str) {
+    release_early();
+    leave_stderr();
+    message.lines().for_each(|line| write(Level::Fatal, None, Some("fatal"), line));
 }
 
 /// Lines stop going to standard error: the process is in the background now.
@@ -63,7 +99,7 @@ pub(crate) fn leave_stderr() {
 /// The log file cannot be opened, or syslog is not there. What was open stays open then.
 pub(crate) fn configure(config: &Config) -> anyhow::Result<()> {
     let file = match config.logfile.as_deref().filter(|path| !path.as_os_str().is_empty()) {
-        Some(path) => Some((path.to_owned(), open(path)?)),
+        Some(path) => Some(open(path)?),
         None => None,
     };
     let syslog = match config.syslog {
@@ -73,6 +109,7 @@ pub(crate) fn configure(config: &Config) -> anyhow::Result<()> {
     OUTPUTS.store(Arc::new(Outputs { file, syslog, json: config.underpass.log_format == LineFormat::Json }));
     let verbose = if config.is_set("verbose") { config.verbose } else { VERBOSE.load(Ordering::Relaxed) };
     log::set_max_level(filter(verbose));
+    release_early();
     Ok(())
 }
 
@@ -140,26 +177,34 @@ pub(crate) fn phrase(socket: Option<SocketLabel<'_>>, phrase: &Phrase) {
 
 /// Writes a line, if its level is wanted.
 pub(crate) fn write(level: Level, socket: Option<SocketLabel<'_>>, event: Option<&str>, message: &str) {
-    thread_local! {
-        static LINE: RefCell<String> = const { RefCell::new(String::new()) };
-    }
     if !enabled(level) {
         return;
     }
+    let time = now();
+    // There are no connections that early.
+    if IS_EARLY.load(Ordering::Relaxed) {
+        let (event, message) = (event.map(str::to_owned), message.to_owned());
+        return lock(&EARLY).push(EarlyLine { time, level, event, message });
+    }
+    put(&Record { time, pid: std::process::id(), level, socket, event, message });
+}
+
+fn put(record: &Record<'_>) {
+    thread_local! {
+        static LINE: RefCell<String> = const { RefCell::new(String::new()) };
+    }
     let outputs = OUTPUTS.load();
     let stderr = STDERR.load(Ordering::Relaxed);
-    let time = now();
-    let record = Record { time, pid: std::process::id(), level, socket, event, message };
     LINE.with_borrow_mut(|line| {
         if stderr || outputs.file.is_some() {
             line.clear();
-            let zone = zone(time);
+            let zone = zone(record.time);
             if outputs.json {
                 record.write_json(line, &zone)
             } else {
                 record.write_text(line, &zone)
             }
-            if let Some((_, file)) = &outputs.file {
+            if let Some(file) = &outputs.file {
                 // A full disk stops the log, not the service.
                 let _ = (&*file).write_all(line.as_bytes());
             }
@@ -174,7 +219,7 @@ pub(crate) fn write(level: Level, socket: Option<SocketLabel<'_>>, event: Option
             } else {
                 record.write_body(line)
             }
-            syslog.send(level, line.trim_end_matches('\n'));
+            syslog.send(record.level, line.trim_end_matches('\n'));
         }
         // One long message (an error with a query in it) does not keep its memory for ever.
         line.shrink_to(4096);

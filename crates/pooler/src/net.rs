@@ -146,7 +146,14 @@ pub(crate) fn listen_unix(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
         let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, STREAM_FLAGS, None)?;
         match rustix::net::connect(&probe, &address) {
             Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)?,
-            _ => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this unix socket")),
+            // A full queue is a listener's, too.
+            Ok(()) | Err(rustix::io::Errno::AGAIN) => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this unix socket"));
+            }
+            Err(error) => {
+                let text = format!("its file exists, and whether somebody listens there cannot be told: {error}");
+                return Err(io::Error::new(io::Error::from(error).kind(), text));
+            }
         }
     }
     rustix::net::bind(&fd, &address)?;

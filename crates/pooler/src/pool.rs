@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use underpass_config::{CheckQuery, Database, PoolMode};
+use underpass_console::text::{self, reason};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
 use underpass_pool::{PoolId, params::SharedParameters};
 
 use crate::lanes::LanePool;
+use underpass_wire::SqlState;
+
 use crate::settings::Settings;
+use crate::worker::Farewell;
 
 /// A database as clients name it.
 pub(crate) struct DatabaseState {
@@ -45,6 +49,8 @@ pub(crate) struct PoolSettings {
     pub mode: PoolMode,
     pub link: LinkOptions,
     pub reset_query: Option<Arc<str>>,
+    /// `server_round_robin`
+    pub round_robin: bool,
     pub check_query: Arc<str>,
     pub query_wait_timeout: Duration,
     pub query_timeout: Duration,
@@ -72,10 +78,35 @@ pub(crate) struct Pool {
     pub proved: ArcSwapOption<underpass_auth::Login>,
     /// The secret that the list or `auth_query` gave for the pool's user.
     pub secret: ArcSwapOption<underpass_auth::Secret>,
-    /// Text of the last failed connection or login, for clients that wait.
-    pub last_error: ArcSwapOption<String>,
+    /// Why the last attempt to get a server failed; none since one succeeded. For clients that wait.
+    pub last_error: ArcSwapOption<ConnectError>,
     /// Unused for `pool_idle_timeout`: not shown, until a client comes.
     pub forgotten: AtomicBool,
+}
+
+/// A server could not be reached, or did not let the pool in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConnectError {
+    pub message: String,
+    /// SQLSTATE of PostgreSQL's refusal. Trying again does not help before somebody has changed something, so clients are told at once.
+    /// `None` for a server that is down or starting, which is worth waiting for.
+    pub refused: Option<SqlState>,
+}
+
+impl ConnectError {
+    /// From the ErrorResponse with which a login ended.
+    pub fn refused(body: &[u8]) -> Self {
+        let sqlstate = SqlState::new(crate::error_field(body, b'C').as_bytes());
+        let message =
+            text::server_login_failed(Some((&crate::error_field(body, b'S'), &crate::error_field(body, b'M')))).text;
+        Self { message, refused: sqlstate.filter(|state| *state != SqlState::CANNOT_CONNECT_NOW) }
+    }
+
+    /// What a client is told that would have to wait for a server of this pool.
+    pub fn farewell(&self) -> Farewell {
+        let sqlstate = self.refused.unwrap_or(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION);
+        Farewell::told(sqlstate, reason::server_login_failing(&self.message))
+    }
 }
 
 impl PoolSettings {
@@ -87,6 +118,7 @@ impl PoolSettings {
             mode,
             link: settings.link_options(mode),
             reset_query: config.server_reset_query.as_deref().filter(|_| reset).map(Arc::from),
+            round_robin: config.server_round_robin,
             check_query: match &config.server_check_query {
                 CheckQuery::Off | CheckQuery::Empty => "".into(),
                 CheckQuery::Sql(sql) => sql.as_str().into(),

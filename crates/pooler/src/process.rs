@@ -131,7 +131,7 @@ impl PidFile {
         if let Some(pid) = running(path)? {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             anyhow::bail!(
-                "pidfile {} names process {pid} ({}), which is running: stop it, or choose another pidfile",
+                "pidfile {} exists, another instance running? It names process {pid} ({}): stop it, or choose another pidfile",
                 path.display(),
                 name.trim()
             );

@@ -15,8 +15,8 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use underpass_config::{Config, Finding, OsFiles, Severity};
-use underpass_console::logline::Level;
 use underpass_console::text;
+use underpass_console::logline::Level;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
@@ -95,11 +95,7 @@ fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
 /// What keeps it from starting, one line each, with a next step; the log has it too, if it could be opened.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     logging::start(options.verbose, options.quiet);
-    start(options).inspect_err(|error| {
-        // The caller tells whoever looks at standard error.
-        logging::leave_stderr();
-        format!("{error:#}").lines().for_each(|line| logging::write(Level::Fatal, None, Some("fatal"), line));
-    })
+    start(options).inspect_err(|error| logging::fatal(&format!("{error:#}")))
 }
 
 fn start(options: &Options) -> anyhow::Result<()> {
@@ -107,7 +103,7 @@ fn start(options: &Options) -> anyhow::Result<()> {
     if background {
         process::detach();
     }
-    let (settings, mut warnings) = Settings::load(&options.config_paths)?;
+    let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
     let config = &settings.config;
     let user = process::service_user(config, options.user.as_deref())?;
     let (errors, more) = findings(config);
@@ -143,14 +139,16 @@ fn start(options: &Options) -> anyhow::Result<()> {
     for warning in warnings {
         log::warn!("{warning}");
     }
-    let outcome = serve(settings, lanes, open, metrics, background);
-    drop((socket_file, pidfile));
+    let socket_file = Arc::new(Mutex::new(socket_file));
+    let outcome = serve(settings, lanes, Control::new(socket_file.clone()), open, metrics, background);
+    drop((lock(&socket_file).take(), pidfile));
     outcome
 }
 
 fn serve(
     settings: Settings,
     lanes: Option<Arc<Lanes>>,
+    control: Control,
     open: Vec<Listener>,
     metrics: Option<std::net::TcpListener>,
     background: bool,
@@ -161,7 +159,7 @@ fn serve(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
     );
-    let shared = share(settings, lanes, threads)?;
+    let shared = share(settings, lanes, control, threads)?;
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -194,7 +192,12 @@ fn serve(
     outcome
 }
 
-fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyhow::Result<Arc<Shared>> {
+fn share(
+    settings: Settings,
+    lanes: Option<Arc<Lanes>>,
+    control: Control,
+    threads: usize,
+) -> anyhow::Result<Arc<Shared>> {
     let mut mailboxes = Vec::with_capacity(threads);
     for _ in 0..threads {
         mailboxes.push(Mailbox::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
@@ -211,8 +214,8 @@ fn share(settings: Settings, lanes: Option<Arc<Lanes>>, threads: usize) -> anyho
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
+        control,
         lanes,
-        control: Control::new(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         periods: Mutex::new(Periods::new(logging::now())),

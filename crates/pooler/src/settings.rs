@@ -40,6 +40,27 @@ impl Settings {
         Ok((settings, warnings))
     }
 
+    /// The same for a start, which goes on without an `auth_file` that cannot be opened: PgBouncer does, and an `auth_query` or a later
+    /// RELOAD may make up for it. A RELOAD is stricter: it keeps the users it has.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_at_start(paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
+        let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+        let mut loaded = Config::load(&as_paths)?;
+        let auth_file = loaded.config.auth_file.take_if(|path| std::fs::File::open(path).is_err());
+        let missing = auth_file.as_ref().and_then(|path| {
+            let error = std::fs::File::open(path).err()?;
+            Some(format!("could not open auth_file {}: {error}; its users cannot log in before a RELOAD", path.display()))
+        });
+        let (mut settings, more) = Self::from_config(loaded.config, paths)?;
+        if auth_file.is_some() {
+            settings.config.auth_file = auth_file;
+        }
+        let warnings = loaded.warnings.iter().map(ToString::to_string).chain(missing).chain(more).collect();
+        Ok((settings, warnings))
+    }
+
     /// The same from a configuration that was read (or changed by SET) already. Also returns warnings.
     pub fn from_config(config: Config, paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
         let mut warnings = Vec::new();

@@ -81,6 +81,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Who is meant by a cancel key.
+pub(crate) struct CancelTarget {
+    pub client: ClientRef,
+    /// What the request must carry beyond the first four secret bytes.
+    pub tail: Box<[u8]>,
+}
+
 /// The state of the process.
 pub(crate) struct Shared {
     pub settings: ArcSwap<Settings>,
@@ -90,7 +97,7 @@ pub(crate) struct Shared {
     pub names: RwLock<Names>,
     pub mailboxes: Vec<Mailbox>,
     /// Cancel key to client.
-    pub cancel_keys: Mutex<HashMap<u64, ClientRef, RandomState>>,
+    pub cancel_keys: Mutex<HashMap<u64, CancelTarget, RandomState>>,
     pub clients: AtomicU32,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,

@@ -233,6 +233,14 @@ fn pgbench(port: u16, clients: u32, mode: &str, seconds: u32, script: &Path) -> 
     Ok(Run { tps, cpu_us: busy / (tps * elapsed.min(f64::from(seconds))) })
 }
 
+/// All rounds of one path.
+#[derive(Default)]
+struct Series {
+    tps: Vec<f64>,
+    cpu_us: Vec<f64>,
+    tax_us: Vec<f64>,
+}
+
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
@@ -257,7 +265,7 @@ fn main() -> Result<()> {
     let (_pgbouncer, pgbouncer) = start_pgbouncer(dir.path(), server, pool_size)?;
 
     for &c in &clients {
-        let mut results: BTreeMap<&str, (Vec<f64>, Vec<f64>, Vec<f64>)> = BTreeMap::new();
+        let mut results: BTreeMap<&str, Series> = BTreeMap::new();
         let mut shares = BTreeMap::new();
         for _ in 0..rounds {
             let mut direct_cpu = 0.0;
@@ -301,15 +309,15 @@ fn main() -> Result<()> {
                 }
                 let key = wanted.split(',').find(|k| *k == path).unwrap_or(path);
                 let entry = results.entry(key).or_default();
-                entry.0.push(run.tps);
-                entry.1.push(run.cpu_us);
-                entry.2.push(run.cpu_us - direct_cpu);
+                entry.tps.push(run.tps);
+                entry.cpu_us.push(run.cpu_us);
+                entry.tax_us.push(run.cpu_us - direct_cpu);
             }
         }
         println!("clients={c} mode={mode} rounds={rounds} x {seconds} s, pool {pool_size}, medians");
-        let bouncer_tax = results.get("pgbouncer").map(|r| median(&mut r.2.clone()));
-        for (path, (tps, cpu, tax)) in &mut results {
-            let (tps, cpu, tax) = (median(tps), median(cpu), median(tax));
+        let bouncer_tax = results.get("pgbouncer").map(|r| median(&mut r.tax_us.clone()));
+        for (path, r) in &mut results {
+            let (tps, cpu, tax) = (median(&mut r.tps), median(&mut r.cpu_us), median(&mut r.tax_us));
             let ratio = bouncer_tax.map_or(String::new(), |b| format!("  tax/pgbouncer {:5.2}", tax / b));
             println!("  {path:14} {tps:9.0} tps  {cpu:6.1} us CPU  tax {tax:6.1}{ratio}");
         }

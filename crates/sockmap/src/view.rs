@@ -91,6 +91,15 @@ impl Datapath {
         })
     }
 
+    /// A number that changes whenever a program forwards responses of this server.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_activity(&self, server: ServerSlot) -> Result<u64, Error> {
+        let s = self.check_server(server)?;
+        Ok(self.servers.fwd(s).load(Relaxed).wrapping_add(self.servers.dir(s).load(Relaxed) & !DIR_USER))
+    }
+
     /// The ordinals now in the idle set of a pool, lowest first.
     ///
     /// # Errors
@@ -106,14 +115,6 @@ impl Datapath {
             }
         }
         Ok(ordinals)
-    }
-
-    /// When a program last forwarded a server's ReadyForQuery, in nanoseconds of CLOCK_MONOTONIC; 0: never.
-    ///
-    /// # Errors
-    /// [`Error::Stale`].
-    pub fn server_active_ns(&self, server: ServerSlot) -> Result<u64, Error> {
-        Ok(self.servers.active_ns(self.check_server(server)?).load(Relaxed))
     }
 
     /// Response bytes that programs redirected and that are not in their clients' TCP send queues yet, over all clients.

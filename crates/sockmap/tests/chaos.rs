@@ -27,7 +27,7 @@ fn row_text(owner: u64, number: u64, index: u64, size: usize) -> Vec<u8> {
     (owner, number, index).hash(&mut hasher);
     let mut text = format!("{owner} {number} {index} {:x} ", hasher.finish()).into_bytes();
     while text.len() < size {
-        text.push(b'a' + (text.len() as u8 % 23) ^ (number as u8 & 7));
+        text.push((b'a' + text.len() as u8 % 23) ^ (number as u8 & 7));
     }
     text
 }

@@ -50,6 +50,14 @@ def command(which):
     return [_reachable(path), "pooler"]
 
 
+def kernel_path():
+    """KERNEL_PATH=off, auto or require: how Underpass is to use its kernel lanes; None leaves the default."""
+    value = os.environ.get("KERNEL_PATH")
+    if value not in (None, "off", "auto", "require"):
+        raise host.SetupError(f"KERNEL_PATH={value}: expected off, auto or require")
+    return value
+
+
 _copies = {}
 
 
@@ -109,6 +117,9 @@ class Pooler:
             "auth_type": "trust", "auth_file": self.write("userlist.txt", auth_file), "admin_users": "admin",
             "stats_users": "stats", "logfile": self.log_path, "pidfile": self.path("pooler.pid"),
         }
+        if self._wants_lanes():
+            # Lanes carry no TLS, which the default asks for.
+            self.settings["server_tls_sslmode"] = "disable"
         self.settings.update(settings or {})
         for name, text in (files or {}).items():
             self.write(name, text)
@@ -119,6 +130,9 @@ class Pooler:
         except BaseException:
             self.close()
             raise
+
+    def _wants_lanes(self):
+        return self.which == "underpass" and kernel_path() in ("auto", "require")
 
     def __enter__(self):
         return self
@@ -145,7 +159,10 @@ class Pooler:
         lines = ["[databases]", *(f"{name} = {value}" for name, value in self.databases.items())]
         if self.users:
             lines += ["[users]", *(f"{name} = {value}" for name, value in self.users.items())]
-        for section, entries in self.extra_sections.items():
+        sections = dict(self.extra_sections)
+        if self.which == "underpass" and kernel_path():
+            sections["underpass"] = {"kernel_path": kernel_path(), **sections.get("underpass", {})}
+        for section, entries in sections.items():
             lines += [f"[{section}]", *(f"{name} = {value}" for name, value in entries.items())]
         lines += ["[pgbouncer]", *(f"{key} = {value}" for key, value in self.settings.items() if value is not None)]
         lines += [self.raw, ""]
@@ -156,10 +173,14 @@ class Pooler:
     def start(self, wait=True):
         """Starts the process; with `wait`, until it accepts on its unix socket (TCP if it has none)."""
         self.output = open(self.path("output"), "w+", encoding="utf-8", errors="replace")
+        user, args = host.service_user(), self.args
+        if self._wants_lanes() and user is not None:
+            # Lanes are made as root; then the pooler becomes the user by itself.
+            user, args = None, ["-u", user, *args]
         # Relative %include is resolved against the working directory.
-        self.process = subprocess.Popen([*command(self.which), *self.args, self.ini], cwd=self.directory,
+        self.process = subprocess.Popen([*command(self.which), *args, self.ini], cwd=self.directory,
                                         stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
-                                        **host.run_as(host.service_user()))
+                                        **host.run_as(user))
         if wait:
             host.wait_until(self._accepts, 10, 0.005, "pooler accepts connections")
 

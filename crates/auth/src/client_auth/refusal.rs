@@ -99,12 +99,14 @@ impl Refusal {
         match (self, self.sqlstate()) {
             (_, "28P01") => format!("password authentication failed for user \"{user}\""),
             (Self::Rejected, _) => "login rejected".to_owned(),
-            (Self::NotPermitted(method) | Self::NoIdentity(method), _) => {
-                format!("{} authentication failed for user \"{user}\"", method.name())
-            }
-            (Self::OtherIdentity { method, .. }, _) => {
-                format!("{} authentication failed for user \"{user}\"", method.name())
-            }
+            (
+                Self::NotPermitted(method) | Self::NoIdentity(method) | Self::OtherIdentity { method, .. },
+                _,
+            ) => match method {
+                Method::Peer => format!("unix socket login rejected for user \"{user}\""),
+                Method::Cert => format!("certificate authentication failed for user \"{user}\""),
+                other => format!("\"{}\" authentication failed for user \"{user}\"", other.name()),
+            },
             _ => self.to_string(),
         }
     }

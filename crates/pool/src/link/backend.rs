@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
-use super::{Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status};
+use super::{
+    Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed,
+};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
@@ -98,6 +100,15 @@ impl Link {
                 b'G' => self.copy_in_begins()?,
                 b'W' => self.copy_both = true,
                 b'E' => {
+                    let statement = self.pending.front().map_or(0, |op| op.statement);
+                    if statement != 0 {
+                        if !complete && total <= HELD_MAX {
+                            break;
+                        }
+                        if is_plan_changed(body) {
+                            self.statements.outdate(statement);
+                        }
+                    }
                     if hidden {
                         if !complete && total <= HELD_MAX {
                             break;
@@ -123,10 +134,8 @@ impl Link {
                 other => return Err(LinkError::Unexpected(other as char, Side::Server)),
             }
             // DescribeComplete: RowDescription or NoData answers a Describe; within a query it answers nothing by itself.
-            if matches!(tag, b'T' | b'n')
-                && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe)
-            {
-                self.pending.pop_front();
+            if matches!(tag, b'T' | b'n') && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe) {
+                self.pop();
             }
             let gone = usize::from(std::mem::take(&mut self.forwarded_head));
             if show {
@@ -173,7 +182,7 @@ impl Link {
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
                 let kind = if self.foreign_extended { OpKind::Execute } else { OpKind::Query };
-                self.pending.push_front(Op { kind, answer: Answer::Forward, effect: None });
+                self.push_front_op(Op { kind, answer: Answer::Forward, effect: None, statement: 0 });
                 self.copy_in_begins()?;
             }
             b'G' => return Err(LinkError::SyncInCopy),
@@ -198,17 +207,17 @@ impl Link {
                 }
                 _ => break,
             }
-            self.pending.pop_front();
+            self.pop();
         }
     }
 
     fn ready(&mut self, body: &[u8], observer: &mut impl BackendObserver) -> Result<bool, LinkError> {
         let status = status(body)?;
         while self.pending.front().is_some_and(|op| op.kind == OpKind::CopyEnd) {
-            self.pending.pop_front();
+            self.pop();
         }
-        match self.pending.pop_front() {
-            Some(op) if matches!(op.kind, OpKind::Sync | OpKind::Query | OpKind::FunctionCall) => {
+        match self.pop() {
+            Some(op) if op.kind.ends_in_ready() => {
                 self.status = status;
                 self.copy_in = false;
                 if op.answer == Answer::Forward {
@@ -222,8 +231,13 @@ impl Link {
 
     /// ParseComplete, BindComplete, CloseComplete.
     fn answered(&mut self, kind: OpKind, tag: u8) -> Result<(), LinkError> {
-        match self.pending.pop_front() {
-            Some(op) if op.kind == kind => Ok(()),
+        match self.pop() {
+            Some(op) if op.kind == kind => {
+                if op.statement == UNNAMED {
+                    self.unnamed = Unnamed::Ours;
+                }
+                Ok(())
+            }
             _ => Err(LinkError::OutOfOrder(tag as char)),
         }
     }
@@ -232,7 +246,7 @@ impl Link {
     fn executed(&mut self, tag: u8) -> Result<(), LinkError> {
         match self.pending.front().map(|op| op.kind) {
             Some(OpKind::Execute) => {
-                self.pending.pop_front();
+                self.pop();
                 Ok(())
             }
             Some(OpKind::Query) if tag != b's' => Ok(()),
@@ -249,7 +263,7 @@ impl Link {
         self.copy_syncs = 0;
         if matches!(body, Some(b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")) {
             self.statements.clear();
-            self.unnamed_is_ours = false;
+            self.unnamed = Unnamed::Stranger;
             // What was sent behind it still comes to be.
             let mut client = client;
             if let Some(client) = client.as_deref_mut() {
@@ -270,15 +284,18 @@ impl Link {
         let end = self.pending.iter().position(|op| op.kind == OpKind::CopyEnd);
         let before_end = end.unwrap_or(self.pending.len());
         let mut index = 0;
+        let uncertain = &mut self.uncertain;
         self.pending.retain(|op| {
             index += 1;
-            !(op.kind == OpKind::Sync && index <= before_end)
+            let ignored = op.kind == OpKind::Sync && index <= before_end;
+            *uncertain -= u32::from(ignored);
+            !ignored
         });
-        if end.is_none() {
-            self.copy_in = true;
-            // The Sync that closed the batch does not count: a Sync must follow the data.
-            self.in_extended = self.pending.front().is_some_and(|op| op.kind == OpKind::Execute);
+        // A Sync that went ahead of the data closes nothing any more: one must follow.
+        if self.pending.front().is_some_and(|op| op.kind == OpKind::Execute) && !self.pending.iter().any(|op| op.kind.ends_in_ready()) {
+            self.in_extended = true;
         }
+        self.copy_in = end.is_none();
         Ok(())
     }
 
@@ -297,7 +314,15 @@ impl Link {
         }
         let mut void = Vec::new();
         while self.pending.front().is_some_and(|op| op.kind != OpKind::Sync) {
-            void.extend(self.pending.pop_front().and_then(|op| op.effect));
+            let Some(op) = self.pop() else { break };
+            if op.statement == UNNAMED {
+                // The server's unnamed statement is not what was sent: it may be a stranger's, and must not be bound.
+                self.unnamed = Unnamed::Stranger;
+                if let (Some(client), Answer::Forward) = (client.as_deref_mut(), op.answer) {
+                    client.unnamed = None;
+                }
+            }
+            void.extend(op.effect);
         }
         for effect in void.into_iter().rev() {
             effect.undo(client.as_deref_mut(), &mut self.statements);
@@ -314,6 +339,13 @@ fn status(body: &[u8]) -> Result<Status, LinkError> {
         b"E" => Ok(Status::Failed),
         _ => Err(LinkError::Malformed("ReadyForQuery")),
     }
+}
+
+/// "cached plan must not change result type" (plancache.c): the statement must be parsed again to be of use. Told by SQLSTATE and routine,
+/// for the text is in the server's language.
+fn is_plan_changed(body: &[u8]) -> bool {
+    let has = |field: &[u8]| body.split(|&byte| byte == 0).any(|part| part == field);
+    has(b"C0A000") && has(b"RRevalidateCachedQuery")
 }
 
 fn parameter(body: &[u8]) -> Option<(&str, &str)> {

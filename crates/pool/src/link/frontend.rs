@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use memchr::memchr;
 
-use super::{Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OpKind, Side, Splice, Status};
+use super::{Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, Op, OpKind, Side, Splice, UNNAMED, Unnamed};
 use crate::prepared::{self, Statement};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
 /// Names in a Bind, Describe or Close must end within this many bytes, so that no more is held back.
 const NAMES_MAX: usize = 64 * 1024;
+
+/// Largest Parse of the unnamed statement, in bytes, that is remembered for a Bind on another server.
+const UNNAMED_MAX: usize = 256 * 1024;
 
 /// A message at the head of the input.
 struct Message<'a> {
@@ -58,6 +61,10 @@ impl Link {
                     }
                 }
                 _ => {
+                    if message.tag == b'Q' && !self.skip_until_sync {
+                        // A simple query ends the unnamed statement (manual, 55.2.3 "Extended Query").
+                        context.client.unnamed = None;
+                    }
                     self.note(&message)?;
                     self.pass(&message, input, at, out)
                 }
@@ -101,13 +108,21 @@ impl Link {
         }
         match message.tag {
             b'Q' if self.options.refuse_simple_query => return Err(LinkError::SimpleQueryDisabled),
-            b'Q' => self.push(OpKind::Query, Answer::Forward, None),
-            b'F' => self.push(OpKind::FunctionCall, Answer::Forward, None),
+            b'Q' | b'F' => {
+                // It also ends the implicit transaction that extended messages before it may have opened.
+                self.in_extended = false;
+                let kind = if message.tag == b'Q' { OpKind::Query } else { OpKind::FunctionCall };
+                self.push(kind, Answer::Forward, None);
+            }
             b'E' => self.push_extended(OpKind::Execute, Answer::Forward, None),
             b'S' if self.copy_in => self.copy_syncs += 1,
             b'S' => {
                 self.in_extended = false;
                 self.skip_until_sync = false;
+                if self.unnamed == Unnamed::InBatch {
+                    // An error may have discarded it, which is known when its answer comes.
+                    self.unnamed = Unnamed::Stranger;
+                }
                 self.push(OpKind::Sync, Answer::Forward, None);
             }
             b'd' | b'H' => {}
@@ -126,6 +141,11 @@ impl Link {
     fn push_extended(&mut self, kind: OpKind, answer: Answer, effect: Option<Box<Effect>>) {
         self.in_extended = true;
         self.push(kind, answer, effect);
+    }
+
+    fn push_unnamed(&mut self, kind: OpKind, answer: Answer) {
+        self.in_extended = true;
+        self.push_op(Op { kind, answer, effect: None, statement: UNNAMED });
     }
 
     /// Parse, Bind, Describe, Close: the messages that name statements. `None` = more bytes are needed.
@@ -163,10 +183,13 @@ impl Link {
         out: &mut Splice<'_>,
     ) -> Result<Option<usize>, LinkError> {
         if message.body.first() == Some(&0) {
-            // Unnamed: remembered until it is bound, as far as it is small enough to be here as a whole.
-            self.unnamed_is_ours = true;
+            // Unnamed: remembered, if it is not too large for that.
+            if !message.complete && message.total <= UNNAMED_MAX {
+                return Ok(None);
+            }
+            self.unnamed = Unnamed::InBatch;
             context.client.unnamed = message.complete.then(|| message.body[1..].into());
-            self.push_extended(OpKind::Parse, Answer::Forward, None);
+            self.push_unnamed(OpKind::Parse, Answer::Forward);
             return Ok(Some(self.pass(message, input, at, out)));
         }
         if message.total > self.options.statement_bytes_max as usize {
@@ -189,10 +212,14 @@ impl Link {
         }
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
-        let mut effect =
-            Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
-        let failed = self.status == Status::Failed && !self.is_busy();
-        if self.statements.touch(statement.id) && !failed {
+        let mut effect = Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
+        let held = self.statements.touch(statement.id);
+        let certain = self.is_certain();
+        if held && !certain {
+            // The transaction may have failed, or DEALLOCATE ALL be under way: only the server can answer. Close works even then.
+            self.statements.outdate(statement.id);
+        }
+        if held && certain {
             if !self.is_busy() {
                 context.to_client.extend_from_slice(b"1\0\0\0\x04");
                 self.in_extended = true;
@@ -201,6 +228,7 @@ impl Link {
             }
         } else {
             self.make_room(input, out);
+            self.close_outdated(&statement, input, out);
             statement.parse_message(out.compose(input));
             self.statements.insert(statement.clone());
             self.counts.server_parse += 1;
@@ -216,6 +244,7 @@ impl Link {
             return;
         }
         self.make_room(input, out);
+        self.close_outdated(statement, input, out);
         statement.parse_message(out.compose(input));
         self.statements.insert(statement.clone());
         self.counts.server_parse += 1;
@@ -229,6 +258,15 @@ impl Link {
         if let Some(evicted) = self.statements.evict(self.options.statements_max as usize) {
             evicted.close_message(out.compose(input));
             let effect = Effect { client: None, server: Some((evicted, false)) };
+            self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
+        }
+    }
+
+    /// Closes `statement` if the server has it with a plan that is of no use any more.
+    fn close_outdated(&mut self, statement: &Arc<Statement>, input: &[u8], out: &mut Splice<'_>) {
+        if self.statements.take_outdated(statement.id) {
+            statement.close_message(out.compose(input));
+            let effect = Effect { client: None, server: Some((statement.clone(), false)) };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
         }
     }
@@ -257,29 +295,29 @@ impl Link {
             return Ok(Some(self.pass(message, input, at, out)));
         }
         self.counts.bind += 1;
-        let used = self.rename(message, start..end, input, at, context, out);
-        self.push_extended(OpKind::Bind, Answer::Forward, None);
+        let (used, statement) = self.rename(message, start..end, input, at, context, out);
+        self.in_extended = true;
+        self.push_op(Op { kind: OpKind::Bind, answer: Answer::Forward, effect: None, statement });
         Ok(Some(used))
     }
 
     /// A Bind of the unnamed statement must not meet one that another client left on this server.
     fn bind_unnamed(&mut self, input: &[u8], context: &mut FrontendContext<'_>, out: &mut Splice<'_>) {
-        if !self.unnamed_is_ours {
+        if self.unnamed == Unnamed::Stranger {
             // Without a text to give again, an unnamed statement that does not parse takes the stranger's place: the server then
             // answers this Bind with "unnamed prepared statement does not exist", as it would directly.
             match &context.client.unnamed {
                 Some(body) => {
                     prepared::message(out.compose(input), b'P', &[b"\0", body]);
-                    self.push_extended(OpKind::Parse, Answer::Hidden, None);
+                    self.push_unnamed(OpKind::Parse, Answer::Hidden);
                 }
                 None => {
                     prepared::message(out.compose(input), b'C', &[b"S\0"]);
-                    self.push_extended(OpKind::Close, Answer::Hidden, None);
+                    self.push_unnamed(OpKind::Close, Answer::Hidden);
                 }
             }
-            self.unnamed_is_ours = true;
+            self.unnamed = Unnamed::InBatch;
         }
-        context.client.unnamed = None;
     }
 
     fn describe_or_close(
@@ -301,15 +339,18 @@ impl Link {
         }
         let end = memchr(0, message.body).filter(|&end| end >= 1).ok_or(malformed)?;
         let name = &message.body[1..end];
-        if message.body[0] != b'S' || (name.is_empty() && is_close) {
+        if message.body[0] == b'S' && name.is_empty() && is_close {
+            context.client.unnamed = None;
+            self.unnamed = Unnamed::InBatch;
+            self.push_unnamed(kind, Answer::Forward);
+            return Ok(Some(self.pass(message, input, at, out)));
+        }
+        if message.body[0] != b'S' {
             self.push_extended(kind, Answer::Forward, None);
             return Ok(Some(self.pass(message, input, at, out)));
         }
         if name.is_empty() {
-            let unnamed = context.client.unnamed.take();
-            context.client.unnamed = unnamed.clone();
             self.bind_unnamed(input, context, out);
-            context.client.unnamed = unnamed;
             self.push_extended(kind, Answer::Forward, None);
             return Ok(Some(self.pass(message, input, at, out)));
         }
@@ -325,12 +366,14 @@ impl Link {
                 return Ok(Some(message.total));
             }
         }
-        let used = self.rename(message, 1..end, input, at, context, out);
-        self.push_extended(kind, Answer::Forward, None);
+        let (used, statement) = self.rename(message, 1..end, input, at, context, out);
+        self.in_extended = true;
+        self.push_op(Op { kind, answer: Answer::Forward, effect: None, statement });
         Ok(Some(used))
     }
 
-    /// Passes a message on with the statement name at `name` of its body replaced by the server's.
+    /// Passes a message on with the statement name at `name` of its body replaced by the server's. Returns the bytes used and the
+    /// statement's id, 0 if it is not one that the pooler knows.
     fn rename(
         &mut self,
         message: &Message<'_>,
@@ -339,7 +382,7 @@ impl Link {
         at: usize,
         context: &mut FrontendContext<'_>,
         out: &mut Splice<'_>,
-    ) -> usize {
+    ) -> (usize, u64) {
         let client_name = &message.body[name.clone()];
         let known = context.client.statements.as_ref().and_then(|table| table.get(client_name)).cloned();
         let substitute;
@@ -353,7 +396,7 @@ impl Link {
                 substitute = prepared::nonexistent(client_name);
                 &substitute
             }
-            None => return self.pass(message, input, at, out),
+            None => return (self.pass(message, input, at, out), 0),
         };
         let length = (message.total - 1 - client_name.len() + server_name.len()) as u32;
         let composed = out.compose(input);
@@ -364,6 +407,6 @@ impl Link {
         composed.extend_from_slice(&message.body[name.end..]);
         let there = HEADER + message.body.len();
         self.frontend_left = (message.total - there) as u32;
-        there
+        (there, known.map_or(0, |statement| statement.id))
     }
 }

@@ -74,6 +74,16 @@ enum OpKind {
     CopyEnd,
 }
 
+impl OpKind {
+    fn ends_in_ready(self) -> bool {
+        matches!(self, OpKind::Sync | OpKind::Query | OpKind::FunctionCall)
+    }
+
+    fn is_uncertain(self) -> bool {
+        self.ends_in_ready() || self == OpKind::Execute
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// Goes to the client.
@@ -84,12 +94,18 @@ enum Answer {
     Fake,
 }
 
+/// No statement has this id.
+const UNNAMED: u64 = u64::MAX;
+
 /// One outstanding response.
 #[derive(Debug)]
 struct Op {
     kind: OpKind,
     answer: Answer,
     effect: Option<Box<Effect>>,
+    /// [`Statement::id`] of the named statement that a Bind or Describe refers to, [`UNNAMED`] for a Parse or Close of the unnamed one,
+    /// 0 = none.
+    statement: u64,
 }
 
 /// What a Parse or Close did to the tables when it was sent, so that it can be undone if the server never carried it out.
@@ -127,8 +143,8 @@ impl Effect {
 #[derive(Debug, Default)]
 pub struct ClientSide {
     statements: Option<Box<ClientStatements>>,
-    /// Body of the last unnamed Parse (behind its empty name) that was not followed by a Bind: drivers that prepare, sync and bind later
-    /// get it again on whichever server they are given then.
+    /// Body of the last unnamed Parse (behind its empty name), until a simple query: drivers that prepare, sync and bind later get it
+    /// again on whichever server they are given then.
     unnamed: Option<Box<[u8]>>,
 }
 
@@ -157,7 +173,7 @@ pub enum LinkError {
     #[error("prepared statement of {0} bytes is over max_prepared_statement_bytes")]
     StatementTooLarge(u32),
     /// A type byte that this side never sends here.
-    #[error("unexpected message type {0:?} from {1}")]
+    #[error("unknown pkt from {1}: {0:?}")]
     Unexpected(char, Side),
     /// A body that does not hold what its type says.
     #[error("malformed {0} message")]
@@ -169,7 +185,7 @@ pub enum LinkError {
     #[error("Sync inside COPY FROM STDIN ahead of an error: answers can no longer be counted")]
     SyncInCopy,
     /// `disable_pqexec`.
-    #[error("simple query protocol is disabled (disable_pqexec)")]
+    #[error("PQexec disallowed (disable_pqexec)")]
     SimpleQueryDisabled,
 }
 
@@ -246,11 +262,24 @@ pub trait BackendObserver {
     fn hidden_error(&mut self, body: &[u8]);
 }
 
+/// Whose the unnamed statement of the server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unnamed {
+    /// Perhaps another client's: it must not be bound.
+    Stranger,
+    /// The present client's Parse was sent since the last Sync: if it is discarded, so is a Bind behind it.
+    InBatch,
+    /// The present client's: the server said so.
+    Ours,
+}
+
 /// The tracker of one server connection.
 #[derive(Debug)]
 pub struct Link {
     options: LinkOptions,
     pending: VecDeque<Op>,
+    /// How many of them may change what the server is able to do: fail a transaction, forget statements.
+    uncertain: u32,
     status: Status,
     /// Body bytes of the client's current message that pass unseen.
     frontend_left: u32,
@@ -274,8 +303,7 @@ pub struct Link {
     foreign_extended: bool,
     /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
     forwarded_head: u8,
-    /// The unnamed statement of the server was parsed by the present client on this link.
-    unnamed_is_ours: bool,
+    unnamed: Unnamed,
     /// Statements the server holds.
     pub statements: ServerStatements,
     /// Bytes of parse messages sent on behalf of clients, and how many (`SHOW STATS`).
@@ -299,6 +327,7 @@ impl Link {
         Self {
             options,
             pending: VecDeque::new(),
+            uncertain: 0,
             status: Status::Idle,
             frontend_left: 0,
             backend_left: 0,
@@ -311,7 +340,7 @@ impl Link {
             foreign: 0,
             foreign_extended: false,
             forwarded_head: 0,
-            unnamed_is_ours: false,
+            unnamed: Unnamed::Stranger,
             statements: ServerStatements::default(),
             counts: LinkCounts::default(),
         }
@@ -324,7 +353,7 @@ impl Link {
 
     /// Called when a client is linked.
     pub fn begin(&mut self) {
-        self.unnamed_is_ours = false;
+        self.unnamed = Unnamed::Stranger;
     }
 
     /// Nothing is outstanding, no transaction is open, both directions stand between messages: the server may go to another client.
@@ -337,6 +366,7 @@ impl Link {
         self.pending.is_empty()
             && self.foreign == 0
             && !self.in_extended
+            && !self.skip_until_sync
             && self.frontend_left == 0
             && self.backend_left == 0
             && !self.copy_in
@@ -358,9 +388,10 @@ impl Link {
         self.pending.len() + self.foreign as usize
     }
 
-    /// Whether the server reads COPY data whose end has not been sent.
-    pub fn is_copy_in(&self) -> bool {
-        self.copy_in
+    /// Whether the server waits for what only the client can send: the end of COPY data, or the Sync behind an error. [`Link::abandon`]
+    /// sends it in place of a client that has gone.
+    pub fn awaits_client(&self) -> bool {
+        self.copy_in || self.skip_until_sync
     }
 
     /// Whether bytes pass unseen because the connection is a replication stream.
@@ -387,7 +418,7 @@ impl Link {
         self.backend_left = lane.response_left;
         self.backend_left_hidden = false;
         self.forwarded_head = lane.response_head;
-        self.unnamed_is_ours = lane.unnamed;
+        self.unnamed = if lane.unnamed { Unnamed::Ours } else { Unnamed::Stranger };
     }
 
     /// Asks the server `sql` by the simple protocol; the answer is swallowed, errors in it go to [`BackendObserver::hidden_error`].
@@ -408,12 +439,18 @@ impl Link {
                 op.answer = Answer::Hidden;
             }
         }
+        let was_copy = self.copy_in;
         if self.copy_in {
             crate::prepared::message(out, b'f', &[b"client disconnected\0"]);
             self.push(OpKind::CopyEnd, Answer::Hidden, None);
             self.copy_in = false;
         }
         if self.in_extended || self.skip_until_sync {
+            if !self.skip_until_sync && !was_copy {
+                // A Sync alone would commit what its client had not: an error goes ahead of it.
+                crate::prepared::message(out, b'B', &[b"\0", &crate::prepared::nonexistent(b"gone"), b"\0\0\0\0\0\0\0"]);
+                self.push(OpKind::Bind, Answer::Hidden, None);
+            }
             crate::prepared::message(out, b'S', &[]);
             self.push(OpKind::Sync, Answer::Hidden, None);
             self.in_extended = false;
@@ -423,7 +460,29 @@ impl Link {
     }
 
     fn push(&mut self, kind: OpKind, answer: Answer, effect: Option<Box<Effect>>) {
-        self.pending.push_back(Op { kind, answer, effect });
+        self.push_op(Op { kind, answer, effect, statement: 0 });
+    }
+
+    fn push_op(&mut self, op: Op) {
+        self.uncertain += u32::from(op.kind.is_uncertain());
+        self.pending.push_back(op);
+    }
+
+    /// The same, as the next to be answered.
+    fn push_front_op(&mut self, op: Op) {
+        self.uncertain += u32::from(op.kind.is_uncertain());
+        self.pending.push_front(op);
+    }
+
+    fn pop(&mut self) -> Option<Op> {
+        let op = self.pending.pop_front()?;
+        self.uncertain -= u32::from(op.kind.is_uncertain());
+        Some(op)
+    }
+
+    /// Whether the server is known to be able to parse, and to have the statements it is thought to have, when it reads what is sent now.
+    fn is_certain(&self) -> bool {
+        self.status != Status::Failed && self.uncertain == 0 && self.foreign == 0
     }
 }
 

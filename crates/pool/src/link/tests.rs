@@ -404,7 +404,7 @@ fn a_copy_that_a_lane_began_ends() {
         if !begun {
             b.server_sends(std::slice::from_ref(&copy_in_response));
         }
-        assert!(b.link.is_copy_in());
+        assert!(b.link.awaits_client());
         b.client_sends(&[m(b'd', b"row\n"), m(b'c', b"")]);
         b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
         assert!(b.link.is_quiescent(), "begun: {begun}");
@@ -428,7 +428,7 @@ fn a_copy_of_the_extended_protocol_that_a_lane_began_ends_with_its_second_sync()
     let mut b = Bench::new();
     b.link.adopt(LaneState { extended: true, ..ADOPTED });
     b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'G', &[0, 0, 0])]);
-    assert!(b.link.is_copy_in());
+    assert!(b.link.awaits_client());
     b.client_sends(&[m(b'd', b"row\n"), m(b'c', b""), m(b'S', b"")]);
     b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
     assert!(b.link.is_quiescent());

@@ -5,19 +5,21 @@
 //! not given to anybody (`Core::cancel_begun`). PostgreSQL closes the connection of a CancelRequest after it has sent the signal (manual,
 //! 55.2.9 "Canceling Requests in Progress"), so the end of that connection is the end of the window.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::net::{RecvFlags, SendFlags};
+use underpass_config::Host;
 use underpass_pool::{PoolId, ServerId};
 use underpass_pool::core::ClientRef;
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::{error_response, ready_for_query};
 use underpass_wire::backend::{Report, Severity, TransactionStatus};
 
-use super::{Entry, Source, Worker};
+use super::{Entry, Source, Worker, peer};
 use crate::client::{Phase, key_of};
-use crate::net;
+use crate::net::{self, Endpoint};
 use crate::server::{SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -26,28 +28,46 @@ use crate::table::Key;
 pub(crate) struct CancelConnection {
     fd: OwnedFd,
     request: Vec<u8>,
-    /// The server that is held back meanwhile, and where it lives.
-    pub id: ServerId,
-    server: Key,
+    /// The server that is held back meanwhile, and where it lives; none if the request goes to a peer.
+    held: Option<(ServerId, Key)>,
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
     pub since: Instant,
 }
 
 impl CancelConnection {
-    /// The pool of the server that is meant.
-    pub fn pool(&self) -> PoolId {
-        self.id.pool
+    /// The server that is meant.
+    pub fn server(&self) -> Option<ServerId> {
+        self.held.map(|(id, _)| id)
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> Option<PoolId> {
+        self.server().map(|id| id.pool)
     }
 }
 
 impl Worker {
     /// A client sent a CancelRequest. Its connection stays open until the request has been carried out, as PostgreSQL's would.
     pub(super) fn cancel_requested(&mut self, asker: Key, process_id: u32, secret: &[u8]) {
-        let key = secret.first_chunk::<4>().map_or(0, |secret| {
-            u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*secret))
+        let (key, tail) = secret.split_first_chunk::<4>().map_or((0, secret), |(head, tail)| {
+            (u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*head)), tail)
         });
-        let target = (secret.len() == 4).then(|| lock(&self.shared.cancel_keys).get(&key).copied()).flatten();
+        let settings = self.shared.settings.load_full();
+        if let Some(peer) = peer::other(key, settings.config.peer_id.0).and_then(|id| settings.config.peers.get(&id)) {
+            return match peer::forwarded(key) {
+                Some(key) => self.cancel_at_peer(asker, peer, key, tail),
+                None => {
+                    log::warn!("cancel request went in circles among [peers]");
+                    self.drop_client(asker);
+                }
+            };
+        }
+        let own = peer::own(key, settings.config.peer_id.0);
+        let target = lock(&self.shared.cancel_keys)
+            .get(&own)
+            .filter(|target| equal_in_constant_time(&target.tail, tail))
+            .map(|target| target.client);
         let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
         match target {
             None => {
@@ -55,6 +75,55 @@ impl Worker {
                 self.cancel_answered(asker);
             }
             Some(target) => self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker))),
+        }
+    }
+
+    /// Another pooler of `[peers]` gave this key away: it gets the request as it came.
+    fn cancel_at_peer(&mut self, asker: Key, peer: &underpass_config::Peer, key: u64, tail: &[u8]) {
+        let mut request = Vec::new();
+        let secret = [&(key as u32).to_be_bytes()[..], tail].concat();
+        underpass_wire::startup::build::cancel_request(&mut request, (key >> 32) as u32, &secret);
+        let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
+        let port = peer.port;
+        let name = match &peer.host {
+            Host::Ip(address) => address.to_string(),
+            Host::Name(name) => name.clone(),
+            host @ (Host::Unix(_) | Host::Abstract(_)) => {
+                let path = host.socket_path(port).unwrap_or_default();
+                return self.cancel_to(&Endpoint::Unix(path, port), request, None, asker);
+            }
+        };
+        let (shared, index) = (self.shared.clone(), self.index);
+        self.shared.resolver.resolve(name, move |answer| {
+            shared.mailboxes[index as usize].post(Box::new(move |worker| match answer {
+                Ok(addresses) => {
+                    worker.cancel_to(&Endpoint::Tcp(SocketAddr::new(addresses[0], port)), request, None, asker);
+                }
+                Err(error) => {
+                    log::warn!("cancel request for a peer: {error}");
+                    worker.cancel_answered(asker);
+                }
+            }));
+        });
+    }
+
+    /// Sends `request` to `address`; the asker is answered when that is done, or cannot be.
+    fn cancel_to(&mut self, address: &Endpoint, request: Vec<u8>, held: Option<(ServerId, Key)>, asker: ClientRef) {
+        match net::connect(address) {
+            Ok(fd) => self.cancel_open(fd, request, held, Some(asker)),
+            Err(error) => {
+                log::warn!("cannot connect to {address} for a cancel request: {error}");
+                self.cancel_answered(asker);
+            }
+        }
+    }
+
+    fn cancel_open(&mut self, fd: OwnedFd, request: Vec<u8>, held: Option<(ServerId, Key)>, asker: Option<ClientRef>) {
+        let since = self.now;
+        let connection = self.cancels.insert(|_| CancelConnection { fd, request, held, asker, since });
+        let watched = self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
+        if !matches!(watched, Some(Ok(()))) {
+            self.cancel_finished(connection);
         }
     }
 
@@ -68,7 +137,13 @@ impl Worker {
     }
 
     fn cancel_client(&mut self, target: ClientRef, asker: ClientRef) {
+        // Which server a lane's client is linked to is known once user space has the link; it keeps it until the answer is out.
+        self.lane_client_up(key_of(target));
         let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
+        if matches!(client.phase, Phase::Lane) {
+            // A program was just running.
+            return self.post(self.index, Box::new(move |worker| worker.cancel_client(target, asker)));
+        }
         if client.on_console {
             self.console_cancelled(key_of(target));
             return self.cancel_answered(asker);
@@ -103,12 +178,7 @@ impl Worker {
         if !lock(&self.shared.core).cancel_begun(id) {
             return false;
         }
-        let since = self.now;
-        let connection = self.cancels.insert(|_| CancelConnection { fd, request, id, server: key, asker, since });
-        let watched = self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
-        if !matches!(watched, Some(Ok(()))) {
-            self.cancel_finished(connection);
-        }
+        self.cancel_open(fd, request, Some((id, key)), asker);
         true
     }
 
@@ -135,13 +205,21 @@ impl Worker {
     /// The request was carried out, failed or took too long: its server may serve others again.
     pub(super) fn cancel_finished(&mut self, key: Key) {
         let Some(connection) = self.cancels.remove(key) else { return };
+        if let Some((id, server)) = connection.held {
+            self.cancel_released(id, server);
+        }
+        if let Some(asker) = connection.asker {
+            self.cancel_answered(asker);
+        }
+    }
+
+    fn cancel_released(&mut self, id: ServerId, server: Key) {
         let (released, pending) = {
             let mut core = lock(&self.shared.core);
-            (core.cancel_done(connection.id), core.is_canceling(connection.id))
+            (core.cancel_done(id), core.is_canceling(id))
         };
-        let server = connection.server;
         match self.servers.get(server) {
-            Some(Entry::Here(s)) if s.id == connection.id => match s.work {
+            Some(Entry::Here(s)) if s.id == id => match s.work {
                 Work::Resting if released => self.give_back(server),
                 // It came to rest and waited for this.
                 Work::Settling { step: SettleStep::Draining, .. } if !pending && s.link.is_settled() => {
@@ -150,9 +228,6 @@ impl Worker {
                 _ => {}
             },
             _ => {}
-        }
-        if let Some(asker) = connection.asker {
-            self.cancel_answered(asker);
         }
     }
 
@@ -191,4 +266,9 @@ fn complete_requests(mut bytes: &[u8]) -> Option<usize> {
         bytes = bytes.get(length + 1..)?;
     }
     Some(requests)
+}
+
+/// Whether two secrets are the same, in a time that does not tell where they differ.
+fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -17,6 +17,10 @@ use crate::table::Key;
 /// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
 const PIPELINE_MAX: usize = 32 * 1024;
 
+/// ReadyForQuery in a transaction, and in one that failed.
+const READY_IN_TRANSACTION: &[u8] = b"Z\0\0\0\x05T";
+const READY_IN_FAILED: &[u8] = b"Z\0\0\0\x05E";
+
 /// Whether a handler goes on reading.
 #[derive(PartialEq, Eq)]
 enum Flow {
@@ -89,7 +93,23 @@ impl Worker {
             }
             return;
         }
-        // Bytes are left over from before.
+        // Bytes are left over from before. A server is of no use for half a message: without more to read the client waits for the rest.
+        if !holds_message(&client.inbox) {
+            match client.transport.read_more(&mut client.inbox, SCRATCH_BYTES) {
+                Ok(outcome) if outcome.count == 0 => {
+                    return self.close_client(key, Farewell::quiet("client unexpected eof"));
+                }
+                Ok(outcome) => {
+                    client.readable = outcome.maybe_more;
+                    client.count_read(outcome.count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    client.readable = false;
+                    return;
+                }
+                Err(error) => return self.client_io_failed(key, &error),
+            }
+        }
         if client.inbox[0] == b'X' {
             return self.close_client(key, Farewell::quiet("client close request"));
         }
@@ -386,7 +406,11 @@ impl Worker {
             let mut out = Splice::new(compose);
             let side = client.as_deref_mut().map(|client| &mut client.side);
             let result = server.link.backend(bytes, side, observed, &mut out);
-            let passed = out.bytes(bytes);
+            let mut passed = out.bytes(bytes);
+            if server.pool_mode() == PoolMode::Statement && server.link.status() != Status::Idle && server.link.is_settled() {
+                // A ReadyForQuery inside a transaction is the last that this client would hear: it gets an error in its place.
+                passed = passed.strip_suffix(READY_IN_TRANSACTION).or(passed.strip_suffix(READY_IN_FAILED)).unwrap_or(passed);
+            }
             let meter = stats::meter(meters, server.pool.id);
             let mut client_failed = None;
             match (&mut client, &mut server.work) {
@@ -499,11 +523,11 @@ impl Worker {
                     self.settled(key);
                     return false;
                 }
-                if server.link.is_copy_in() {
-                    // The client's COPY began after it had left: nobody else can end it.
+                if server.link.awaits_client() {
+                    // A COPY began or an error came after the client had left: nobody else can end it.
                     let mut out = Vec::new();
                     if !server.link.abandon(&mut out) || server.outbox.send(&mut server.transport, &out).is_err() {
-                        self.close_server(key, "COPY of a client that left could not be ended");
+                        self.close_server(key, "what a client left behind could not be ended");
                         return false;
                     }
                 }
@@ -537,6 +561,12 @@ impl Worker {
         }
         self.observed.parameters = changes;
     }
+}
+
+/// Whether `bytes` begin with a whole message.
+fn holds_message(bytes: &[u8]) -> bool {
+    let Some(&[_, a, b, c, d]) = bytes.first_chunk() else { return false };
+    bytes.len() as u64 > u64::from(u32::from_be_bytes([a, b, c, d]))
 }
 
 /// Where bytes of a client lie.

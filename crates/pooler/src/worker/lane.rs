@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use underpass_console::rows::Replication;
 use underpass_pool::ServerId;
 use underpass_pool::core::ClientRef;
 use underpass_pool::link::{LaneState, Status};
@@ -78,7 +79,9 @@ impl Worker {
             return;
         }
         let pool = pool.slot;
+        // A replication client is about to be linked to a server of its own.
         if !matches!(client.phase, Phase::Idle)
+            || client.replication != Replication::None
             || client.readable
             || client.ended
             || client.side.statement_count() > 0

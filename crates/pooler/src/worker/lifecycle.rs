@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use underpass_config::PoolMode;
-use underpass_console::logline::Level;
 use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
@@ -19,6 +18,7 @@ use underpass_wire::backend::{Report, Severity};
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
 use crate::logging;
+use crate::pool::{ConnectError, Pool};
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -47,6 +47,10 @@ impl Worker {
     /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
     /// to be prepared: see [`Work`].
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
+        if lock(&self.shared.core).is_failing(pool) {
+            self.fail_fast(key, pool);
+            return None;
+        }
         let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
         match acquired {
             Acquired::Granted { id: _, server, check } => match self.take_home(server) {
@@ -64,6 +68,8 @@ impl Worker {
                         phase => *phase = Phase::Waiting { ticket, since: self.now, notified: false },
                     }
                 }
+                // Launch in any case: the next client finds out whether the refusal still stands.
+                self.refuse_waiting(key, pool);
                 self.launch(pool);
                 None
             }
@@ -278,7 +284,8 @@ impl Worker {
             client.phase = Phase::Idle;
             client.query_at = None;
             client.transaction_at = None;
-            if client.readable || client.ended || !client.inbox.is_empty() {
+            // What is left in the inbox is half a message: its rest will be announced.
+            if client.readable || client.ended {
                 self.again.push(Again::Client(client_key));
             }
         }
@@ -399,6 +406,14 @@ impl Worker {
         }
     }
 
+    /// Opens a connection although nobody waits, because those who would are refused while connecting fails.
+    pub(super) fn relaunch(&mut self, pool: PoolId) {
+        let id = lock(&self.shared.core).retry(pool, self.now);
+        if let Some(id) = id {
+            self.open_server(id, false);
+        }
+    }
+
     /// Opens connections as the pool needs and may have.
     pub(crate) fn launch(&mut self, pool: PoolId) {
         loop {
@@ -435,7 +450,16 @@ impl Worker {
         let login = matches!(server.work, Work::Login(_));
         lock(&self.shared.core).closed(id, login, self.now);
         if login {
-            pool.last_error.store(Some(Arc::new(reason.to_owned())));
+            let error = match &server.refusal {
+                Some(body) => ConnectError::refused(body),
+                None => ConnectError { message: reason.to_owned(), refused: None },
+            };
+            let is_refused = error.refused.is_some();
+            pool.last_error.store(Some(Arc::new(error)));
+            if is_refused {
+                let pool = pool.clone();
+                self.shared.broadcast(move |worker| worker.refuse_logins(&pool));
+            }
         }
         let affected = match &server.work {
             Work::Client(client) => Some((*client, false)),
@@ -471,6 +495,32 @@ impl Worker {
         self.launch(pool.id);
     }
 
+    /// Clients that log in and would have to wait for a server of `pool`, which PostgreSQL refuses, learn it at once.
+    fn refuse_logins(&mut self, pool: &Pool) {
+        let Some(error) = pool.last_error.load_full() else { return };
+        for key in self.clients.keys() {
+            let waits = matches!(self.clients.get(key).map(|client| &client.phase),
+                Some(Phase::Login(login)) if login.ticket.is_some_and(|(waits_for, _)| waits_for == pool.id));
+            if waits {
+                self.close_client(key, error.farewell());
+            }
+        }
+    }
+
+    /// Whether the client at `key`, which has just queued, is told that no server of `pool` will come (PgBouncer: `check_fast_fail`).
+    fn refuse_waiting(&mut self, key: Key, pool: PoolId) -> bool {
+        let error = {
+            let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            names.pools.get(pool.0 as usize).and_then(|pool| pool.last_error.load_full())
+        };
+        let Some(error) = error.filter(|error| error.refused.is_some()) else { return false };
+        if lock(&self.shared.core).has_servers(pool) {
+            return false;
+        }
+        self.close_client(key, error.farewell());
+        true
+    }
+
     fn log_close(&self, server: &mut Server, reason: &str) {
         let config = &self.shared.settings.load().config;
         let age = self.now.saturating_duration_since(server.connected_at).as_secs();
@@ -498,15 +548,19 @@ impl Worker {
         client.request_at = self.now;
         {
             let config = &self.shared.settings.load().config;
-            let wanted = if farewell.is_error { config.log_pooler_errors } else { config.log_disconnections };
-            if wanted {
-                let age = self.now.saturating_duration_since(client.connected_at).as_secs();
-                let mut line = text::closing(&farewell.reason, age);
-                if farewell.is_error {
-                    line.level = Level::Warning;
+            // The phase has moved on already; names that only the login knew are still wanted.
+            let label = client.label_in(&phase);
+            if let (Phase::Login(login), true, true) = (&phase, farewell.report.is_some(), config.log_connections) {
+                if let Some(startup) = &login.startup {
+                    logging::phrase(Some(label), &text::login_failed(&startup.database, Some(&startup.user)));
                 }
-                // The phase has moved on already; names that only the login knew are still wanted.
-                logging::phrase(Some(client.label_in(&phase)), &line);
+            }
+            if config.log_disconnections {
+                let age = self.now.saturating_duration_since(client.connected_at).as_secs();
+                logging::phrase(Some(label), &text::closing(&farewell.reason, age));
+            }
+            if farewell.is_error && config.log_pooler_errors {
+                logging::phrase(Some(label), &text::pooler_error(&farewell.reason));
             }
         }
         if let Some((sqlstate, message)) = &farewell.report {
@@ -558,6 +612,7 @@ impl Worker {
             return self.close_server(key, "client disconnected in the middle of a message");
         }
         let busy = server.link.is_busy();
+        server.request_at = now;
         server.work = Work::Settling { step: SettleStep::Draining, since: now };
         let id = server.id;
         if let Err(error) = server.outbox.send(&mut server.transport, &out) {

@@ -7,21 +7,23 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
+use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
-use underpass_console::{Access, text};
+use underpass_console::text::{self, reason};
+use underpass_console::Access;
 use underpass_pool::core::ClientRef;
-use underpass_pool::params::ParameterSet;
+use underpass_pool::params::{ParameterSet, SharedParameters};
 use underpass_tls::SslMode;
 use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
 use underpass_wire::startup::{self, FirstPacket, ProtocolVersion};
 use underpass_wire::{Header, SqlState};
 
-use super::{Again, Farewell, Worker};
+use super::{Again, Farewell, Worker, peer};
 use crate::client::{Client, LoginStep, Phase, Startup};
-use crate::logging;
+use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint};
 use crate::settings::Settings;
-use crate::shared::{lock, phase};
+use crate::shared::{CancelTarget, lock, phase};
 use crate::table::Key;
 
 /// Most bytes of a client that is not logged in: a first packet, or an authentication message.
@@ -58,6 +60,9 @@ impl Worker {
                     return;
                 }
                 Err(error) => return self.client_io_failed(key, &error),
+            }
+            if client.inbox.len() > LOGIN_BYTES_MAX + 4096 {
+                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"));
             }
             self.login_step(key);
             match self.clients.get(key) {
@@ -129,6 +134,10 @@ impl Worker {
                 _ => self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable")),
             },
             FirstPacket::Cancel(request) => self.cancel_requested(key, request.process_id, request.secret_key),
+            FirstPacket::UnsupportedProtocol(version) if version.major == 2 => self.close_client(
+                key,
+                Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2),
+            ),
             FirstPacket::UnsupportedProtocol(version) => self.close_client(
                 key,
                 Farewell::told(
@@ -148,7 +157,10 @@ impl Worker {
                         key,
                         Farewell::told(
                             SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
-                            "no user name, or a startup parameter that is not UTF-8",
+                            match message.user() {
+                                None | Some(b"") => reason::NO_USERNAME,
+                                Some(_) => "startup parameter that is not UTF-8",
+                            },
                         ),
                     );
                 };
@@ -223,7 +235,7 @@ impl Worker {
         if requires_tls && client.transport.tls().is_none() && client.address.ip().is_some() {
             return self.close_client(
                 key,
-                Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, "TLS required (client_tls_sslmode)"),
+                Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, reason::SSL_REQUIRED),
             );
         }
         let is_console = startup.database == CONSOLE;
@@ -237,7 +249,9 @@ impl Worker {
                 Some(_) => Replication::Physical,
             };
             let line = text::login_attempt(&startup.database, &startup.user, tls.as_deref(), replication);
-            logging::phrase(Some(client.label()), &line);
+            // The database is not settled yet: the line names the one that was asked for.
+            let label = SocketLabel { database: Some(&startup.database), ..client.label() };
+            logging::phrase(Some(label), &line);
         }
         let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
         let refusal = if is_console {
@@ -265,9 +279,20 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Login(login) = &mut client.phase else { return };
         login.is_console = is_console;
+        // Said before anything else, where PostgreSQL says it.
+        let mut negotiation = Vec::new();
+        if startup.minor > 2 || !startup.unknown_options.is_empty() {
+            let version = if startup.minor >= 2 { ProtocolVersion::V3_2 } else { ProtocolVersion::V3_0 };
+            build::negotiate_protocol_version(&mut negotiation, version, startup.unknown_options.iter().map(String::as_bytes));
+        }
         login.startup = Some(startup);
         if let Some(farewell) = refusal {
             return self.close_client(key, farewell);
+        }
+        if !negotiation.is_empty() {
+            if let Err(error) = client.outbox.send(&mut client.transport, &negotiation) {
+                return self.client_io_failed(key, &error);
+            }
         }
         self.choose_method(key, settings);
     }
@@ -277,22 +302,20 @@ impl Worker {
         let config = &settings.config;
         let client = self.clients.get_mut(key)?;
         let (database, user) = (client.database.clone()?, client.user.clone()?);
-        let told = |what: &str| {
-            Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, format!("no more connections allowed ({what})")))
-        };
+        let told = |what: &str| Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, what));
         client.counted = true;
         let of_database = database.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let of_user = user.clients.fetch_add(1, Ordering::Relaxed) + 1;
         if self.shared.clients.load(Ordering::Relaxed) > config.max_client_conn {
-            return told("max_client_conn");
+            return told(reason::MAX_CLIENT_CONN);
         }
         let database_max = config.max_db_client_connections(&database.settings.load());
         if database_max > 0 && of_database > database_max {
-            return told("max_db_client_connections");
+            return told(reason::MAX_DB_CLIENT_CONNECTIONS);
         }
         let user_max = config.max_user_client_connections(&user.name);
         if user_max > 0 && of_user > user_max {
-            return told("max_user_client_connections");
+            return told(reason::MAX_USER_CLIENT_CONNECTIONS);
         }
         None
     }
@@ -344,6 +367,11 @@ impl Worker {
                 }
             }
         };
+        let has_forced_user = client.database.as_ref().is_some_and(|database| database.settings.load().user.is_some());
+        if method == Method::Any && !login.is_console && !has_forced_user {
+            log_socket!(Error, client.label(), "config_error", "auth_type=any requires forced user");
+            return self.close_client(key, Farewell::told(SqlState::CONFIG_FILE_ERROR, reason::CONFIG_ERROR));
+        }
         login.method = Some(method);
         login.method_map = map;
         let user = startup.user.clone();
@@ -496,14 +524,27 @@ impl Worker {
         let configured = database.settings.load();
         let user = match &configured.user {
             Some(forced) => self.shared.user(forced),
+            None if config.auth_type == AuthType::Any => {
+                return self.close_client(
+                    key,
+                    Farewell {
+                        report: Some((SqlState::PROTOCOL_VIOLATION, "bouncer config error".into())),
+                        reason: "auth_type=any requires forced user".into(),
+                        is_error: true,
+                    },
+                );
+            }
             None => self.shared.user(&startup.user),
         };
         let pool = self.shared.pool(&database, &user, self.now);
-        if proved.keys.is_some() || proved.password.is_some() {
-            pool.proved.store(Some(Arc::new(proved)));
-        }
-        if let Some(secret) = login.secret.clone() {
-            pool.secret.store(Some(secret));
+        // What a client proved opens servers for its own name only, never for a forced user's.
+        if user.name == startup.user {
+            if proved.keys.is_some() || proved.password.is_some() {
+                pool.proved.store(Some(Arc::new(proved)));
+            }
+            if let Some(secret) = login.secret.clone() {
+                pool.secret.store(Some(secret));
+            }
         }
         pool.clients.fetch_add(1, Ordering::Relaxed);
         client.in_pool = true;
@@ -536,32 +577,36 @@ impl Worker {
             return self.close_client(key, Farewell::told(SqlState::CONNECTION_FAILURE, "server login failed"));
         };
         let Phase::Login(login) = &client.phase else { return };
-        let Some(startup) = login.startup.clone() else { return };
-        let wanted = match requested_parameters(&startup, &reported, &settings, client) {
-            Ok(wanted) => wanted,
-            Err(message) => {
-                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, message));
+        let Some(startup) = &login.startup else { return };
+        match requested_parameters(startup, &reported, &settings, client) {
+            // One shared copy, if the client wants what every session has.
+            Ok(wanted) if wanted == *reported => self.welcome_with(key, reported),
+            Ok(wanted) => {
+                let wanted = self.shared.intern_parameters(wanted);
+                self.welcome_with(key, wanted);
             }
-        };
-        let minor = startup.minor;
-        let mut out = Vec::with_capacity(512);
-        if minor > 2 || !startup.unknown_options.is_empty() {
-            build::negotiate_protocol_version(
-                &mut out,
-                if minor >= 2 { ProtocolVersion::V3_2 } else { ProtocolVersion::V3_0 },
-                startup.unknown_options.iter().map(String::as_bytes),
-            );
+            Err(message) => self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, message)),
         }
+    }
+
+    /// The same, with the parameters that its session has.
+    pub(super) fn welcome_with(&mut self, key: Key, wanted: SharedParameters) {
+        let settings = self.shared.settings.load_full();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(pool) = client.pool.clone() else { return };
+        let Phase::Login(login) = &client.phase else { return };
+        let minor = login.startup.as_ref().map_or(0, |startup| startup.minor);
+        let mut out = Vec::with_capacity(512);
         build::authentication_ok(&mut out);
         for (name, value) in wanted.iter() {
             build::parameter_status(&mut out, name.as_bytes(), value.as_bytes());
         }
-        client.parameters =
-            if wanted == *reported { reported } else { self.shared.intern_parameters(wanted) };
+        client.parameters = wanted;
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
-        let cancel_key = self.shared.new_cancel_key(me);
+        let (cancel_key, tail) = self.shared.new_cancel_key(me, minor >= 2);
         client.cancel_key = cancel_key;
-        build::backend_key_data(&mut out, (cancel_key >> 32) as u32, &(cancel_key as u32).to_be_bytes());
+        let secret = [&(cancel_key as u32).to_be_bytes()[..], &tail].concat();
+        build::backend_key_data(&mut out, (cancel_key >> 32) as u32, &secret);
         if let Some(text) = settings.config.login_notify_message.as_deref().filter(|text| !text.is_empty()) {
             build::notice_response(&mut out, &Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, text));
         }
@@ -647,20 +692,24 @@ fn option_settings(options: &str) -> Option<Vec<(String, String)>> {
     Some(all)
 }
 
+/// Secret bytes that clients of protocol 3.2 get beyond the four that all get.
+const LONG_KEY_TAIL: usize = 28;
+
 impl crate::shared::Shared {
-    /// A fresh cancel key for a client, entered into the table.
-    pub(crate) fn new_cancel_key(&self, client: ClientRef) -> u64 {
+    /// A fresh cancel key for a client, entered into the table: process id and the first four secret bytes, and the further ones that a
+    /// client of protocol 3.2 gets (manual, 55.7 "Message Formats": BackendKeyData).
+    pub(crate) fn new_cancel_key(&self, client: ClientRef, long: bool) -> (u64, Vec<u8>) {
+        let peer_id = self.settings.load().config.peer_id.0;
         let mut keys = lock(&self.cancel_keys);
         loop {
-            let mut bytes = [0; 8];
-            if getrandom::fill(&mut bytes).is_err() {
-                return 0;
+            let (mut bytes, mut tail) = ([0; 8], vec![0; if long { LONG_KEY_TAIL } else { 0 }]);
+            if getrandom::fill(&mut bytes).is_err() || getrandom::fill(&mut tail).is_err() {
+                return (0, tail);
             }
-            // The process id is positive for clients that print it.
-            let key = u64::from_ne_bytes(bytes) & 0x7fff_ffff_ffff_ffff;
+            let key = peer::mark(u64::from_ne_bytes(bytes), peer_id);
             if key >> 32 != 0 && !keys.contains_key(&key) {
-                keys.insert(key, client);
-                return key;
+                keys.insert(key, CancelTarget { client, tail: tail.clone().into() });
+                return (key, tail);
             }
         }
     }

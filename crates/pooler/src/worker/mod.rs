@@ -13,6 +13,7 @@ mod lifecycle;
 mod lane;
 mod listen;
 pub(crate) mod login;
+mod peer;
 mod server_login;
 mod stats;
 mod suspend;
@@ -172,6 +173,10 @@ impl Worker {
 
     /// Takes no more connections, for good.
     pub(crate) fn stop_listening(&mut self) {
+        // Those that the kernel let in already are told, instead of being reset.
+        for index in 0..self.listeners.len() {
+            self.accept(index);
+        }
         self.unwatch_listeners();
         self.listeners.clear();
     }

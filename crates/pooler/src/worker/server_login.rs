@@ -22,7 +22,7 @@ use super::{Entry, Farewell, Source, Worker};
 use crate::client::Phase;
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
-use crate::pool::Pool;
+use crate::pool::{ConnectError, Pool};
 use crate::resolver::Answer;
 use crate::server::{Server, ServerLogin, ServerLoginStep, SettleStep, Work};
 use crate::settings::Settings;
@@ -171,7 +171,7 @@ impl Worker {
     /// There is not even a socket.
     fn connect_failed(&mut self, id: ServerId, pool: &Arc<Pool>, client: Option<Key>, message: String) {
         log::warn!("S: {}/{} {message}", pool.database.name, pool.user.name);
-        pool.last_error.store(Some(Arc::new(message.clone())));
+        pool.last_error.store(Some(Arc::new(ConnectError { message: message.clone(), refused: None })));
         pool.database.next_host.fetch_add(1, Ordering::Relaxed);
         lock(&self.shared.core).closed(id, true, self.now);
         if let Some(client) = client {
@@ -282,12 +282,15 @@ impl Worker {
             b'K' => server.cancel_key = body.to_vec(),
             b'N' | b'v' => {}
             b'E' => {
-                let text = crate::error_message(body);
                 let replication = login_of(server).replication.as_ref().map(|(client, _)| *client);
                 if let Some(client) = replication.and_then(|client| self.clients.get_mut(client)) {
                     let _ = client.outbox.send(&mut client.transport, &message);
                 }
-                return Err(format!("server login failed: {text}"));
+                let (severity, text) = (crate::error_field(body, b'S'), crate::error_field(body, b'M'));
+                let failed = text::server_login_failed(Some((&severity, &text)));
+                logging::phrase(Some(server.label()), &failed);
+                server.refusal = Some(body.to_vec());
+                return Err(failed.text);
             }
             b'Z' => {
                 self.server_logged_in(key, settings);
@@ -355,20 +358,26 @@ impl Worker {
     fn replication_ready(&mut self, key: Key, client: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         let pool = server.pool.clone();
+        let reported = server.parameters.clone();
         lock(&self.shared.core).dedicated_ready(server.id);
-        if pool.welcome().is_none() {
-            pool.welcome.store(Some(server.parameters.clone()));
-        }
         server.work = Work::Client(client);
         server.link.set_options(underpass_pool::link::LinkOptions { rename_statements: false, ..pool.settings.load().link });
         server.link.begin();
-        if self.clients.get(client).is_none() {
+        if !self.clients.get(client).is_some_and(|client| client.is_login()) {
+            // It may still be there to take its last bytes, but it is on its way out.
+            if let Some(server) = self.server(key) {
+                server.work = Work::Resting;
+            }
             return self.close_server(key, "replication client left");
         }
-        self.welcome(client);
+        // Its parameters were the server's startup parameters: what that reports is what the client has.
+        self.welcome_with(client, reported);
         if let Some(client_state) = self.clients.get_mut(client) {
+            if !matches!(client_state.phase, Phase::Idle) {
+                return;
+            }
             client_state.phase = Phase::Linked(key);
-            if client_state.readable || !client_state.inbox.is_empty() {
+            if client_state.readable || client_state.ended || !client_state.inbox.is_empty() {
                 self.start_forwarding(client, key);
             }
         }

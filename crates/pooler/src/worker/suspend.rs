@@ -90,11 +90,15 @@ impl Worker {
         }
         let mut is_flushed = true;
         for key in self.clients.keys() {
-            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) && !self.lane_take(key) {
+            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane))
+                && !self.lane_take(key)
+            {
                 is_flushed = false;
                 continue;
             }
-            let Some(client) = self.clients.get_mut(key).filter(|client| !client.outbox.is_empty()) else { continue };
+            let Some(client) = self.clients.get_mut(key).filter(|client| !client.outbox.is_empty()) else {
+                continue;
+            };
             match client.outbox.drain(&mut client.transport) {
                 Ok(true) => {}
                 Ok(false) if client.on_console || !is_late => is_flushed &= client.on_console,

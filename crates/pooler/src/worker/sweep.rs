@@ -11,13 +11,16 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
-use crate::server::Work;
+use crate::server::{SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
 use crate::table::Key;
 
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause between cancel requests for the statement of a client that left.
+const CANCEL_AGAIN: Duration = Duration::from_millis(300);
 
 impl Worker {
     pub(super) fn sweep(&mut self) {
@@ -78,7 +81,7 @@ impl Worker {
                             let why = client.pool.as_ref().and_then(|pool| pool.last_error.load_full());
                             let mut text = "No server connection available in postgres backend, client being queued".to_owned();
                             if let Some(why) = why {
-                                text = format!("{text} (last connection attempt: {why})");
+                                text = format!("{text} (last connection attempt: {})", why.message);
                             }
                             let mut out = Vec::new();
                             notice_response(&mut out, &Report::new(Severity::Notice, SqlState::TOO_MANY_CONNECTIONS, &text));
@@ -131,6 +134,24 @@ impl Worker {
         }
     }
 
+    /// A client that asks for a server when connecting has failed and there is none: it is told so at once, and not kept in a queue
+    /// that nothing moves. Its asking makes the next attempt, not before `server_login_retry`.
+    pub(super) fn fail_fast(&mut self, key: Key, pool: underpass_pool::PoolId) {
+        let error = {
+            let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            names.pools.get(pool.0 as usize).and_then(|pool| pool.last_error.load_full())
+        };
+        self.relaunch(pool);
+        let farewell = error.map_or_else(
+            || {
+                let message = "server login has been failing, try again later (server_login_retry)";
+                Farewell::told(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, message)
+            },
+            |error| error.farewell(),
+        );
+        self.close_client(key, farewell);
+    }
+
     /// A login that waits for a server is told at once when connecting fails: what it waits for will not come soon.
     fn failing_fast(&self, pool: underpass_pool::PoolId, waited: Duration) -> Option<Farewell> {
         if waited < Duration::from_millis(200) {
@@ -139,9 +160,7 @@ impl Worker {
         let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let pool = names.pools.get(pool.0 as usize)?;
         let error = pool.last_error.load_full()?;
-        lock(&self.shared.core).last_connect_failed(pool.id).then(|| {
-            Farewell::told(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, format!("server login has been failing: {error}"))
-        })
+        lock(&self.shared.core).last_connect_failed(pool.id).then(|| error.farewell())
     }
 
     /// A client that a lane carries: its times are in the lane's slot. One that is late comes up, and is dealt with as any other then.
@@ -176,6 +195,11 @@ impl Worker {
         let config = &settings.config;
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            let due = self.now.saturating_duration_since(server.request_at) >= CANCEL_AGAIN;
+            if matches!(server.work, Work::Settling { step: SettleStep::Draining, .. }) && server.link.is_busy() && due {
+                self.cancel_again(key);
+            }
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let elapsed = |since: Instant| self.now.saturating_duration_since(since);
             let reason = match &server.work {
                 Work::Login(_) if !config.server_connect_timeout.is_zero() && elapsed(server.connected_at) >= config.server_connect_timeout => {
@@ -187,6 +211,18 @@ impl Worker {
             if let Some(reason) = reason {
                 self.close_server(key, reason);
             }
+        }
+    }
+
+    /// PostgreSQL forgets a cancel request that comes before the statement it is meant for: a client that vanishes right after its
+    /// request needs more than one.
+    fn cancel_again(&mut self, key: Key) {
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
+        server.request_at = now;
+        let id = server.id;
+        if !lock(&self.shared.core).is_canceling(id) {
+            self.cancel_server(key, None);
         }
     }
 

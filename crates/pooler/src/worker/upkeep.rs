@@ -58,7 +58,9 @@ impl Worker {
     /// Drops clients and servers of a database, or of all, at once.
     pub(crate) fn kill(&mut self, database: Option<u32>, reason: &'static str) {
         for key in self.clients.keys() {
-            let Some(client) = self.clients.get_mut(key).filter(|client| !client.on_console) else { continue };
+            let Some(client) = self.clients.get_mut(key).filter(|client| !client.on_console) else {
+                continue;
+            };
             let is_meant = match (&client.database, database) {
                 (Some(of_client), Some(number)) => of_client.number == number,
                 (of_client, None) => of_client.is_some(),
@@ -103,7 +105,8 @@ impl Worker {
 
     /// Drops the client with this number. False if it is not here.
     pub(crate) fn kill_client(&mut self, id: u64) -> bool {
-        let key = self.clients.iter().find(|(_, client)| u64::from(client.id.get()) == id).map(|(key, _)| key);
+        let key =
+            self.clients.iter().find(|(_, client)| u64::from(client.id.get()) == id).map(|(key, _)| key);
         if let Some(key) = key {
             self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::ADMIN_DISCONNECT));
         }
@@ -121,17 +124,18 @@ impl Worker {
             let Some(client) = self.clients.get(key) else { continue };
             let at_boundary = match client.phase {
                 Phase::Idle | Phase::Waiting { .. } => true,
-                // One in a transaction comes up when that is over, or when its times are looked at.
-                Phase::Lane => !client.is_linked_in_lane(),
                 Phase::Login(_) => !client.on_console && client.database.is_some(),
                 Phase::Linked(server) => {
                     matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent()
                         && matches!(server.work, Work::Client(_)))
                 }
-                Phase::Console(_) | Phase::Closing => false,
+                Phase::Lane | Phase::Console(_) | Phase::Closing => false,
             };
             if at_boundary {
-                self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
+                self.close_client(
+                    key,
+                    Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN),
+                );
             }
         }
     }
@@ -142,7 +146,8 @@ impl Worker {
             phase::WAIT_FOR_SERVERS | phase::WAIT_FOR_CLIENTS => self.end_if_drained(),
             _ => {}
         }
-        let is_anything_paused = self.shared.databases().iter().any(|database| self.shared.is_paused(database));
+        let is_anything_paused =
+            self.shared.databases().iter().any(|database| self.shared.is_paused(database));
         if is_anything_paused {
             self.close_paused();
         }
@@ -181,13 +186,16 @@ impl Worker {
     /// `pool_idle_timeout` and `autodb_idle_timeout`.
     fn forget_unused(&mut self, settings: &Settings) {
         let (now, config) = (self.now, &settings.config);
-        let is_over = |since: Instant, limit: Duration| !limit.is_zero() && now.saturating_duration_since(since) >= limit;
+        let is_over = |since: Instant, limit: Duration| {
+            !limit.is_zero() && now.saturating_duration_since(since) >= limit
+        };
         let shared = self.shared.clone();
         let mut idle_pools = lock(&shared.control.idle_pools);
         for pool in shared.pools() {
             let is_used = pool.clients.load(Ordering::Acquire) > 0 || {
                 let counts = lock(&shared.core).counts(pool.id, now);
-                counts.active + counts.tested + counts.login + counts.being_canceled + counts.clients_waiting > 0
+                counts.active + counts.tested + counts.login + counts.being_canceled + counts.clients_waiting
+                    > 0
             };
             if is_used || pool.forgotten.load(Ordering::Relaxed) {
                 idle_pools.remove(&pool.id);
@@ -202,7 +210,8 @@ impl Worker {
         }
         let mut idle_databases = lock(&shared.control.idle_databases);
         for database in shared.databases() {
-            let is_candidate = database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
+            let is_candidate =
+                database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
             let is_used = database.clients.load(Ordering::Acquire) > 0
                 || lock(&shared.core).database_connections(database.number) > 0
                 || database.paused.load(Ordering::Relaxed)
@@ -235,9 +244,13 @@ impl Worker {
     pub(super) fn fast_close(&mut self) {
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
-            let is_between = matches!(server.work, Work::Client(_)) && server.link.is_quiescent() && !server.dedicated;
+            let is_between =
+                matches!(server.work, Work::Client(_)) && server.link.is_quiescent() && !server.dedicated;
             let id = server.id;
-            if is_between && server.pool_mode() == PoolMode::Session && lock(&self.shared.core).is_close_needed(id) {
+            if is_between
+                && server.pool_mode() == PoolMode::Session
+                && lock(&self.shared.core).is_close_needed(id)
+            {
                 self.close_server(key, reason::DATABASE_CHANGED);
             }
         }

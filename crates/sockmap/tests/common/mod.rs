@@ -41,6 +41,7 @@ pub fn pair() -> (TcpStream, TcpStream) {
     for s in [&near, &far] {
         s.set_nodelay(true).unwrap();
         s.set_read_timeout(Some(PATIENCE)).unwrap();
+        s.set_write_timeout(Some(PATIENCE)).unwrap();
     }
     (near, far)
 }

@@ -308,7 +308,7 @@ impl Pooler {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        if self.random % u64::from(self.o.flip_one_in) != 0 || self.clients.is_empty() {
+        if !self.random.is_multiple_of(u64::from(self.o.flip_one_in)) || self.clients.is_empty() {
             return;
         }
         let nth = (self.random >> 32) as usize % self.clients.len();
@@ -318,10 +318,8 @@ impl Pooler {
     }
 
     fn take_soon(&mut self, id: u64) {
-        if let Some(c) = self.clients.get_mut(&id) {
-            if !c.user {
-                c.untaken = true;
-            }
+        if let Some(c) = self.clients.get_mut(&id).filter(|c| !c.user) {
+            c.untaken = true;
         }
     }
 

@@ -120,7 +120,9 @@ impl Worker {
                     if found.contains(&true) { Ok(Reply::Done) } else { Err(ConsoleError::ClientNotFound) }
                 }))
             }
-            Command::WaitClose(name) => Ok(Progress::Later(Event::Closed(find(&shared, name, AdminVerb::WaitClose)?))),
+            Command::WaitClose(name) => {
+                Ok(Progress::Later(Event::Closed(find(&shared, name, AdminVerb::WaitClose)?)))
+            }
             Command::Shutdown(mode) => {
                 control::shutdown(&shared, mode);
                 if mode == ShutdownMode::Immediate { Ok(Progress::Never) } else { done }

@@ -76,7 +76,7 @@ impl Worker {
         client.phase = Phase::Console(access);
         client.on_console = true;
         client.request_at = self.now;
-        client.cancel_key = self.shared.new_cancel_key(me);
+        (client.cancel_key, _) = self.shared.new_cancel_key(me, false);
         self.shared.control.consoles.fetch_add(1, Ordering::AcqRel);
         let mut out = Vec::with_capacity(512);
         build::authentication_ok(&mut out);
@@ -115,10 +115,12 @@ impl Worker {
                 }
                 Some(Message::Refused(error)) => {
                     self.console_error(key, &error);
-                    return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, reason::BAD_PACKET));
+                    return self
+                        .close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, reason::BAD_PACKET));
                 }
                 Some(Message::Malformed) => {
-                    return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, reason::BAD_PACKET));
+                    return self
+                        .close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, reason::BAD_PACKET));
                 }
                 None => {}
             }
@@ -141,7 +143,13 @@ impl Worker {
         let mut over = Vec::new();
         for (index, wait) in self.console_waits.iter().enumerate().rev() {
             let is_over = match &wait.event {
-                _ if self.clients.get(wait.client).is_none_or(|client| !matches!(client.phase, Phase::Console(_))) => true,
+                _ if self
+                    .clients
+                    .get(wait.client)
+                    .is_none_or(|client| !matches!(client.phase, Phase::Console(_))) =>
+                {
+                    true
+                }
                 Event::Answer => false,
                 Event::Paused(database) => self.is_paused_out(database.as_deref()),
                 Event::Suspended => self.is_suspended_out(),
@@ -203,7 +211,8 @@ impl Worker {
                     Reply::Done => {}
                     Reply::Rows(table) => encode_table(&mut out, &table),
                     Reply::Help => {
-                        let mut report = Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, HELP_MESSAGE);
+                        let mut report =
+                            Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, HELP_MESSAGE);
                         report.detail = Some(HELP_DETAIL);
                         build::notice_response(&mut out, &report);
                     }
@@ -225,7 +234,9 @@ impl Worker {
 
     fn console_send(&mut self, key: Key, out: &[u8]) {
         // It may have left.
-        let Some(client) = self.clients.get_mut(key).filter(|client| matches!(client.phase, Phase::Console(_))) else {
+        let Some(client) =
+            self.clients.get_mut(key).filter(|client| matches!(client.phase, Phase::Console(_)))
+        else {
             return;
         };
         if let Err(error) = client.outbox.send(&mut client.transport, out) {

@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use underpass_config::Config;
 use underpass_console::rows::{
-    self, ConfigRow, DatabaseRow, DnsHostRow, Lists, MemRow, PauseState, PeerPoolRow, PeerRow, PoolRow, UserRow,
-    VersionRow, mem_names,
+    self, ConfigRow, DatabaseRow, DnsHostRow, Lists, MemRow, PauseState, PeerPoolRow, PeerRow, PoolRow,
+    UserRow, VersionRow, mem_names,
 };
 use underpass_console::{Show, StatsWindow, Table};
 
-use super::commands::Progress;
 use super::Reply;
+use super::commands::Progress;
 use super::sockets::{SocketFacts, fd_table, link_lanes, parked_facts, socket_table};
 use crate::client::{Client, Phase};
 use crate::gather::{Facts, Part, PoolFacts};
@@ -36,7 +36,12 @@ impl Worker {
             Show::Clients | Show::Servers | Show::Sockets | Show::ActiveSockets | Show::Fds => {
                 return self.show_sockets(key, show);
             }
-            Show::Stats | Show::StatsTotals | Show::StatsAverages | Show::Totals | Show::Pools | Show::Lists => {
+            Show::Stats
+            | Show::StatsTotals
+            | Show::StatsAverages
+            | Show::Totals
+            | Show::Pools
+            | Show::Lists => {
                 let now = self.now;
                 return self.collect(key, Part::of, move |parts| {
                     let facts = Facts::merge(&shared, &parts, now);
@@ -93,7 +98,11 @@ impl Worker {
                 facts.extend(parked_facts(&shared, now));
             }
             link_lanes(&mut facts);
-            Ok(Reply::Rows(if show == Show::Fds { fd_table(&facts) } else { socket_table(&shared, show, facts) }))
+            Ok(Reply::Rows(if show == Show::Fds {
+                fd_table(&facts)
+            } else {
+                socket_table(&shared, show, facts)
+            }))
         })
     }
 
@@ -176,7 +185,11 @@ fn pools_table(shared: &Shared, pools: Vec<PoolFacts>) -> Table {
 
 /// Shown only where there is a list to choose from.
 fn load_balancing(database: &underpass_config::Database) -> Option<&'static str> {
-    database.host.as_ref().filter(|hosts| hosts.hosts().len() > 1).map(|_| database.load_balance_hosts.as_str())
+    database
+        .host
+        .as_ref()
+        .filter(|hosts| hosts.hosts().len() > 1)
+        .map(|_| database.load_balance_hosts.as_str())
 }
 
 fn databases_table(shared: &Shared) -> Table {
@@ -226,7 +239,8 @@ fn databases_table(shared: &Shared) -> Table {
 /// Names of `auth_file`, of `[users]`, and of those who have been here.
 fn user_names(shared: &Shared) -> BTreeSet<String> {
     let settings = shared.settings.load();
-    let mut names: BTreeSet<String> = settings.users.keys().chain(settings.config.users.keys()).cloned().collect();
+    let mut names: BTreeSet<String> =
+        settings.users.keys().chain(settings.config.users.keys()).cloned().collect();
     names.extend(shared.users().iter().map(|user| user.name.clone()));
     names.insert(CONSOLE.to_owned());
     names
@@ -247,7 +261,8 @@ fn users_table(shared: &Shared) -> Table {
             reserve_pool_size: configured.and_then(|user| user.reserve_pool_size).map(u64::from),
             pool_mode: configured.and_then(|user| user.pool_mode).map(|mode| mode.as_str()),
             max_user_connections: config.max_user_connections(&name).into(),
-            current_connections: state.map_or(0, |user| lock(&shared.core).user_connections(user.number).into()),
+            current_connections: state
+                .map_or(0, |user| lock(&shared.core).user_connections(user.number).into()),
             max_user_client_connections: config.max_user_client_connections(&name).into(),
             current_client_connections: state.map_or(0, |user| user.clients.load(Ordering::Relaxed).into()),
         });

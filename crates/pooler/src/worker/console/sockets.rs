@@ -50,7 +50,12 @@ pub(super) struct SocketFacts {
 
 fn buffer(inbox: &[u8], outbox: &Outbox) -> BufferState {
     let received = inbox.len() as u64;
-    BufferState { recv_pos: received, pkt_avail: received, send_avail: outbox.held() as u64, ..BufferState::default() }
+    BufferState {
+        recv_pos: received,
+        pkt_avail: received,
+        send_avail: outbox.held() as u64,
+        ..BufferState::default()
+    }
 }
 
 fn tls(transport: &Transport) -> String {
@@ -75,16 +80,19 @@ impl Worker {
             },
             _ => None,
         };
-        let lane_server = client.lane.as_ref().filter(|_| matches!(client.phase, Phase::Lane)).and_then(|lane| {
-            let linked = lane.lanes.datapath.client_info(lane.slot).ok()?.server?;
-            let id = lane.lanes.server_of(linked)?;
-            lock(&self.shared.core).parked_server(id).map(|server| (server.socket_id, fd_number(&server.transport)))
-        });
+        let lane_server =
+            client.lane.as_ref().filter(|_| matches!(client.phase, Phase::Lane)).and_then(|lane| {
+                let linked = lane.lanes.datapath.client_info(lane.slot).ok()?.server?;
+                let id = lane.lanes.server_of(linked)?;
+                lock(&self.shared.core)
+                    .parked_server(id)
+                    .map(|server| (server.socket_id, fd_number(&server.transport)))
+            });
         let state = match &client.phase {
             Phase::Login(_) => ClientState::Login,
             Phase::Waiting { .. } => ClientState::Waiting,
             Phase::Linked(_) | Phase::Console(_) => ClientState::Active,
-            Phase::Lane if lane_server.is_some() => ClientState::Active,
+            Phase::Lane if client.is_linked_in_lane() => ClientState::Active,
             Phase::Idle | Phase::Lane | Phase::Closing => ClientState::Idle,
         };
         let wait_us = match client.phase {
@@ -92,7 +100,9 @@ impl Worker {
             _ => 0,
         };
         let remote_pid = match client.address {
-            Endpoint::Unix(..) => net::peer_credentials(client.transport.fd()).map_or(0, |(_, pid)| pid.cast_unsigned()),
+            Endpoint::Unix(..) => {
+                net::peer_credentials(client.transport.fd()).map_or(0, |(_, pid)| pid.cast_unsigned())
+            }
             Endpoint::Tcp(_) => 0,
         };
         SocketFacts {
@@ -115,7 +125,10 @@ impl Worker {
             prepared: client.side.statement_count() as u32,
             buffer: buffer(&client.inbox, &client.outbox),
             fd: fd_number(&client.transport),
-            link_fd: server.map(|server| fd_number(&server.transport)).or(lane_server.map(|(_, fd)| fd)).unwrap_or(0),
+            link_fd: server
+                .map(|server| fd_number(&server.transport))
+                .or(lane_server.map(|(_, fd)| fd))
+                .unwrap_or(0),
             cancel: client.cancel_key,
         }
     }
@@ -194,7 +207,8 @@ pub(super) fn link_lanes(facts: &mut [SocketFacts]) {
         .filter(|facts| facts.state.side() == Side::Client)
         .filter_map(|facts| facts.link.map(|server| (server, (facts.id, facts.fd))))
         .collect();
-    for server in facts.iter_mut().filter(|facts| facts.state.side() == Side::Server && facts.link.is_none()) {
+    for server in facts.iter_mut().filter(|facts| facts.state.side() == Side::Server && facts.link.is_none())
+    {
         if let Some(&(client, fd)) = clients.get(&server.id) {
             server.link = Some(client);
             server.link_fd = fd;
@@ -268,6 +282,10 @@ pub(super) fn fd_table(facts: &[SocketFacts]) -> Table {
 
 impl SocketFacts {
     fn database_name(&self) -> Option<&str> {
-        if self.on_console { Some(CONSOLE) } else { self.database.as_ref().map(|database| database.name.as_str()) }
+        if self.on_console {
+            Some(CONSOLE)
+        } else {
+            self.database.as_ref().map(|database| database.name.as_str())
+        }
     }
 }

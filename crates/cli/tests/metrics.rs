@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The metrics endpoint, scraped while clients work and while peers misbehave.
+
+mod common;
+#[path = "../../console/tests/exposition/mod.rs"]
+mod exposition;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::Site;
+use exposition::parse;
+use underpass_testkit::{Client, Options, Port, Postgres};
+
+/// Sends bytes and reads to the end: head and body.
+fn ask(address: SocketAddr, request: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(common::LIMIT)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+fn get(address: SocketAddr, path: &str) -> (String, String) {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n"))
+}
+
+#[test]
+fn scraped_under_load() {
+    const CLIENTS: usize = 4;
+    let server = Postgres::start().unwrap();
+    let port = Port::reserve().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    let site = Site::with_database(
+        &format!("* = host=127.0.0.1 port={} user=postgres", server.port()),
+        "pool_mode = transaction\ndefault_pool_size = 2",
+        &format!("metrics_listen = {address}\nthreads = 2"),
+    );
+    let _pooler = site.start(&["-q"]);
+    site.wait_listening();
+    let (is_over, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let (is_over, done) = (is_over.clone(), done.clone());
+            let options = Options::new(site.port(), "postgres", "postgres");
+            std::thread::spawn(move || {
+                let mut client = Client::connect(&options).unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(client.query("select 1").unwrap().value(), Some("1"));
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    let total = |metrics: &str, family: &str| {
+        let families = parse(metrics);
+        let samples = &families[family].samples;
+        samples.iter().filter(|(name, ..)| name.ends_with("_total")).map(|(_, _, value)| value).sum::<f64>()
+    };
+    let mut last = 0.0;
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < deadline {
+        let (head, body) = get(address, "/metrics");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
+        let queries = total(&body, "underpass_queries");
+        assert!(queries >= last, "a counter went back: {last} {queries}");
+        last = queries;
+    }
+    is_over.store(true, Ordering::Relaxed);
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    let (_, body) = get(address, "/metrics");
+    let asked = done.load(Ordering::Relaxed) as f64;
+    assert!(asked > 0.0);
+    assert_eq!(total(&body, "underpass_queries"), asked, "every query is counted once");
+    assert_eq!(total(&body, "underpass_xacts"), asked);
+    assert_eq!(total(&body, "underpass_client_logins"), CLIENTS as f64);
+    let families = parse(&body);
+    assert!(families["underpass_servers"].samples.iter().any(|(_, labels, value)| {
+        labels["database"] == "postgres" && labels["state"] == "idle" && (1.0..=2.0).contains(value)
+    }));
+}
+
+#[test]
+fn other_requests_and_bad_peers() {
+    let port = Port::reserve().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    let site = Site::with_database(
+        "x = host=127.0.0.1",
+        "",
+        &format!("metrics_listen = {address}\nkernel_path = off"),
+    );
+    let _pooler = site.start(&["-q"]);
+    site.wait_listening();
+    let (head, body) = get(address, "/");
+    assert!(head.starts_with("HTTP/1.1 200") && body.contains("/metrics"), "{head}");
+    assert!(get(address, "/other").0.starts_with("HTTP/1.1 404"));
+    assert!(ask(address, "POST /metrics HTTP/1.1\r\n\r\n").0.starts_with("HTTP/1.1 405"));
+    assert!(ask(address, "hello\r\n\r\n").0.starts_with("HTTP/1.1 400"));
+    let (head, body) = ask(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200") && body.is_empty());
+    // One that says nothing is sent away; the next is served.
+    let silent = TcpStream::connect(address).unwrap();
+    let began = Instant::now();
+    assert!(get(address, "/metrics").0.starts_with("HTTP/1.1 200"));
+    assert!(began.elapsed() < Duration::from_secs(10));
+    drop(silent);
+    // One that leaves without reading does not end the endpoint.
+    drop(TcpStream::connect(address).unwrap().write_all(b"GET /metrics HTTP/1.1\r\n\r\n"));
+    assert!(get(address, "/metrics").0.starts_with("HTTP/1.1 200"));
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Life under a service manager: sd_notify, sockets handed over, what is left of root.
+
+mod common;
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+use common::{LIMIT, Running, Site, wait};
+use nix::sys::signal::Signal;
+use underpass_testkit::{Client, Options, service_user};
+
+fn next(socket: &UnixDatagram) -> String {
+    let mut buffer = [0; 4096];
+    let count = socket.recv(&mut buffer).expect("a notification");
+    String::from_utf8(buffer[..count].to_vec()).unwrap()
+}
+
+/// Reads up to one that begins with `start`.
+fn until(socket: &UnixDatagram, start: &str) -> String {
+    loop {
+        let text = next(socket);
+        if text.starts_with(start) {
+            return text;
+        }
+    }
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let site = Site::new("stats_period = 1");
+    let socket = UnixDatagram::bind(site.path("notify")).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    if let Some(user) = service_user() {
+        std::os::unix::fs::chown(site.path("notify"), Some(user.uid.as_raw()), None).unwrap();
+    }
+    let mut command = site.command(&["-q"]);
+    let mut pooler = Running(command.env("NOTIFY_SOCKET", site.path("notify")).spawn().unwrap());
+    assert_eq!(next(&socket).trim(), "READY=1");
+    // Ready means ready.
+    let _ = site.console("SHOW VERSION");
+    let status = until(&socket, "STATUS=");
+    assert!(status.contains("stats: 0 xacts/s"), "{status}");
+    pooler.signal(Signal::SIGHUP);
+    let reloading = until(&socket, "RELOADING=1");
+    assert!(reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    assert_eq!(until(&socket, "READY=1").trim(), "READY=1");
+    // SIGTERM waits for clients; the last one's end is the end.
+    let client = Client::connect(&Options::new(site.port(), "admin", "pgbouncer")).unwrap();
+    pooler.signal(Signal::SIGTERM);
+    assert_eq!(until(&socket, "STOPPING=1").trim(), "STOPPING=1");
+    drop(client);
+    assert_eq!(pooler.wait(), Some(0));
+}
+
+/// Starts the pooler with descriptor 3 and up being these sockets, as systemd does. LISTEN_PID must be the pooler's own number, which
+/// only a shell in between knows.
+fn activated(site: &Site, sockets: &[std::os::fd::RawFd], arguments: &[&str]) -> Command {
+    let pooler = site.command(arguments);
+    let redirections: String =
+        sockets.iter().enumerate().map(|(at, fd)| format!("{}<&{} {fd}<&- ", at + 3, fd)).collect();
+    let script = format!("export LISTEN_PID=$$ LISTEN_FDS={}; exec \"$@\" {redirections}", sockets.len());
+    let mut command = Command::new("/bin/bash");
+    command.args(["-c", &script, "activation"]).arg(pooler.get_program()).args(pooler.get_args());
+    command.env("TZ", "UTC").current_dir(site.path("")).stdin(Stdio::null());
+    command
+}
+
+/// A copy of a descriptor that a child inherits, with a number above those that activation uses.
+fn inheritable(socket: &impl std::os::fd::AsFd) -> std::os::fd::OwnedFd {
+    let copy = rustix::io::fcntl_dupfd_cloexec(socket, 20).unwrap();
+    rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
+    copy
+}
+
+#[test]
+fn sockets_that_were_handed_over_are_served() {
+    let site = Site::new("logfile = {dir}/log");
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let path = site.path(".s.PGSQL.7777");
+    let unix = UnixListener::bind(&path).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let (tcp_fd, unix_fd) = (inheritable(&tcp), inheritable(&unix));
+    let mut command = activated(&site, &[tcp_fd.as_raw_fd(), unix_fd.as_raw_fd()], &["-q"]);
+    let mut pooler = Running(command.process_group(0).spawn().unwrap());
+    let port = tcp.local_addr().unwrap().port();
+    // The socket listens already: this waits in its queue until the pooler serves.
+    let mut client = Client::connect(&Options::new(port, "admin", "pgbouncer").read_timeout(LIMIT)).unwrap();
+    assert_eq!(client.query("SHOW VERSION").unwrap().value(), Some(underpass_pooler::VERSION));
+    let options = Options::new(7777, "admin", "pgbouncer").unix(site.path(""));
+    let mut client = Client::connect(&options).unwrap();
+    assert_eq!(client.query("SHOW VERSION").unwrap().value(), Some(underpass_pooler::VERSION));
+    let log = site.read("log");
+    assert!(log.contains(&format!("listening on 127.0.0.1:{port} (socket activation)")), "{log}");
+    // They are all there is.
+    assert!(std::net::TcpStream::connect(("127.0.0.1", site.port())).is_err());
+    pooler.signal(Signal::SIGQUIT);
+    assert_eq!(pooler.wait(), Some(0));
+    assert!(path.exists(), "the service manager's file stays");
+}
+
+#[test]
+fn a_descriptor_that_is_no_listener_is_refused() {
+    let site = Site::new("logfile = {dir}/log");
+    let socket = UnixDatagram::unbound().unwrap();
+    let fd = inheritable(&socket);
+    let ended = common::output(&mut activated(&site, &[fd.as_raw_fd()], &["-q"]));
+    let err = String::from_utf8(ended.stderr).unwrap();
+    assert!(
+        ended.status.code() == Some(1) && err.contains("descriptor 3 is not a listening stream socket"),
+        "{err}"
+    );
+}
+
+#[test]
+fn two_processes_share_a_port() {
+    let site = Site::new("so_reuseport = 1");
+    let first = site.start(&["-q"]);
+    site.wait_listening();
+    let other = Site::with_database(
+        "* = host=127.0.0.1 port=1 user=postgres",
+        &format!("so_reuseport = 1\nlisten_port = {}", site.port()),
+        "kernel_path = off",
+    );
+    let second = other.start(&["-q"]);
+    let socket = other.path(&format!(".s.PGSQL.{}", site.port()));
+    wait("the second pooler", || socket.exists().then_some(()));
+    // The new one goes on when the old one ends.
+    drop(first);
+    let _ = site.console("SHOW VERSION");
+    drop(second);
+}
+
+#[test]
+fn abstract_sockets() {
+    let site = Site::new("");
+    let name = format!("underpass-test-{}", site.port());
+    let site = Site::new(&format!("unix_socket_dir = @{name}\nlogfile = {{dir}}/log"));
+    let _pooler = site.start(&["-q"]);
+    site.wait_listening();
+    let address = <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
+        format!("{name}/.s.PGSQL.{}", site.port()),
+    );
+    assert!(std::os::unix::net::UnixStream::connect_addr(&address.unwrap()).is_ok());
+}
+
+/// A line of /proc/PID/status.
+fn status(pid: u32, key: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.trim_start_matches(':').trim().to_owned()
+}
+
+#[test]
+fn of_root_only_the_capabilities_of_lanes_are_left() {
+    let Some(user) = service_user() else {
+        println!("skipped: not root");
+        return;
+    };
+    // NET_ADMIN is 12, SYS_PTRACE 19, PERFMON 38, BPF 39 (linux/capability.h).
+    let lanes = 1u64 << 12 | 1 << 19 | 1 << 38 | 1 << 39;
+    let permitted = u64::from_str_radix(&status(std::process::id(), "CapPrm"), 16).unwrap();
+    for (path, expected) in [("off", 0), ("auto", lanes & permitted)] {
+        let site = Site::with_database("x = host=127.0.0.1", "", &format!("kernel_path = {path}"));
+        let pooler = site.start(&["-q"]);
+        site.wait_listening();
+        let pid = pooler.0.id();
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        for task in tasks {
+            let task: u32 = task.unwrap().file_name().to_str().unwrap().parse().unwrap();
+            for set in ["CapPrm", "CapEff"] {
+                let found = u64::from_str_radix(&status(task, set), 16).unwrap();
+                assert_eq!(found, expected, "{set} of {task} with kernel_path = {path}");
+            }
+            assert_eq!(u64::from_str_radix(&status(task, "CapAmb"), 16), Ok(0));
+            assert_eq!(u64::from_str_radix(&status(task, "CapInh"), 16), Ok(0));
+            assert_eq!(status(task, "NoNewPrivs"), "1");
+            assert!(status(task, "Uid").split('\t').all(|uid| uid == user.uid.to_string()));
+        }
+    }
+}
+
+#[test]
+fn descriptors_are_raised_to_what_may_be_needed() {
+    let site = Site::new("max_client_conn = 700\nlogfile = {dir}/log");
+    let pooler = site.command(&["-q"]);
+    let mut command = Command::new("/bin/bash");
+    command.args(["-c", "ulimit -S -n 256; ulimit -H -n 800; exec \"$@\"", "limits"]);
+    command.arg(pooler.get_program()).args(pooler.get_args()).current_dir(site.path(""));
+    let pooler = Running(command.spawn().unwrap());
+    site.wait_listening();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", pooler.0.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(line.split_whitespace().nth(3), Some("800"), "{line}");
+    let log = wait("the log", || Some(site.read("log")).filter(|log| log.contains("process up")));
+    assert!(log.contains("kernel file descriptor limit: 800 (hard: 800); max_client_conn: 700"), "{log}");
+    assert!(log.contains("raise LimitNOFILE"), "{log}");
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The console and the control plane against a real PostgreSQL, while clients work: what may not fail does not fail.
+//!
+//! `cargo build -p underpass` first: these tests start the binary.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use underpass_console::Show;
+use underpass_testkit::{Batch, Client, Ini, Options, Pooler, Postgres, Response, Underpass};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn transaction_pool(server: &Postgres) -> Ini {
+    Ini::for_server(server).set("pool_mode", "transaction").set("default_pool_size", "3")
+}
+
+/// The message of the first error in a response.
+fn error(response: &Response) -> Option<String> {
+    response.clone().ok().err().map(|error| error.to_string())
+}
+
+fn admin(pooler: &Underpass) -> Client {
+    let options = pooler.options("pooler_admin", "pgbouncer").password("pooler_admin_password");
+    Client::connect(&options).unwrap()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Clients that insert a row in each transaction until they are stopped or sent away.
+struct Load {
+    stop: Arc<AtomicBool>,
+    committed: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<Option<String>>>,
+}
+
+impl Load {
+    fn start(options: &Options, clients: usize) -> Self {
+        let (stop, committed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let threads = (0..clients)
+            .map(|_| {
+                let mut client = Client::connect(options).unwrap();
+                let (stop, committed) = (stop.clone(), committed.clone());
+                thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        for (sql, ends) in
+                            [("BEGIN", false), ("INSERT INTO t VALUES (1)", false), ("COMMIT", true)]
+                        {
+                            match client.query(sql) {
+                                Ok(response) => match error(&response) {
+                                    None => {
+                                        committed.fetch_add(u64::from(ends), Ordering::Relaxed);
+                                    }
+                                    failed => return failed,
+                                },
+                                Err(error) => return Some(format!("{sql}: {error}")),
+                            }
+                        }
+                    }
+                    None
+                })
+            })
+            .collect();
+        Self { stop, committed, threads }
+    }
+
+    fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+
+    fn progresses(&self) {
+        let before = self.committed();
+        wait_until("transactions go on", || self.committed() > before + 20);
+    }
+
+    /// What each client ended with; `None` where nothing failed.
+    fn join(self) -> Vec<Option<String>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+}
+
+fn server_with_table() -> Postgres {
+    let server = Postgres::start().unwrap();
+    server.sql("CREATE TABLE t (n int)").unwrap();
+    server
+}
+
+/// Rows of the table, each of one committed transaction.
+fn rows(server: &Postgres) -> u64 {
+    server.sql_value("SELECT count(*) FROM t").unwrap().parse().unwrap()
+}
+
+#[test]
+fn every_show_has_its_columns() {
+    let server = Postgres::start().unwrap();
+    let pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    let mut admin = admin(&pooler);
+    for show in Show::ALL {
+        let response = admin.query(&format!("SHOW {}", show.name())).unwrap().ok().unwrap();
+        let columns: Vec<_> = show.columns().iter().map(|column| column.name).collect();
+        assert_eq!(response.column_names(), columns, "{}", show.name());
+        assert_eq!(response.commands(), ["SHOW"]);
+        assert_eq!(response.status(), Some(b'I'));
+    }
+}
+
+#[test]
+fn control_commands_lose_no_transaction() {
+    let server = server_with_table();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let load = Load::start(&pooler.options("postgres", "postgres"), 8);
+    let mut admin = admin(&pooler);
+    let mut run = |command: &str| {
+        let response = admin.query(command).unwrap();
+        assert_eq!(error(&response), None, "{command}");
+        response.rows().len()
+    };
+    load.progresses();
+    for _ in 0..3 {
+        for (begin, end) in
+            [("PAUSE", "RESUME"), ("PAUSE postgres", "RESUME postgres"), ("SUSPEND", "RESUME")]
+        {
+            run(begin);
+            if begin != "SUSPEND" {
+                assert_eq!(run("SHOW SERVERS"), 0, "{begin} closes all servers");
+            }
+            let before = load.committed();
+            thread::sleep(Duration::from_millis(50));
+            // Each client may still have to count the answer that it was given last.
+            assert!(load.committed() <= before + 8, "{begin} stops the work");
+            run(end);
+            load.progresses();
+        }
+        run("RECONNECT");
+        run("WAIT_CLOSE");
+        load.progresses();
+        run("SET default_pool_size = 2");
+        load.progresses();
+        pooler.rewrite(&transaction_pool(&server).set("default_pool_size", "4")).unwrap();
+        run("RELOAD");
+        load.progresses();
+    }
+    let committed = load.committed.clone();
+    assert_eq!(load.join(), vec![None; 8]);
+    assert_eq!(rows(&server), committed.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_drain_ends_at_transaction_boundaries() {
+    let server = server_with_table();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let load = Load::start(&pooler.options("postgres", "postgres"), 8);
+    load.progresses();
+    admin(&pooler).query("SHUTDOWN WAIT_FOR_SERVERS").unwrap().ok().unwrap();
+    assert!(pooler.wait(LIMIT).unwrap().success());
+    let committed = load.committed.clone();
+    for outcome in load.join() {
+        let message = outcome.expect("the pooler is gone");
+        assert!(message.contains("server shutting down"), "{message}");
+    }
+    // Each COMMIT that was carried out was answered, and no other was.
+    assert_eq!(rows(&server), committed.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_cancelled_pause_is_no_pause() {
+    let server = server_with_table();
+    let pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("BEGIN").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    console.send(&Batch::new().query("PAUSE")).unwrap();
+    let mut other = admin(&pooler);
+    let is_paused = |console: &mut Client| {
+        let rows = console.query("SHOW STATE").unwrap().rows();
+        rows.iter().any(|row| row[0].as_deref() == Some("paused") && row[1].as_deref() == Some("yes"))
+    };
+    wait_until("paused", || is_paused(&mut other));
+    console.cancel().unwrap();
+    let answer = console.response().unwrap();
+    assert!(error(&answer).is_some_and(|message| message.contains("canceling statement")));
+    assert!(!is_paused(&mut other));
+    client.query("COMMIT").unwrap().ok().unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+}
+
+#[test]
+fn what_nobody_uses_is_forgotten_and_comes_back() {
+    let server = Postgres::start().unwrap();
+    let ini = transaction_pool(&server).set("autodb_idle_timeout", "0.5").set("pool_idle_timeout", "0.3");
+    let pooler = Underpass::start(&ini).unwrap();
+    let mut admin = admin(&pooler);
+    let mut names = |show: &str| -> Vec<String> {
+        admin.query(show).unwrap().rows().into_iter().filter_map(|row| row[0].clone()).collect()
+    };
+    for _ in 0..2 {
+        let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+        client.query("SELECT 1").unwrap().ok().unwrap();
+        assert_eq!(names("SHOW DATABASES"), ["pgbouncer", "postgres"]);
+        assert_eq!(names("SHOW POOLS"), ["pgbouncer", "postgres"]);
+        client.terminate().unwrap();
+        wait_until("the database is forgotten", || names("SHOW DATABASES") == ["pgbouncer"]);
+        assert_eq!(names("SHOW POOLS"), ["pgbouncer"]);
+        assert!(names("SHOW SERVERS").is_empty());
+    }
+}

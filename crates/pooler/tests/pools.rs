@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pools with a real PostgreSQL behind them: modes, limits, queue, timeouts, reuse and upkeep of servers.
+
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+
+const PID: &str = "select pg_backend_pid()";
+
+fn pid(client: &mut Client) -> Result<String> {
+    Ok(client.query(PID)?.ok()?.value().unwrap_or_default().to_owned())
+}
+
+fn refusal<T>(result: Result<T>) -> String {
+    result.map_or_else(|error| error.to_string(), |_| "no error".into())
+}
+
+/// The last error that the client is told before it is closed.
+fn farewell(client: &mut Client) -> Result<String> {
+    let messages = client.until_closed()?;
+    Ok(messages.iter().filter_map(|message| message.error()).last().map_or_else(String::new, |error| error.message.clone()))
+}
+
+#[test]
+fn session_transaction_and_statement_pooling() -> Result<()> {
+    let server = Postgres::start()?;
+    let to = format!("host=127.0.0.1 port={} dbname=postgres", server.port());
+    let ini = Ini::new()
+        .userlist("postgres", "")
+        .database("s", &format!("{to} pool_mode=session pool_size=1"))
+        .database("t", &format!("{to} pool_mode=transaction pool_size=1"))
+        .database("st", &format!("{to} pool_mode=statement pool_size=1"));
+    let pooler = Underpass::start(&ini)?;
+    let client = |database: &str| Client::connect(&pooler.options("postgres", database));
+    // Session: the server is the client's until it leaves, and is reset then.
+    let mut first = client("s")?;
+    first.query("set work_mem = '5MB'")?.ok()?;
+    let home = pid(&mut first)?;
+    let mut second = client("s")?;
+    second.send(&Batch::new().query("show work_mem"))?;
+    std::thread::sleep(Duration::from_millis(150));
+    first.terminate()?;
+    assert_eq!(second.response()?.ok()?.value(), Some("4MB"), "DISCARD ALL");
+    assert_eq!(pid(&mut second)?, home);
+    // Transaction: shared as soon as a transaction is over.
+    let (mut first, mut second) = (client("t")?, client("t")?);
+    assert_eq!(pid(&mut first)?, pid(&mut second)?);
+    // Statement: no transaction blocks.
+    let mut only = client("st")?;
+    only.query("select 1")?.ok()?;
+    only.send(&Batch::new().query("begin"))?;
+    assert_eq!(farewell(&mut only)?, "transaction blocks not allowed in statement pooling mode");
+    assert_eq!(client("st")?.query("select 2")?.ok()?.value(), Some("2"));
+    Ok(())
+}
+
+#[test]
+fn limits_of_clients_and_the_queue() -> Result<()> {
+    let server = Postgres::start()?;
+    let to = format!("host=127.0.0.1 port={}", server.port());
+    let ini = Ini::new()
+        .userlist("postgres", "")
+        .userlist("busy", "")
+        .user("busy", "max_user_client_connections=1")
+        .database("postgres", &format!("{to} pool_size=1 max_db_client_connections=3"))
+        .set("pool_mode", "transaction")
+        .set("query_wait_timeout", "1.5")
+        .set("query_wait_notify", "0.3");
+    server.sql("create role busy login superuser")?;
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let busy = Client::connect(&options.clone().user("busy"))?;
+    assert!(refusal(Client::connect(&options.clone().user("busy"))).contains("max_user_client_connections"));
+    let mut holder = Client::connect(&options)?;
+    let mut waiter = Client::connect(&options)?;
+    assert!(refusal(Client::connect(&options)).contains("max_db_client_connections"));
+    holder.query("begin")?.ok()?;
+    waiter.send(&Batch::new().query("select 1"))?;
+    let begun = Instant::now();
+    let notice = waiter.recv()?;
+    assert_eq!(notice.tag, b'N');
+    assert!(begun.elapsed() >= Duration::from_millis(250));
+    assert_eq!(farewell(&mut waiter)?, "query_wait_timeout");
+    assert!(begun.elapsed() >= Duration::from_millis(1400));
+    drop((busy, waiter));
+    holder.query("commit")?.ok()?;
+    // Those that left are not counted any more.
+    for _ in 0..5 {
+        let mut client = Client::connect(&options)?;
+        client.query("select 1")?.ok()?;
+        client.terminate()?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+#[test]
+fn reserve_pool_reuse_order_and_lifetime() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1");
+    let mut pooler = Underpass::start(&ini.clone().set("reserve_pool_size", "1").set("reserve_pool_timeout", "0.5"))?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut holder, mut waiter) = (Client::connect(&options)?, Client::connect(&options)?);
+    holder.query("begin")?.ok()?;
+    let begun = Instant::now();
+    assert_eq!(waiter.query("select 1")?.ok()?.value(), Some("1"));
+    assert!(begun.elapsed() >= Duration::from_millis(450));
+    pooler.wait_log("taking connection from reserve_pool", Duration::from_secs(5))?;
+
+    // One client at a time meets one server; round robin meets all.
+    for (round_robin, distinct) in [("0", 1), ("1", 3)] {
+        let ini = ini.clone().set("default_pool_size", "3").set("server_round_robin", round_robin).set("min_pool_size", "3");
+        let pooler = Underpass::start(&ini)?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        std::thread::sleep(Duration::from_millis(800));
+        let mut pids = (0..9).map(|_| pid(&mut client)).collect::<Result<Vec<_>>>()?;
+        pids.sort();
+        pids.dedup();
+        assert_eq!(pids.len(), distinct, "server_round_robin = {round_robin}");
+    }
+
+    let pooler = Underpass::start(&ini.clone().set("server_lifetime", "1"))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    let first = pid(&mut client)?;
+    assert_eq!(pid(&mut client)?, first);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_ne!(pid(&mut client)?, first);
+    Ok(())
+}
+
+#[test]
+fn every_timeout_ends_the_client_and_not_the_server() -> Result<()> {
+    let server = Postgres::start()?;
+    let base = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1");
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("query_timeout", "query timeout", &["select pg_sleep(30)"]),
+        ("idle_transaction_timeout", "idle transaction timeout", &["begin"]),
+        ("transaction_timeout", "transaction timeout", &["begin"]),
+        ("client_idle_timeout", "client_idle_timeout", &["select 1"]),
+    ];
+    for (key, text, statements) in cases {
+        let pooler = Underpass::start(&base.clone().set(key, "0.7"))?;
+        let options = pooler.options("postgres", "postgres");
+        let home = pid(&mut Client::connect(&options)?)?;
+        let mut client = Client::connect(&options)?;
+        for statement in statements {
+            client.send(&Batch::new().query(statement))?;
+        }
+        assert_eq!(farewell(&mut client)?, text, "{key}");
+        assert_eq!(pid(&mut Client::connect(&options)?)?, home, "{key}: the server goes on");
+    }
+    Ok(())
+}
+
+#[test]
+fn dead_idle_servers_are_found_before_they_are_used() -> Result<()> {
+    let mut server = Postgres::start()?;
+    let ini = Ini::for_server(&server)
+        .set("pool_mode", "transaction")
+        .set("server_check_delay", "0")
+        .set("server_check_query", "select 1")
+        .set("server_login_retry", "0.3");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let mut client = Client::connect(&options)?;
+    let first = pid(&mut client)?;
+    server.sql(&format!("select pg_terminate_backend({first})"))?;
+    assert_ne!(pid(&mut client)?, first, "another one, and no error");
+    // Mid-transaction there is nothing to save.
+    client.query("begin")?.ok()?;
+    let second = pid(&mut client)?;
+    server.sql(&format!("select pg_terminate_backend({second})"))?;
+    client.send(&Batch::new().query("select 1"))?;
+    assert!(!farewell(&mut client)?.is_empty());
+    // The whole server: clients are told at once and why, and it comes back.
+    let mut client = Client::connect(&options)?;
+    client.query("select 1")?.ok()?;
+    server.stop()?;
+    std::thread::sleep(Duration::from_millis(200));
+    let begun = Instant::now();
+    let mut told = String::new();
+    for _ in 0..2 {
+        client.send(&Batch::new().query("select 1"))?;
+        client.set_read_timeout(Duration::from_secs(2))?;
+        match farewell(&mut client) {
+            Ok(text) => told = text,
+            Err(_) => told = "kept waiting".into(),
+        }
+        client = match Client::connect(&options) {
+            Ok(client) => client,
+            Err(error) => {
+                told = error.to_string();
+                break;
+            }
+        };
+    }
+    assert!(told.contains("server login has been failing, cached error: connect failed"), "{told}");
+    assert!(begun.elapsed() < Duration::from_secs(8));
+    server.start_again()?;
+    let begun = Instant::now();
+    let mut back = Client::connect(&options).and_then(|mut client| client.query("select 1"));
+    while back.is_err() && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(200));
+        back = Client::connect(&options).and_then(|mut client| client.query("select 1"));
+    }
+    back?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn forced_users_connect_queries_host_lists_and_socket_directories() -> Result<()> {
+    let server = Postgres::start()?;
+    server.sql("create role app login")?;
+    let port = server.port();
+    let directory = server.socket_dir().display().to_string();
+    let ini = Ini::new()
+        .userlist("anyone", "")
+        .database("forced", &format!("host=127.0.0.1 port={port} dbname=postgres user=app connect_query='set lock_timeout = 77'"))
+        .database("listed", &format!("host=127.0.0.1,127.0.0.2,127.0.0.3 port={port} dbname=postgres user=postgres pool_size=3"))
+        .database("socket", &format!("host={directory} port={port} dbname=postgres user=postgres"))
+        .set("auth_type", "any")
+        .set("pool_mode", "transaction");
+    let pooler = Underpass::start(&ini)?;
+    let client = |database: &str| Client::connect(&pooler.options("whoever", database));
+    let mut forced = client("forced")?;
+    assert_eq!(forced.query("select current_user")?.ok()?.value(), Some("app"));
+    assert_eq!(forced.query("show lock_timeout")?.ok()?.value(), Some("77ms"));
+    assert_eq!(client("socket")?.query("select inet_server_addr() is null")?.ok()?.value(), Some("t"));
+    // The second address refuses: the next is tried.
+    let mut holders = Vec::new();
+    for _ in 0..2 {
+        let mut listed = client("listed")?;
+        listed.query("begin")?.ok()?;
+        holders.push(listed);
+    }
+    assert!(refusal(client("nowhere")).contains("no such database"));
+    // Clients by the unix socket.
+    let by_socket = pooler.options("whoever", "forced").unix(pooler.directory());
+    Client::connect(&by_socket)?.query("select 1")?.ok()?;
+    Ok(())
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What clients live through, with a real PostgreSQL behind the pooler: cancelled, vanished, broken, slow and patient ones.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+
+const PID: &str = "select pg_backend_pid()";
+
+fn transaction(server: &Postgres) -> Ini {
+    Ini::for_server(server).set("pool_mode", "transaction")
+}
+
+fn sqlstate<T>(result: Result<T>) -> String {
+    match result {
+        Ok(_) => "no error".into(),
+        Err(error) => error.sqlstate().map_or_else(|| error.to_string(), str::to_owned),
+    }
+}
+
+fn pid(client: &mut Client) -> Result<String> {
+    Ok(client.query(PID)?.ok()?.value().unwrap_or_default().to_owned())
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !holds()? {
+        assert!(begun.elapsed() < Duration::from_secs(15), "{what}");
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    Ok(())
+}
+
+#[test]
+fn cancel_reaches_the_running_statement_and_nothing_else() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut client = Client::connect(&options)?;
+    let home = pid(&mut client)?;
+    // Late: nothing runs any more, and the next statement is not hit.
+    client.cancel()?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"));
+    // Running.
+    client.send(&Batch::new().query("select pg_sleep(30)"))?;
+    eventually("the statement runs", || Ok(server.sql_value("select count(*) from pg_stat_activity where query like 'select pg_sleep%' and state = 'active'")? == "1"))?;
+    client.cancel()?;
+    assert_eq!(sqlstate(client.response()?.ok()), "57014");
+    assert_eq!(pid(&mut client)?, home, "the server connection stays");
+    // Queued: the one server is taken.
+    let mut holder = Client::connect(&options)?;
+    holder.query("begin")?.ok()?;
+    client.send(&Batch::new().query("select 2"))?;
+    std::thread::sleep(Duration::from_millis(200));
+    client.cancel()?;
+    assert_eq!(sqlstate(client.response()?.ok()), "57014");
+    holder.query("commit")?.ok()?;
+    assert_eq!(client.query("select 3")?.ok()?.value(), Some("3"));
+    // Forged: right process id, wrong secret.
+    let (process_id, _) = client.backend_key();
+    client.send(&Batch::new().query("select pg_sleep(0.5)"))?;
+    let mut forger = Client::open(&options)?;
+    forger.send(&Batch::new().cancel_request(process_id, &[1, 2, 3, 4]))?;
+    forger.until_closed()?;
+    client.response()?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let home = pid(&mut Client::connect(&options)?)?;
+    server.sql("create table kept (i int)")?;
+    // Mid-statement, in a transaction, in COPY, in a batch without Sync, and while COPY was asked for and not begun.
+    let scenes: [Batch; 6] = [
+        Batch::new().query("select pg_sleep(600)"),
+        Batch::new().query("begin; insert into kept values (1)"),
+        Batch::new().query("copy kept from stdin"),
+        Batch::new().parse("", "copy kept from stdin").bind("", "", &[]).execute("", 0).sync(),
+        Batch::new().parse("", "insert into kept values (2)").bind("", "", &[]).execute("", 0).flush(),
+        Batch::new().parse("", "select nonsense").flush(),
+    ];
+    for (number, scene) in scenes.iter().enumerate() {
+        for pause in [0, 150] {
+            let mut client = Client::connect(&options)?;
+            client.send(scene)?;
+            std::thread::sleep(Duration::from_millis(pause));
+            client.reset()?;
+            let begun = Instant::now();
+            let next = Client::connect(&options).and_then(|mut client| pid(&mut client));
+            assert_eq!(next.ok().as_deref(), Some(&*home), "scene {number} after {pause} ms: the same server goes on\n{}", pooler.log());
+            assert!(begun.elapsed() < Duration::from_secs(5), "scene {number} after {pause} ms");
+        }
+    }
+    assert_eq!(server.sql_value("select count(*) from kept")?, "0", "all was rolled back");
+    Ok(())
+}
+
+#[test]
+fn prepared_statements_outlive_servers_and_each_other() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "2").set("max_prepared_statements", "2"))?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut one, mut two) = (Client::connect(&options)?, Client::connect(&options)?);
+    for client in [&mut one, &mut two] {
+        client.exchange(&Batch::new().parse("plan", "select $1::int + 1").sync())?.remove(0).ok()?;
+    }
+    // The second finds the first's server taken, and gets one that knows nothing yet.
+    one.query("begin")?.ok()?;
+    let answer = two.exchange(&Batch::new().bind("", "plan", &[Some("41")]).execute("", 0).sync())?.remove(0).ok()?;
+    assert_eq!(answer.value(), Some("42"));
+    // Eviction, also inside one pipeline.
+    let mut pipeline = Batch::new();
+    for number in 0..6 {
+        let (name, sql) = (format!("name_{number}"), format!("select {number}"));
+        pipeline = pipeline.parse(&name, &sql).bind("", &name, &[]).execute("", 0);
+    }
+    assert_eq!(one.exchange(&pipeline.sync())?.remove(0).ok()?.rows().len(), 6);
+    let again = Batch::new().bind("", "name_0", &[]).execute("", 0).bind("", "plan", &[Some("1")]).execute("", 0).sync();
+    let rows = one.exchange(&again)?.remove(0).ok()?.rows();
+    assert_eq!(rows, [[Some("0".to_owned())], [Some("2".to_owned())]]);
+    one.query("rollback")?.ok()?;
+    // A name twice, an unknown one, and a failed Parse that leaves nothing.
+    assert_eq!(sqlstate(one.exchange(&Batch::new().parse("plan", "select 1").sync())?.remove(0).ok()), "42P05");
+    assert_eq!(sqlstate(one.exchange(&Batch::new().bind("", "nobody", &[]).sync())?.remove(0).ok()), "26000");
+    assert_eq!(sqlstate(one.exchange(&Batch::new().parse("bad", "selec").sync())?.remove(0).ok()), "42601");
+    assert_eq!(sqlstate(one.exchange(&Batch::new().bind("", "bad", &[]).sync())?.remove(0).ok()), "26000");
+    // In a failed transaction a statement that the server has already is refused, and is there afterwards.
+    one.query("begin")?.ok()?;
+    assert_eq!(sqlstate(one.query("select 1/0")), "22012");
+    assert_eq!(sqlstate(one.exchange(&Batch::new().parse("late", "select $1::int + 1").sync())?.remove(0).ok()), "25P02");
+    one.query("rollback")?.ok()?;
+    one.exchange(&Batch::new().parse("late", "select $1::int + 1").bind("", "late", &[Some("2")]).execute("", 0).sync())?.remove(0).ok()?;
+    // DEALLOCATE ALL and DISCARD ALL.
+    for forget in ["deallocate all", "discard all"] {
+        one.exchange(&Batch::new().parse("mine", "select 5").sync())?.remove(0).ok()?;
+        one.query(forget)?.ok()?;
+        assert_eq!(sqlstate(one.exchange(&Batch::new().bind("", "mine", &[]).sync())?.remove(0).ok()), "26000");
+        two.exchange(&Batch::new().bind("", "plan", &[Some("1")]).execute("", 0).sync())?.remove(0).ok()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_plan_that_became_useless_is_made_anew() -> Result<()> {
+    let server = Postgres::start()?;
+    server.sql("create table t (a int); insert into t values (1)")?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    let run = Batch::new().bind("", "all", &[]).execute("", 0).sync();
+    client.exchange(&Batch::new().parse("all", "select * from t").sync())?.remove(0).ok()?;
+    client.exchange(&run)?.remove(0).ok()?;
+    server.sql("alter table t add b int default 7")?;
+    assert_eq!(sqlstate(client.exchange(&run)?.remove(0).ok()), "0A000", "as PostgreSQL says once");
+    assert_eq!(client.exchange(&run)?.remove(0).ok()?.rows()[0].len(), 2);
+    Ok(())
+}
+
+#[test]
+fn each_client_keeps_its_own_parameters() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut zurich = Client::connect(&options.clone().parameter("TimeZone", "Europe/Zurich").parameter("application_name", "z"))?;
+    let mut tokyo = Client::connect(&options.clone().parameter("options", "-c datestyle=german"))?;
+    assert_eq!(zurich.parameter("TimeZone"), Some("Europe/Zurich"));
+    tokyo.query("set timezone = 'Asia/Tokyo'")?.ok()?;
+    for _ in 0..3 {
+        assert_eq!(zurich.query("show timezone")?.ok()?.value(), Some("Europe/Zurich"));
+        assert_eq!(zurich.query("show application_name")?.ok()?.value(), Some("z"));
+        assert_eq!(tokyo.query("show timezone")?.ok()?.value(), Some("Asia/Tokyo"));
+        assert_eq!(tokyo.query("select date '2001-02-03'")?.ok()?.value(), Some("03.02.2001"));
+    }
+    let refused = Client::connect(&options.clone().parameter("options", "-c work_mem=1MB"));
+    assert!(refused.is_err_and(|error| error.to_string().contains("unsupported startup parameter in options: work_mem")));
+    let refused = Client::connect(&options.parameter("extra_float_digits", "3"));
+    assert!(refused.is_err_and(|error| error.to_string().contains("unsupported startup parameter: extra_float_digits")));
+    Ok(())
+}
+
+#[test]
+fn protocol_3_2_is_negotiated_with_a_long_cancel_key() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut client = Client::connect(&options.clone().protocol(0x0003_0002))?;
+    assert_eq!(client.backend_key().1.len(), 32);
+    client.send(&Batch::new().query("select pg_sleep(30)"))?;
+    std::thread::sleep(Duration::from_millis(300));
+    // The first four bytes alone are not the key.
+    let mut short = Client::open(&options)?;
+    let (process_id, secret) = client.backend_key();
+    short.send(&Batch::new().cancel_request(process_id, &secret[..4]))?;
+    short.until_closed()?;
+    client.set_read_timeout(Duration::from_millis(300))?;
+    assert!(client.response().is_err(), "still running");
+    client.set_read_timeout(Duration::from_secs(10))?;
+    client.cancel()?;
+    assert_eq!(sqlstate(client.response()?.ok()), "57014");
+
+    // A later minor version and an unknown option are answered before anything else.
+    let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
+    let startup = Batch::new().startup(0x0003_0009, &[("user", "postgres"), ("database", "postgres"), ("_pq_.shiny", "1")]);
+    raw.write_all(startup.as_bytes()).expect("write");
+    let mut head = [0; 1];
+    raw.read_exact(&mut head).expect("answer");
+    assert_eq!(head, *b"v");
+    Ok(())
+}
+
+#[test]
+fn bad_input_ends_its_own_connection_only() -> Result<()> {
+    let server = Postgres::start()?;
+    let mut pooler = Underpass::start(&transaction(&server).set("max_packet_size", "1000000"))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut witness = Client::connect(&options)?;
+    let home = pid(&mut witness)?;
+    let after_login: [&[u8]; 7] = [
+        b"Q\0\0\0\x01",
+        b"Q\xff\xff\xff\xff",
+        b"?\0\0\0\x04",
+        b"p\0\0\0\x08aaaa",
+        b"Q\x7f\xff\xff\xff",
+        b"B\0\0\0\x08aaaa",
+        b"R\0\0\0\x08\0\0\0\0",
+    ];
+    for bytes in after_login {
+        let mut client = Client::connect(&options)?;
+        client.send_bytes(bytes)?;
+        let last = client.until_closed()?;
+        assert!(last.iter().any(|message| message.tag == b'E'), "{bytes:?}: {last:?}");
+        assert_eq!(pid(&mut witness)?, home, "{bytes:?}");
+    }
+    let first: [&[u8]; 7] = [
+        b"\0\0\0\0",
+        b"\xff\xff\xff\xff\0\x03\0\0",
+        b"\0\0\0\x08\0\x02\0\0",
+        b"\0\0\0\x08\x04\xd2\x16\x2fjunk after SSLRequest",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\0\x05hello",
+        b"\0\0\0\x09\0\x03\0\0x",
+    ];
+    for bytes in first {
+        let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
+        raw.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+        raw.write_all(bytes).expect("write");
+        let mut answer = Vec::new();
+        // Closed in good order or reset: it must end.
+        let ended = raw.read_to_end(&mut answer);
+        assert!(!ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "{bytes:?} was kept");
+    }
+    // Half a login and half a message stay, and cost nobody anything.
+    let mut half = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
+    half.write_all(b"\0\0\0\x50\0\x03\0\0us").expect("write");
+    let mut cut = Client::connect(&options)?;
+    cut.send_bytes(b"Q\0")?;
+    assert_eq!(pid(&mut witness)?, home);
+    assert!(pooler.is_running());
+    Ok(())
+}
+
+#[test]
+fn a_slow_reader_of_a_big_result_costs_no_memory() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut other = Client::connect(&options)?;
+    other.query("select 1")?.ok()?;
+    let mut slow = Client::connect(&options)?;
+    slow.query("select 1")?.ok()?;
+    let before = pooler.resident_kib()?;
+    slow.send(&Batch::new().query("select repeat('x', 100000) from generate_series(1, 3000)"))?;
+    std::thread::sleep(Duration::from_millis(1500));
+    let grown = pooler.resident_kib()?.saturating_sub(before);
+    assert!(grown < 1024, "{grown} KiB for a client that does not read");
+    other.query("select 1")?.ok()?;
+    slow.set_read_timeout(Duration::from_secs(30))?;
+    let rows = slow.response()?.ok()?.messages.iter().filter(|message| message.tag == b'D').count();
+    assert_eq!(rows, 3000);
+    Ok(())
+}
+
+#[test]
+fn copy_both_ways_pipelines_and_calls() -> Result<()> {
+    let server = Postgres::start()?;
+    server.sql("create table c (i int)")?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut client = Client::connect(&options)?;
+    client.send(&Batch::new().query("copy c from stdin").copy_data(b"1\n").copy_data(b"2\n").copy_done())?;
+    assert_eq!(client.response()?.ok()?.commands(), ["COPY 2"]);
+    client.send(&Batch::new().query("copy c from stdin").copy_data(b"nonsense\n").copy_done())?;
+    assert_eq!(sqlstate(client.response()?.ok()), "22P02");
+    let out = client.query("copy c to stdout")?.ok()?;
+    assert_eq!(out.messages.iter().filter(|message| message.tag == b'd').count(), 2);
+    // The Sync ahead of the data is ignored by the server; the one behind it commits.
+    let ahead = Batch::new().parse("", "copy c from stdin").bind("", "", &[]).execute("", 0).sync().copy_data(b"3\n").copy_done();
+    client.send(&ahead)?;
+    std::thread::sleep(Duration::from_millis(200));
+    let mut other = Client::connect(&options)?;
+    other.send(&Batch::new().query("select count(*) from c"))?;
+    std::thread::sleep(Duration::from_millis(200));
+    client.send(&Batch::new().sync())?;
+    client.response()?.ok()?;
+    assert_eq!(other.response()?.ok()?.value(), Some("3"), "not given the server in the middle of that");
+    let many = (0..300).fold(Batch::new(), |batch, number| batch.extended("select $1::int", &[Some(&number.to_string())]).sync());
+    let answers = client.exchange(&many)?;
+    assert!(answers.len() >= 300);
+    let abs = server.sql_value("select 'abs(int4)'::regprocedure::oid")?;
+    let called = client.exchange(&Batch::new().function_call(abs.parse().unwrap_or(0), &[Some("-5")]))?.remove(0);
+    called.ok()?;
+    Ok(())
+}
+
+#[test]
+fn replication_goes_through() -> Result<()> {
+    let server = Postgres::builder().hba("local all all trust\nhost all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust").setting("wal_level", "logical").setting("max_wal_senders", "5").start()?;
+    let pooler = Underpass::start(&transaction(&server))?;
+    let port = pooler.port().to_string();
+    let target = tempfile::tempdir().expect("directory");
+    let backup = target.path().join("backup");
+    let output = Command::new("/usr/lib/postgresql/15/bin/pg_basebackup")
+        .args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-X", "stream", "-c", "fast", "-D"])
+        .arg(&backup)
+        .output()
+        .expect("pg_basebackup");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(backup.join("PG_VERSION").exists());
+    // Logical: a session of its own that also answers queries.
+    let options = pooler.options("postgres", "postgres");
+    let mut logical = Client::connect(&options.clone().parameter("replication", "database"))?;
+    assert_eq!(logical.query("IDENTIFY_SYSTEM")?.ok()?.rows().len(), 1);
+    // Others are told what sessions of their own kind have.
+    let mut plain = Client::connect(&options)?;
+    assert_eq!(plain.query("show application_name")?.ok()?.value(), Some(""));
+    Ok(())
+}

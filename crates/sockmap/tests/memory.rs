@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client that stops reading costs a fixed amount, and gets everything when it reads on.
+
+mod common;
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::ends::{Rig, on_each_lane};
+use common::{eventually, expect, pair, query, ready, row};
+use underpass_sockmap::{Config, Event, Lane, Reason};
+
+const READERS: usize = 4;
+const ROWS: usize = 6000;
+const ROW_BYTES: usize = 8000;
+const MIB: u64 = 1 << 20;
+
+fn result() -> Vec<u8> {
+    let mut out = Vec::with_capacity(ROWS * (ROW_BYTES + 20));
+    for i in 0..ROWS {
+        out.extend(row(&vec![i as u8; ROW_BYTES]));
+    }
+    out.extend(ready(b'I'));
+    out
+}
+
+/// Writes without blocking until nothing moves for a while; returns how much went in.
+fn write_until_stalled(to: &mut TcpStream, bytes: &[u8]) -> usize {
+    to.set_nonblocking(true).unwrap();
+    let (mut done, mut last) = (0, Instant::now());
+    while done < bytes.len() && last.elapsed() < Duration::from_millis(300) {
+        match to.write(&bytes[done..bytes.len().min(done + 8192)]) {
+            Ok(n) => {
+                done += n;
+                last = Instant::now();
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+            Err(e) => panic!("{e}"),
+        }
+    }
+    to.set_nonblocking(false).unwrap();
+    done
+}
+
+/// MemAvailable of the whole machine; slab and socket pages count as used.
+fn available_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn readers_that_stop_are_bounded_and_complete_when_they_resume() {
+    let everything = result();
+    let (mut near, _far) = pair();
+    let direct = write_until_stalled(&mut near, &everything) as u64;
+    println!("a direct connection takes {} KiB before it stalls", direct / 1024);
+
+    on_each_lane(&Config::default(), |rig| {
+        let before = available_bytes();
+        let mut links: Vec<_> = (0..READERS as u32).map(|i| (rig.client(), rig.server(i))).collect();
+        let mut written = Vec::new();
+        for (c, s) in &mut links {
+            c.app.write_all(&query("copy")).unwrap();
+            expect(&mut s.backend, &query("copy"));
+            let done = write_until_stalled(&mut s.backend, &everything);
+            assert!(done < everything.len(), "it never stalled");
+            written.push(done);
+        }
+        let grown = before.saturating_sub(available_bytes());
+        println!(
+            "written {:?} KiB, MemAvailable fell by {} KiB",
+            written.iter().map(|w| w / 1024).collect::<Vec<_>>(),
+            grown / 1024
+        );
+        for &done in &written {
+            // The lane's socket and user space's socket, each as a direct connection.
+            assert!(done as u64 <= 2 * direct + MIB, "{done} bytes for one reader");
+        }
+        thread::sleep(Duration::from_millis(500));
+        for (_, s) in &mut links {
+            s.backend.set_nonblocking(true).unwrap();
+            assert!(s.backend.write(&[0]).is_err(), "flat: it takes no more");
+            s.backend.set_nonblocking(false).unwrap();
+        }
+        let expected = if rig.lane == Lane::D { Reason::ResponseQueue } else { Reason::Room };
+        let events = rig.events();
+        for (_, s) in &links {
+            assert!(events.contains(&Event::ServerUp { server: s.slot, reason: expected }), "{events:?}");
+        }
+
+        for ((c, s), done) in links.into_iter().zip(written) {
+            finish(rig, c, s, &everything, done);
+        }
+    });
+}
+
+/// The reader reads on; user space forwards the rest; every byte must come, in order.
+fn finish(rig: &Rig, c: common::ends::Client, s: common::ends::Server, everything: &[u8], done: usize) {
+    let taken = rig.take(&c);
+    assert_eq!(taken.server, Some(s.slot));
+    let (mut app, mut backend, rest) = (c.app, s.backend, everything[done..].to_vec());
+    let length = everything.len();
+    let writer = thread::spawn(move || {
+        backend.write_all(&rest).unwrap();
+        backend
+    });
+    let reader = thread::spawn(move || {
+        let mut got = vec![0u8; length];
+        app.read_exact(&mut got).unwrap();
+        got
+    });
+    eventually("the client is drained", || rig.dp.client_drained(c.slot).unwrap());
+    let info = rig.dp.client_info(c.slot).unwrap();
+    let mut left = everything.len() as u64 - info.stats.response_bytes;
+    let (mut from, mut to) = (s.near, c.near);
+    let mut buffer = vec![0u8; 64 << 10];
+    while left > 0 {
+        let n = from.read(&mut buffer).unwrap();
+        to.write_all(&buffer[..n]).unwrap();
+        left -= n as u64;
+    }
+    assert!(reader.join().unwrap() == everything, "other bytes came out");
+    drop(writer.join());
+}
+
+#[test]
+fn a_fast_reader_gets_a_long_result_through_the_lane() {
+    let everything = result();
+    on_each_lane(&Config::default(), |rig| {
+        let (mut c, mut s) = (rig.client(), rig.server(0));
+        c.app.write_all(&query("copy")).unwrap();
+        expect(&mut s.backend, &query("copy"));
+        let mut app = c.app.try_clone().unwrap();
+        let (length, progress) = (everything.len(), Arc::new(AtomicUsize::new(0)));
+        let seen = Arc::clone(&progress);
+        let reader = thread::spawn(move || -> io::Result<Vec<u8>> {
+            let mut got = vec![0u8; length];
+            let mut at = 0;
+            while at < length {
+                match app.read(&mut got[at..])? {
+                    0 => break,
+                    n => at += n,
+                }
+                seen.store(at, Ordering::Relaxed);
+            }
+            Ok(got)
+        });
+        let start = Instant::now();
+        let mut done = 0;
+        // At the reader's pace: never so far ahead of it that a limit is reached.
+        while done < everything.len() {
+            let chunk = &everything[done..everything.len().min(done + 8192)];
+            s.backend.write_all(chunk).unwrap();
+            done += chunk.len();
+            eventually("the reader catches up", || done - progress.load(Ordering::Relaxed) < 128 << 10);
+        }
+        assert!(reader.join().unwrap().unwrap() == everything, "other bytes came out");
+        println!("{} MiB in {:?}", length >> 20, start.elapsed());
+        rig.expect_released(&s);
+        assert!(rig.events().is_empty());
+    });
+}
