@@ -17,7 +17,6 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use underpass_config::{Config, Finding, OsFiles, Severity};
 use underpass_console::logline::Level;
 use underpass_console::text;
-use underpass_console::logline::Level;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
