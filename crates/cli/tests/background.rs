@@ -189,7 +189,7 @@ fn verbosity_follows_the_command_line_and_the_file() {
     let ended = |arguments: &[&str]| {
         let mut command = site.command(arguments);
         let mut running = common::Running(command.stderr(std::process::Stdio::piped()).spawn().unwrap());
-        site.wait_listening();
+        site.wait_serving();
         running.signal(Signal::SIGQUIT);
         assert_eq!(running.wait(), Some(0));
         let mut text = String::new();

@@ -42,7 +42,7 @@ fn scraped_under_load() {
         &format!("metrics_listen = {address}\nthreads = 2"),
     );
     let _pooler = site.start(&["-q"]);
-    site.wait_listening();
+    site.wait_serving();
     let (is_over, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
@@ -96,7 +96,7 @@ fn other_requests_and_bad_peers() {
         &format!("metrics_listen = {address}\nkernel_path = off"),
     );
     let _pooler = site.start(&["-q"]);
-    site.wait_listening();
+    site.wait_serving();
     let (head, body) = get(address, "/");
     assert!(head.starts_with("HTTP/1.1 200") && body.contains("/metrics"), "{head}");
     assert!(get(address, "/other").0.starts_with("HTTP/1.1 404"));

@@ -118,7 +118,7 @@ fn a_descriptor_that_is_no_listener_is_refused() {
 fn two_processes_share_a_port() {
     let site = Site::new("so_reuseport = 1");
     let first = site.start(&["-q"]);
-    site.wait_listening();
+    site.wait_serving();
     let other = Site::with_database(
         "* = host=127.0.0.1 port=1 user=postgres",
         &format!("so_reuseport = 1\nlisten_port = {}", site.port()),
@@ -139,7 +139,7 @@ fn abstract_sockets() {
     let name = format!("underpass-test-{}", site.port());
     let site = Site::new(&format!("unix_socket_dir = @{name}\nlogfile = {{dir}}/log"));
     let _pooler = site.start(&["-q"]);
-    site.wait_listening();
+    site.wait_serving();
     let address = <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
         format!("{name}/.s.PGSQL.{}", site.port()),
     );
@@ -165,7 +165,7 @@ fn of_root_only_the_capabilities_of_lanes_are_left() {
     for (path, expected) in [("off", 0), ("auto", lanes & permitted)] {
         let site = Site::with_database("x = host=127.0.0.1", "", &format!("kernel_path = {path}"));
         let pooler = site.start(&["-q"]);
-        site.wait_listening();
+        site.wait_serving();
         let pid = pooler.0.id();
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         for task in tasks {
@@ -190,7 +190,7 @@ fn descriptors_are_raised_to_what_may_be_needed() {
     command.args(["-c", "ulimit -S -n 256; ulimit -H -n 800; exec \"$@\"", "limits"]);
     command.arg(pooler.get_program()).args(pooler.get_args()).current_dir(site.path(""));
     let pooler = Running(command.spawn().unwrap());
-    site.wait_listening();
+    site.wait_serving();
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", pooler.0.id())).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     assert_eq!(line.split_whitespace().nth(3), Some("800"), "{line}");

@@ -11,6 +11,9 @@ use underpass_console::rows::{Lists, PoolCounts};
 use underpass_console::stats::PoolLatency;
 use underpass_console::{PoolStats, Timestamp};
 
+/// Everybody may choose such a name.
+const ODD_NAME: &str = "a\"b\\c\nd{e=\"f\"} 1 å";
+
 fn metrics() -> Metrics {
     let mut latency = PoolLatency::default();
     for us in [1, 20, 300, 4_000, 50_000, 600_000, 7_000_000, 80_000_000] {

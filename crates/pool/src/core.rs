@@ -172,6 +172,14 @@ impl<S> Idle<S> {
     fn is_shared(&self) -> bool {
         matches!(self, Idle::Shared(_))
     }
+
+    /// Since when a server is idle that user space put in at `pushed`.
+    fn since(&self, ordinal: u32, pushed: Instant) -> Instant {
+        match self {
+            Idle::Own(_) => pushed,
+            Idle::Shared(shared) => shared.returned_at(ordinal).map_or(pushed, |at| at.max(pushed)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -304,7 +312,13 @@ impl<S> Default for Core<S> {
 
 impl<S> Core<S> {
     /// The pool of a database and user (numbers given by the caller), made if there is none.
-    pub fn pool(&mut self, database: u32, user: u32, limits: impl FnOnce() -> PoolLimits, now: Instant) -> PoolId {
+    pub fn pool(
+        &mut self,
+        database: u32,
+        user: u32,
+        limits: impl FnOnce() -> PoolLimits,
+        now: Instant,
+    ) -> PoolId {
         if let Some(&id) = self.by_name.get(&(database, user)) {
             return id;
         }
@@ -360,18 +374,7 @@ impl<S> Core<S> {
         }
         pool.waiting.insert(ticket, Waiter { client, since: now });
         pool.tell_waiters();
-        // A program may have put one back before it saw the queue: whoever is first looks once more.
-        if pool.idle.is_shared() && pool.waiting.len() == 1 && !pool.paused {
-            if let Some((ordinal, server)) = pool.take_idle() {
-                pool.waiting.clear();
-                pool.tell_waiters();
-                let slot = &mut pool.slots[ordinal as usize];
-                slot.state = State::Active;
-                let id = ServerId { pool: pool_id, ordinal, generation: slot.generation };
-                return Acquired::Granted { id, server, check: false };
-            }
-        }
-        Acquired::Queued(ticket)
+        pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
 
     /// Gives the longest-waiting client an idle server, if there are both: after a program put one back, or after RESUME.
@@ -399,7 +402,9 @@ impl<S> Core<S> {
     pub fn unpark_claimed(&mut self, id: ServerId) -> Option<S> {
         let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
         slot.state = State::Tested;
-        slot.parked.take()
+        let server = slot.parked.take();
+        self.at(id.pool).idle.remove(id.ordinal);
+        server
     }
 
     /// Takes a parked server out that a lane has linked to a client, whose link user space takes over.
@@ -428,7 +433,7 @@ impl<S> Core<S> {
         pool.tell_waiters();
         // Two waiters never share a ticket: the head counts down from where the tail counts up.
         self.next_ticket = self.next_ticket.max(ticket + 1);
-        Acquired::Queued(ticket)
+        self.at(pool_id).look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
 
     /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.
@@ -461,8 +466,12 @@ impl<S> Core<S> {
         }
         let mut from_reserve = false;
         if p.connections >= limits.size {
-            let waited = p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
-            if limits.reserve == 0 || waited < limits.reserve_timeout || p.connections >= limits.size + limits.reserve {
+            let waited =
+                p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
+            if limits.reserve == 0
+                || waited < limits.reserve_timeout
+                || p.connections >= limits.size + limits.reserve
+            {
                 return Launch::Not;
             }
             from_reserve = true;
@@ -628,7 +637,10 @@ impl<S> Core<S> {
     pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
         let pool = self.pools.get_mut(id.pool.0 as usize)?;
         let slot = pool.slots.get_mut(id.ordinal as usize)?;
-        if slot.generation != id.generation || slot.state != State::Idle || !slot.parked.as_ref().is_some_and(is_mine) {
+        if slot.generation != id.generation
+            || slot.state != State::Idle
+            || !slot.parked.as_ref().is_some_and(is_mine)
+        {
             return None;
         }
         if !pool.idle.remove(id.ordinal) {
@@ -774,16 +786,10 @@ impl<S> Core<S> {
     pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
         let mut expired = Vec::new();
         let p = self.at(pool);
-        if let Idle::Shared(shared) = &mut p.idle {
+        p.set_aside_unchecked(now);
+        if let Idle::Shared(shared) = &p.idle {
             // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
-            for (ordinal, slot) in p.slots.iter_mut().enumerate() {
-                if slot.state == State::Idle {
-                    if shared.was_used(ordinal as u32) {
-                        slot.idle_since = now;
-                    } else if p.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d) {
-                        shared.shelve(ordinal as u32);
-                    }
-                }
+            for (ordinal, slot) in p.slots.iter().enumerate() {
                 let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
                 if slot.state == State::Idle && over {
                     shared.retire(ordinal as u32);
@@ -793,7 +799,7 @@ impl<S> Core<S> {
         for ordinal in p.idle.ordinals() {
             let p = self.at(pool);
             let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
-            let idle_for = now.saturating_duration_since(slot.idle_since);
+            let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
             } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
@@ -851,21 +857,29 @@ impl<S> Core<S> {
         let pool = &self.pools[pool.0 as usize];
         let mut counts = PoolCounts {
             clients_waiting: pool.waiting.len() as u32,
-            max_wait: pool.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
+            max_wait: pool
+                .waiting
+                .values()
+                .next()
+                .map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
             ..PoolCounts::default()
         };
         let in_set = pool.idle.is_shared().then(|| pool.idle.ordinals());
         for (ordinal, slot) in pool.slots.iter().enumerate() {
             match slot.state {
                 // Parked, but linked by a lane.
-                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => counts.active += 1,
+                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => {
+                    counts.active += 1
+                }
                 State::Free => {}
                 State::Login => counts.login += 1,
                 State::Active => counts.active += 1,
                 State::Tested => counts.tested += 1,
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
-                    let due = pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
+                    let since = pool.idle.since(ordinal as u32, slot.idle_since);
+                    let due =
+                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }
@@ -905,9 +919,35 @@ impl<S> Pool<S> {
         let (ordinal, server) = self.take_idle()?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
-        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
+        let since = self.idle.since(ordinal, slot.idle_since);
+        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay);
         let id = ServerId { pool, ordinal, generation: slot.generation };
         Some(Acquired::Granted { id, server, check })
+    }
+
+    /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
+    fn look_again(&mut self, pool: PoolId, now: Instant) -> Option<Acquired<S>> {
+        if !self.idle.is_shared() || self.waiting.len() != 1 || self.paused {
+            return None;
+        }
+        let granted = self.grant_idle(pool, now)?;
+        self.waiting.clear();
+        self.tell_waiters();
+        Some(granted)
+    }
+
+    /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.
+    fn set_aside_unchecked(&mut self, now: Instant) {
+        let (Idle::Shared(shared), Some(delay)) = (&mut self.idle, self.limits.check_delay) else { return };
+        for ordinal in shared.ordinals() {
+            let slot = &mut self.slots[ordinal as usize];
+            let since = shared.returned_at(ordinal).map_or(slot.idle_since, |at| at.max(slot.idle_since));
+            if now.saturating_duration_since(since) > delay {
+                if let Some(server) = &mut slot.parked {
+                    shared.set_aside(ordinal, server);
+                }
+            }
+        }
     }
 
     fn take_idle(&mut self) -> Option<(u32, S)> {
@@ -918,11 +958,14 @@ impl<S> Pool<S> {
     }
 
     fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
-        let ordinal = self.idle.ordinals().into_iter().min_by_key(|&ordinal| self.slots[ordinal as usize].idle_since)?;
-        if !self.idle.remove(ordinal) {
-            return None;
+        loop {
+            let since = |&ordinal: &u32| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
+            let ordinal = self.idle.ordinals().into_iter().min_by_key(since)?;
+            // A program may have taken it meanwhile; there are others.
+            if self.idle.remove(ordinal) {
+                return self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server));
+            }
         }
-        self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server))
     }
 }
 

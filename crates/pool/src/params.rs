@@ -217,8 +217,18 @@ mod tests {
 
     #[test]
     fn restores_only_what_differs_and_is_reported() {
-        let server = set(&[("TimeZone", "UTC"), ("DateStyle", "ISO, MDY"), ("server_version", "15"), ("application_name", "")]);
-        let client = set(&[("timezone", "UTC"), ("datestyle", "ISO, DMY"), ("server_version", "14"), ("extra_float_digits", "3")]);
+        let server = set(&[
+            ("TimeZone", "UTC"),
+            ("DateStyle", "ISO, MDY"),
+            ("server_version", "15"),
+            ("application_name", ""),
+        ]);
+        let client = set(&[
+            ("timezone", "UTC"),
+            ("datestyle", "ISO, DMY"),
+            ("server_version", "14"),
+            ("extra_float_digits", "3"),
+        ]);
         assert_eq!(server.restore_query(&client).as_deref(), Some("SET \"datestyle\" = 'ISO, DMY';"));
         assert_eq!(server.restore_query(&set(&[("TimeZone", "UTC")])), None);
     }

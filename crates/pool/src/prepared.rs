@@ -114,7 +114,8 @@ impl Table {
     fn name(&mut self, class: usize) -> (usize, Box<[u8]>) {
         let length = if class == 0 { LENGTH_CANONICAL } else { class };
         let number = self.next_number.entry(length).or_default();
-        let capacity = u32::try_from(length - 1).ok().and_then(|digits| 62u64.checked_pow(digits)).unwrap_or(u64::MAX);
+        let capacity =
+            u32::try_from(length - 1).ok().and_then(|digits| 62u64.checked_pow(digits)).unwrap_or(u64::MAX);
         if *number < capacity {
             let name = encode(*number, length);
             *number += 1;
@@ -287,7 +288,10 @@ mod tests {
             assert!(seen.insert(statement.name.clone()), "{:?}", statement.name);
             assert!(is_reserved(&statement.name));
         }
-        assert!(seen.iter().any(|name| name.len() == LENGTH_CANONICAL), "62 * 62 names of length 3, then longer ones");
+        assert!(
+            seen.iter().any(|name| name.len() == LENGTH_CANONICAL),
+            "62 * 62 names of length 3, then longer ones"
+        );
         assert!(!seen.contains(&*nonexistent(b"abc")));
     }
 

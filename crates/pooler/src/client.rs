@@ -140,8 +140,17 @@ impl Client {
         SocketLabel {
             side: Side::Client,
             id: self.id,
-            database: self.database.as_ref().map(|database| database.name.as_str()).or(console).or(asked.map(|asked| asked.database.as_str())),
-            user: self.user.as_ref().map(|user| user.name.as_str()).or(asked.map(|asked| asked.user.as_str())),
+            database: self
+                .database
+                .as_ref()
+                .map(|database| database.name.as_str())
+                .or(console)
+                .or(asked.map(|asked| asked.database.as_str())),
+            user: self
+                .user
+                .as_ref()
+                .map(|user| user.name.as_str())
+                .or(asked.map(|asked| asked.user.as_str())),
             peer_id: None,
             address: self.address.peer_address(),
         }
@@ -152,4 +161,3 @@ impl Client {
 pub(crate) fn key_of(client: ClientRef) -> Key {
     Key { index: client.slot, generation: client.generation }
 }
-

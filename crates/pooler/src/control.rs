@@ -13,13 +13,14 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 use underpass_auth::AuthOptions;
 use underpass_config::{Config, SetOutcome, kept_warning};
-use underpass_console::logline::Level;
 use underpass_console::text::{self, Phrase, SignalAction, reason};
 use underpass_console::{ConsoleError, ShutdownMode};
 use underpass_pool::PoolId;
 
 use crate::listeners::SocketFile;
+use crate::logging;
 use crate::pool::{DatabaseState, Pool};
+use crate::process::{self, Life};
 use crate::settings::Settings;
 use crate::shared::{Shared, lock, phase};
 use crate::worker::Worker;
@@ -56,14 +57,7 @@ impl Control {
 
 /// Writes a phrase to the log.
 pub(crate) fn say(phrase: &Phrase) {
-    let level = match phrase.level {
-        Level::Fatal | Level::Error => log::Level::Error,
-        Level::Warning => log::Level::Warn,
-        Level::Log => log::Level::Info,
-        Level::Debug => log::Level::Debug,
-        Level::Noise => log::Level::Trace,
-    };
-    log::log!(level, "{}", phrase.text);
+    logging::phrase(None, phrase);
 }
 
 /// Acts on a signal. True when the process is about to end and nothing more needs to be waited for but the workers.
@@ -246,6 +240,7 @@ pub(crate) fn shutdown(shared: &Arc<Shared>, mode: ShutdownMode) {
         return;
     }
     shared.phase.store(target, Ordering::Release);
+    process::notify(Life::Stopping);
     stop_listening(shared);
     shared.broadcast(Worker::unsuspend);
     apply_pauses(shared);
@@ -302,6 +297,8 @@ fn make_obsolete(shared: &Shared, pools: Vec<Arc<Pool>>, reason: &'static str) {
 pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     let old = shared.settings.load_full();
+    // Whatever the files say now: the log may have been rotated, and what comes next belongs into the new one.
+    reopen_log(&old.config);
     let (mut settings, warnings) = Settings::load(&reload_paths(&old)).map_err(|error| {
         log::error!("RELOAD failed, the old configuration stays: {error:#}");
         ConsoleError::ReloadFailed
@@ -318,6 +315,12 @@ pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     keep_auth_context(&old, &mut settings);
     apply(shared, settings, is_server_tls_changed);
     Ok(())
+}
+
+fn reopen_log(config: &Config) {
+    if let Err(error) = logging::configure(config) {
+        log::error!("{error:#}");
+    }
 }
 
 /// `conffile` may have been SET to another file.
@@ -388,6 +391,7 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
 fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) {
     let settings = Arc::new(settings);
     shared.settings.store(settings.clone());
+    reopen_log(&settings.config);
     let mut changed = Vec::new();
     for database in shared.databases() {
         if database.forgotten.load(Ordering::Relaxed) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel lanes as the pooler sees them: which sockets are in them, and the idle set that it shares with their programs.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -17,6 +20,7 @@ use crate::client::Client;
 use crate::logging::log_socket;
 use crate::net::Endpoint;
 use crate::pool::PoolSettings;
+use crate::pressure::Pressure;
 use crate::server::Server;
 use crate::shared::lock;
 
@@ -26,10 +30,21 @@ const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
 pub(crate) const USER_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
+/// Environment variable for tests only: `UNDERPASS_TEST_FLIP=N` takes one of N clients out of its lane in each turn of a worker's loop, a
+/// millisecond or less apart, and gives half of those that are idle back at once; contended
+/// pools stay in their lanes. Read once at start.
+const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
+
 /// The open lanes of the process.
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
     local: bool,
+    /// Transactions of carried pools that ended in user space; clients taken from and given to the kernel.
+    pub user_xacts: AtomicU64,
+    pub taken: AtomicU64,
+    pub given: AtomicU64,
+    /// One in so many clients is taken in each turn of a worker's loop; 0 = none. See [`FLIP_VARIABLE`].
+    pub flip: u32,
     clients: Mutex<HashMap<ClientSlot, ClientRef, RandomState>>,
     servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
@@ -50,13 +65,21 @@ impl Lanes {
         let wants_local = config.underpass.same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
         let usable = report.works(Lane::D) || local;
-        let opened = if usable { Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string()) } else { Err(why_not(&report)) };
+        let opened = if usable {
+            Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string())
+        } else {
+            Err(why_not(&report))
+        };
         match opened {
             Ok(datapath) => {
                 log::info!("kernel lanes: D on{}", if local { ", A for servers on this host" } else { "" });
                 Ok(Some(Self {
                     datapath: Arc::new(datapath),
                     local,
+                    user_xacts: AtomicU64::new(0),
+                    taken: AtomicU64::new(0),
+                    given: AtomicU64::new(0),
+                    flip: std::env::var(FLIP_VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(0),
                     clients: Mutex::default(),
                     servers: Mutex::default(),
                     pools: Mutex::default(),
@@ -81,11 +104,29 @@ impl Lanes {
             && settings.checks_life_only
     }
 
+    /// Whether lane A is on.
+    pub fn is_local(&self) -> bool {
+        self.local
+    }
+
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(PoolSlot, Box<dyn SharedIdle<Box<Server>>>)> {
+    pub fn add_pool(
+        &self,
+        id: underpass_pool::PoolId,
+    ) -> Option<(LanePool, Box<dyn SharedIdle<Box<Server>>>)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
-        Some((slot, Box::new(LaneIdle { datapath: self.datapath.clone(), pool: slot, slots: Vec::new(), own: BTreeSet::new(), activity: Vec::new() })))
+        let now = Instant::now();
+        let pressure = Arc::new(if self.flip > 0 { Pressure::never(now) } else { Pressure::new(now) });
+        let idle = LaneIdle {
+            datapath: self.datapath.clone(),
+            pool: slot,
+            pressure: pressure.clone(),
+            waiters: Cell::new(0),
+            slots: Vec::new(),
+            own: BTreeSet::new(),
+        };
+        Some((LanePool { slot, pressure }, Box::new(idle)))
     }
 
     pub fn client_of(&self, slot: ClientSlot) -> Option<ClientRef> {
@@ -128,7 +169,9 @@ impl Lanes {
 
     /// Puts a server that has logged in into its map, or leaves it to user space.
     pub fn register_server(self: &Arc<Self>, server: &mut Server, pool: PoolSlot, epoll: Arc<OwnedFd>) {
-        if server.transport.tls().is_some() || !matches!(server.address, Endpoint::Tcp(_)) || server.dedicated {
+        server.lane_tried = true;
+        if server.transport.tls().is_some() || !matches!(server.address, Endpoint::Tcp(_)) || server.dedicated
+        {
             return;
         }
         let lane = if self.local {
@@ -145,11 +188,25 @@ impl Lanes {
         match self.datapath.register_server(server.transport.fd(), &spec) {
             Ok((slot, lane)) => {
                 lock(&self.servers).insert(slot, server.id);
-                server.lane = Some(Box::new(ServerLane { lanes: self.clone(), slot, lane, read_total: 0, drained: true, epoll }));
+                server.lane = Some(Box::new(ServerLane {
+                    lanes: self.clone(),
+                    slot,
+                    lane,
+                    read_total: 0,
+                    drained: true,
+                    epoll,
+                }));
             }
             Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
         }
     }
+}
+
+/// A pool's place in the lanes.
+#[derive(Debug)]
+pub(crate) struct LanePool {
+    pub slot: PoolSlot,
+    pub pressure: Arc<Pressure>,
 }
 
 fn why_not(report: &Report) -> String {
@@ -157,11 +214,10 @@ fn why_not(report: &Report) -> String {
     if !missing.is_empty() {
         return format!("missing {}; see `underpass check`", missing.join(", "));
     }
-    report
-        .features
-        .iter()
-        .find(|feature| !feature.works)
-        .map_or_else(|| "no lane works".to_owned(), |feature| format!("{}: {}", feature.name, feature.why_not))
+    report.features.iter().find(|feature| !feature.works).map_or_else(
+        || "no lane works".to_owned(),
+        |feature| format!("{}: {}", feature.name, feature.why_not),
+    )
 }
 
 /// A client's place in the lanes. Dropped before its socket is closed.
@@ -175,7 +231,7 @@ pub(crate) struct ClientLane {
     /// The datapath holds a link that user space has taken over.
     pub linked: bool,
     /// Sends what a lane does not forward: user space keeps it until then.
-    pub not_before: Option<std::time::Instant>,
+    pub not_before: Option<Instant>,
     /// What has been added to the statistics already.
     pub counted: underpass_sockmap::ClientStats,
 }
@@ -262,10 +318,18 @@ pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kern
 pub(crate) fn watch_server(server: &Server) {
     if let Some(lane) = server.lane.as_ref().filter(|lane| lane.is_watched_apart()) {
         let token = crate::worker::server_token(server.key);
-        if let Err(error) = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST) {
+        if let Err(error) =
+            epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), USER_INTEREST)
+        {
             log_socket!(Error, server.label(), "lane", "epoll: {error}");
         }
     }
+}
+
+/// The programs' clock.
+pub(crate) fn monotonic_ns() -> u64 {
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64
 }
 
 /// The idle set that programs draw from too. Servers that no lane carries are kept beside it.
@@ -273,17 +337,24 @@ pub(crate) fn watch_server(server: &Server) {
 struct LaneIdle {
     datapath: Arc<Datapath>,
     pool: PoolSlot,
+    pressure: Arc<Pressure>,
+    /// As last told.
+    waiters: Cell<u32>,
     /// By ordinal: the server's slot, if a lane carries it.
     slots: Vec<Option<ServerSlot>>,
     /// Those that no lane carries, and those that a lane must not take.
     own: BTreeSet<u32>,
-    /// By ordinal: what the programs had done with it when it was last asked.
-    activity: Vec<u64>,
+}
+
+impl LaneIdle {
+    fn slot(&self, ordinal: u32) -> Option<ServerSlot> {
+        self.slots.get(ordinal as usize).copied().flatten()
+    }
 }
 
 impl SharedIdle<Box<Server>> for LaneIdle {
     fn push(&mut self, ordinal: u32, server: &mut Box<Server>) -> bool {
-        let Some(lane) = &mut server.lane else {
+        let Some(lane) = server.lane.as_mut().filter(|_| !self.pressure.is_high(Instant::now())) else {
             self.own.insert(ordinal);
             return true;
         };
@@ -295,7 +366,12 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         // Before the push: from then on a program may be reading.
         if lane.is_watched_apart() {
             let token = crate::worker::server_token(server.key);
-            let _ = epoll::modify(lane.epoll.as_fd(), server.transport.fd(), EventData::new_u64(token), KERNEL_INTEREST);
+            let _ = epoll::modify(
+                lane.epoll.as_fd(),
+                server.transport.fd(),
+                EventData::new_u64(token),
+                KERNEL_INTEREST,
+            );
         }
         let _ = self.datapath.set_server_fingerprint(lane.slot, server.parameters.fingerprint());
         match self.datapath.push_idle(lane.slot, lane.read_total) {
@@ -312,37 +388,16 @@ impl SharedIdle<Box<Server>> for LaneIdle {
 
     fn pop_from(&mut self, _from: u32) -> Option<u32> {
         match self.datapath.pop_idle(self.pool, None) {
-            Ok(Some(slot)) => self.slots.iter().position(|&known| known == Some(slot)).map(|ordinal| ordinal as u32),
+            Ok(Some(slot)) => {
+                self.slots.iter().position(|&known| known == Some(slot)).map(|ordinal| ordinal as u32)
+            }
             _ => self.own.pop_first(),
         }
     }
 
     fn remove(&mut self, ordinal: u32) -> bool {
-        if self.own.remove(&ordinal) {
-            return true;
-        }
-        match self.slots.get(ordinal as usize) {
-            Some(Some(slot)) => self.datapath.take_idle(*slot).unwrap_or(false),
-            _ => false,
-        }
-    }
-
-    fn was_used(&mut self, ordinal: u32) -> bool {
-        let Some(Some(slot)) = self.slots.get(ordinal as usize) else { return false };
-        let activity = self.datapath.server_activity(*slot).unwrap_or_default();
-        let index = ordinal as usize;
-        if index >= self.activity.len() {
-            self.activity.resize(index + 1, 0);
-        }
-        std::mem::replace(&mut self.activity[index], activity) != activity
-    }
-
-    fn shelve(&mut self, ordinal: u32) {
-        if let Some(Some(slot)) = self.slots.get(ordinal as usize) {
-            if self.datapath.take_idle(*slot).unwrap_or(false) {
-                self.own.insert(ordinal);
-            }
-        }
+        self.own.remove(&ordinal)
+            || self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false))
     }
 
     fn ordinals(&self) -> Vec<u32> {
@@ -353,6 +408,9 @@ impl SharedIdle<Box<Server>> for LaneIdle {
     }
 
     fn set_waiters(&self, waiters: u32) {
+        if waiters > self.waiters.replace(waiters) {
+            self.pressure.note(Instant::now());
+        }
         let _ = self.datapath.set_waiters(self.pool, waiters);
     }
 
@@ -361,9 +419,21 @@ impl SharedIdle<Box<Server>> for LaneIdle {
     }
 
     fn retire(&self, ordinal: u32) {
-        if let Some(Some(slot)) = self.slots.get(ordinal as usize) {
-            let _ = self.datapath.set_server_retire(*slot, true);
+        if let Some(slot) = self.slot(ordinal) {
+            let _ = self.datapath.set_server_retire(slot, true);
         }
+    }
+
+    fn set_aside(&mut self, ordinal: u32, server: &mut Box<Server>) {
+        if self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false)) {
+            watch_server(server);
+            self.own.insert(ordinal);
+        }
+    }
+
+    fn returned_at(&self, ordinal: u32) -> Option<Instant> {
+        let at = self.datapath.server_active_ns(self.slot(ordinal)?).ok().filter(|&at| at > 0)?;
+        Instant::now().checked_sub(Duration::from_nanos(monotonic_ns().saturating_sub(at)))
     }
 
     fn forget(&mut self, ordinal: u32) {

@@ -5,14 +5,16 @@
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;
-mod lanes;
-mod gather;
 mod control;
+mod gather;
+mod kernel_rows;
+mod lanes;
 mod listeners;
 mod logging;
 mod metrics;
 mod net;
 mod pool;
+mod pressure;
 mod process;
 mod resolver;
 mod run;
@@ -29,7 +31,8 @@ pub use run::{Checked, Options, check, run};
 pub const VERSION_NUMBER: &str = concat!(env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// What SHOW VERSION and the first line of `--version` say. Exporters look for PgBouncer's version in it.
-pub const VERSION: &str = concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
+pub const VERSION: &str =
+    concat!("Underpass ", env!("CARGO_PKG_VERSION"), " (compatible with PgBouncer 1.26)");
 
 /// Appends a message of type `tag`.
 fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {

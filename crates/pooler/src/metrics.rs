@@ -14,6 +14,7 @@ use anyhow::Context as _;
 use underpass_console::metrics::{CONTENT_TYPE, DatabaseMetrics, Metrics, PoolMetrics};
 
 use crate::gather::{self, Facts, Part};
+use crate::kernel_rows;
 use crate::shared::{Shared, lock};
 
 /// Longest request read; Prometheus sends some hundred bytes.
@@ -182,8 +183,8 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         pools,
         databases,
         lists: facts.lists,
-        lane_xacts: Vec::new(),
-        lane_exits: Vec::new(),
+        lane_xacts: kernel_rows::xacts(shared),
+        lane_exits: kernel_rows::exits(shared),
     })
 }
 

@@ -148,10 +148,14 @@ pub(crate) fn listen_unix(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
             Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)?,
             // A full queue is a listener's, too.
             Ok(()) | Err(rustix::io::Errno::AGAIN) => {
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this unix socket"));
+                return Err(io::Error::new(
+                    io::ErrorKind::AddrInUse,
+                    "another process listens on this unix socket",
+                ));
             }
             Err(error) => {
-                let text = format!("its file exists, and whether somebody listens there cannot be told: {error}");
+                let text =
+                    format!("its file exists, and whether somebody listens there cannot be told: {error}");
                 return Err(io::Error::new(io::Error::from(error).kind(), text));
             }
         }

@@ -10,11 +10,11 @@ use underpass_config::{CheckQuery, Database, PoolMode};
 use underpass_console::text::{self, reason};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
-use underpass_sockmap::PoolSlot;
 use underpass_pool::{PoolId, params::SharedParameters};
 
 use underpass_wire::SqlState;
 
+use crate::lanes::LanePool;
 use crate::settings::Settings;
 use crate::worker::Farewell;
 
@@ -73,7 +73,7 @@ pub(crate) struct Pool {
     /// Logged-in clients.
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
-    pub lane: Option<PoolSlot>,
+    pub lane: Option<LanePool>,
     /// Whether its settings are still such that they may: see [`Pool::lane`].
     pub lane_fits: AtomicBool,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
@@ -99,8 +99,11 @@ impl ConnectError {
     /// From the ErrorResponse with which a login ended.
     pub fn refused(body: &[u8]) -> Self {
         let sqlstate = SqlState::new(crate::error_field(body, b'C').as_bytes());
-        let message =
-            text::server_login_failed(Some((&crate::error_field(body, b'S'), &crate::error_field(body, b'M')))).text;
+        let message = text::server_login_failed(Some((
+            &crate::error_field(body, b'S'),
+            &crate::error_field(body, b'M'),
+        )))
+        .text;
         Self { message, refused: sqlstate.filter(|state| *state != SqlState::CANNOT_CONNECT_NOW) }
     }
 
@@ -145,8 +148,8 @@ fn is_life_check(sql: &str) -> bool {
 
 impl Pool {
     /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
-    pub fn lane(&self) -> Option<PoolSlot> {
-        self.lane.filter(|_| self.lane_fits.load(Ordering::Relaxed))
+    pub fn lane(&self) -> Option<&LanePool> {
+        self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))
     }
 
     pub fn welcome(&self) -> Option<SharedParameters> {
@@ -161,7 +164,9 @@ mod tests {
     #[test]
     fn life_checks_are_told_from_others() {
         assert!(["select 1", " SELECT 1 ; ", "Select 1;"].iter().all(|sql| is_life_check(sql)));
-        assert!(!["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql)));
+        assert!(
+            !["select 1, 2", "select set_config('a', 'b', false)", ""].iter().any(|sql| is_life_check(sql))
+        );
     }
 
     #[test]

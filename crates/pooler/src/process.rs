@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
         std::fs::write(&path, format!("{}\n", nix::unistd::getppid())).unwrap();
         let refusal = PidFile::create(&path).unwrap_err().to_string();
-        assert!(refusal.contains("which is running"), "{refusal}");
+        assert!(refusal.contains("another instance running?"), "{refusal}");
         // It is somebody else's by now.
         drop(file);
         assert!(path.exists());

@@ -65,7 +65,8 @@ impl Resolver {
 
     /// All names asked so far, for `SHOW DNS_HOSTS`.
     pub fn entries(&self) -> Vec<(String, Entry)> {
-        let mut all: Vec<_> = lock(&self.cache).iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        let mut all: Vec<_> =
+            lock(&self.cache).iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
     }

@@ -22,6 +22,7 @@ use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
 use crate::gather::{self, Facts, Part, Periods};
+use crate::kernel_rows;
 use crate::lanes::Lanes;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
@@ -67,12 +68,12 @@ pub fn check(paths: &[PathBuf]) -> Checked {
             return checked;
         }
     };
-    checked.warnings = loaded.warnings.iter().map(ToString::to_string).collect();
     let (errors, warnings) = findings(&loaded.config);
-    checked.errors = texts(errors);
-    checked.warnings.extend(texts(warnings));
+    checked.errors = errors;
+    checked.warnings.extend(warnings);
     if checked.errors.is_empty() {
-        match Settings::from_config(loaded.config, paths) {
+        match Settings::load_at_start(paths) {
+            // Those of the files' syntax are among them.
             Ok((_, more)) => checked.warnings.extend(more),
             Err(error) => checked.errors.push(format!("{error:#}")),
         }
@@ -81,13 +82,17 @@ pub fn check(paths: &[PathBuf]) -> Checked {
 }
 
 /// Errors and warnings about the configuration.
-fn findings(config: &Config) -> (Vec<Finding>, Vec<Finding>) {
+fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
     let found = underpass_config::check(config, &OsFiles);
-    found.into_iter().partition(|finding| finding.severity == Severity::Error)
-}
-
-fn texts(findings: Vec<Finding>) -> Vec<String> {
-    findings.iter().map(ToString::to_string).collect()
+    let (mut errors, mut warnings): (Vec<Finding>, Vec<Finding>) =
+        found.into_iter().partition(|finding| finding.severity == Severity::Error);
+    // PgBouncer starts with the users that it could read: see `Settings::load_at_start`.
+    warnings.extend(errors.extract_if(.., |error| error.key == "auth_file").map(|mut finding| {
+        finding.severity = Severity::Warning;
+        finding
+    }));
+    let texts = |all: Vec<Finding>| all.iter().map(ToString::to_string).collect();
+    (texts(errors), texts(warnings))
 }
 
 /// Runs the pooler until a signal or SHUTDOWN ends it.
@@ -104,18 +109,19 @@ fn start(options: &Options) -> anyhow::Result<()> {
     if background {
         process::detach();
     }
+    // All findings before the first file that fails: a start with several faults names them all.
+    let as_paths: Vec<&Path> = options.config_paths.iter().map(PathBuf::as_path).collect();
+    let (errors, doubts) = findings(&Config::load(&as_paths)?.config);
+    anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
     let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
+    warnings.extend(doubts);
     let config = &settings.config;
     let user = process::service_user(config, options.user.as_deref())?;
-    let (mut errors, mut more) = findings(config);
-    // PgBouncer starts with the users that it could read: see `Settings::load_at_start`.
-    more.extend(errors.extract_if(.., |error| error.key == "auth_file"));
-    let errors = texts(errors);
-    anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    warnings.extend(texts(more));
     if options.daemonize && !background {
         return process::start_in_background(config);
     }
+    // Before the first thread: all inherit the mask, and signals come to the main thread alone. One that comes during the start waits.
+    let signals = Signals::take()?;
     // What root may do better comes first; then the process is the user's, and so is every file it makes.
     process::raise_descriptor_limit(config);
     let mut open = listeners::inherited(config)?;
@@ -144,21 +150,26 @@ fn start(options: &Options) -> anyhow::Result<()> {
         log::warn!("{warning}");
     }
     let socket_file = Arc::new(Mutex::new(socket_file));
-    let outcome = serve(settings, lanes, Control::new(socket_file.clone()), open, metrics, background);
+    let listening = Listening { open, metrics };
+    let outcome = serve(settings, lanes, Control::new(socket_file.clone()), listening, &signals, background);
     drop((lock(&socket_file).take(), pidfile));
     outcome
+}
+
+/// Every socket that takes connections.
+struct Listening {
+    open: Vec<Listener>,
+    metrics: Option<std::net::TcpListener>,
 }
 
 fn serve(
     settings: Settings,
     lanes: Option<Arc<Lanes>>,
     control: Control,
-    open: Vec<Listener>,
-    metrics: Option<std::net::TcpListener>,
+    Listening { open, metrics }: Listening,
+    signals: &Signals,
     background: bool,
 ) -> anyhow::Result<()> {
-    // Before the first thread: all inherit the mask, and signals come to the main thread alone.
-    let signals = Signals::take()?;
     let threads = settings.config.underpass.threads.filter(|&threads| threads > 0).map_or_else(
         || std::thread::available_parallelism().map_or(1, |cores| cores.get()),
         |threads| threads as usize,
@@ -186,10 +197,14 @@ fn serve(
     if background {
         process::background_ready()?;
     }
-    main_loop(&shared, &signals, &workers)?;
+    main_loop(&shared, signals, &workers)?;
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
-    workers.join()
+    let outcome = workers.join();
+    if let Some(summary) = kernel_rows::summary(&shared) {
+        log::info!("{summary}");
+    }
+    outcome
 }
 
 fn share(
@@ -330,9 +345,6 @@ fn obey(shared: &Arc<Shared>, signal: Signal) -> bool {
     }
     let ends = control::signal(shared, signal);
     if reloads {
-        if let Err(error) = logging::configure(&shared.settings.load().config) {
-            log::error!("{error:#}");
-        }
         process::notify(Life::Ready);
     }
     ends

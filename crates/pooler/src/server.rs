@@ -75,6 +75,8 @@ pub(crate) enum ServerLoginStep {
 pub(crate) struct Server {
     /// Its place in the kernel lanes. Before the socket: it goes first.
     pub lane: Option<Box<ServerLane>>,
+    /// It has been put into a lane, or cannot be.
+    pub lane_tried: bool,
     pub transport: Transport,
     pub id: ServerId,
     pub socket_id: SocketId,

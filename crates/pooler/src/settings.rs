@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use underpass_auth::{AuthContext, AuthOptions, Secret};
-use underpass_config::{AuthType, Config, Database, Hba, CheckQuery, IdentMaps, OsFiles, Parsed, PoolMode, SslMode, Userlist};
+use underpass_config::{
+    AuthType, CheckQuery, Config, Database, Hba, IdentMaps, OsFiles, Parsed, PoolMode, SslMode, Userlist,
+};
 use underpass_pool::core::PoolLimits;
 use underpass_pool::link::LinkOptions;
 use underpass_tls::{ClientSide, ServerSide, TlsClientOptions, TlsServerOptions};
@@ -51,7 +53,10 @@ impl Settings {
         let auth_file = loaded.config.auth_file.take_if(|path| std::fs::File::open(path).is_err());
         let missing = auth_file.as_ref().and_then(|path| {
             let error = std::fs::File::open(path).err()?;
-            Some(format!("could not open auth_file {}: {error}; its users cannot log in before a RELOAD", path.display()))
+            Some(format!(
+                "could not open auth_file {}: {error}; its users cannot log in before a RELOAD",
+                path.display()
+            ))
         });
         let (mut settings, more) = Self::from_config(loaded.config, paths)?;
         if auth_file.is_some() {
@@ -87,7 +92,10 @@ impl Settings {
             }
             _ => None,
         };
-        let auth = AuthContext::new(&AuthOptions { scram_iterations: config.scram_iterations, ..AuthOptions::default() })?;
+        let auth = AuthContext::new(&AuthOptions {
+            scram_iterations: config.scram_iterations,
+            ..AuthOptions::default()
+        })?;
         let client_tls = ClientSide::build(&TlsClientOptions {
             sslmode: tls_mode(config.client_tls_sslmode),
             key_file: config.client_tls_key_file.clone(),
@@ -110,8 +118,16 @@ impl Settings {
         })?;
         warnings.extend(client_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
         warnings.extend(server_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
-        let settings =
-            Self { config, users, hba, ident, auth: Arc::new(auth), client_tls, server_tls, paths: paths.to_vec() };
+        let settings = Self {
+            config,
+            users,
+            hba,
+            ident,
+            auth: Arc::new(auth),
+            client_tls,
+            server_tls,
+            paths: paths.to_vec(),
+        };
         Ok((settings, warnings))
     }
 

@@ -16,9 +16,9 @@ use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
-use crate::lanes::Lanes;
-use crate::gather::Periods;
 use crate::control::Control;
+use crate::gather::Periods;
+use crate::lanes::Lanes;
 use crate::logging;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
@@ -57,7 +57,10 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     pub fn new(epoll: OwnedFd) -> rustix::io::Result<Self> {
-        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC)?;
+        let bell = rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC,
+        )?;
         Ok(Self { tasks: Mutex::default(), rung: AtomicBool::new(false), bell, epoll: Arc::new(epoll) })
     }
 
@@ -131,7 +134,8 @@ impl Shared {
     /// Wall-clock time of an instant of this process.
     pub fn timestamp(&self, at: Instant) -> Timestamp {
         let since_start = at.saturating_duration_since(self.started);
-        let since_epoch = self.started_wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + since_start;
+        let since_epoch =
+            self.started_wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + since_start;
         Timestamp(since_epoch.as_micros() as u64)
     }
 
@@ -143,7 +147,13 @@ impl Shared {
     }
 
     pub fn database_state(&self, configured: Database, is_auto: bool) -> Arc<DatabaseState> {
-        let known = self.names.read().unwrap_or_else(PoisonError::into_inner).databases.get(&configured.name).cloned();
+        let known = self
+            .names
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .databases
+            .get(&configured.name)
+            .cloned();
         if let Some(state) = known {
             self.revive(&state, configured, is_auto);
             return state;
@@ -192,7 +202,9 @@ impl Shared {
         names
             .users
             .entry(name.to_owned())
-            .or_insert_with(|| Arc::new(UserState { number, name: name.to_owned(), clients: AtomicU32::new(0) }))
+            .or_insert_with(|| {
+                Arc::new(UserState { number, name: name.to_owned(), clients: AtomicU32::new(0) })
+            })
             .clone()
     }
 
@@ -216,16 +228,20 @@ impl Shared {
         let configured = database.settings.load();
         let id = {
             let mut core = lock(&self.core);
-            let id =
-                core.pool(database.number, user.number, || settings.pool_limits(&configured, &user.name), now);
+            let id = core.pool(
+                database.number,
+                user.number,
+                || settings.pool_limits(&configured, &user.name),
+                now,
+            );
             core.set_paused(id, self.is_paused(database));
             id
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
         let lane = self.lanes.as_ref().filter(|_| Lanes::fits(&pool_settings)).and_then(|lanes| {
-            let (slot, idle) = lanes.add_pool(id)?;
+            let (place, idle) = lanes.add_pool(id)?;
             lock(&self.core).share_idle(id, idle);
-            Some(slot)
+            Some(place)
         });
         let pool = Arc::new(Pool {
             id,

@@ -134,7 +134,11 @@ impl Transport {
     }
 }
 
-fn read_tls(fd: BorrowedFd<'_>, connection: &mut rustls::Connection, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
+fn read_tls(
+    fd: BorrowedFd<'_>,
+    connection: &mut rustls::Connection,
+    buffer: &mut [u8],
+) -> io::Result<ReadOutcome> {
     loop {
         match connection.reader().read(buffer) {
             Ok(count) => return Ok(ReadOutcome { count, maybe_more: count > 0 }),

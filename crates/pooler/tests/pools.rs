@@ -18,7 +18,11 @@ fn refusal<T>(result: Result<T>) -> String {
 /// The last error that the client is told before it is closed.
 fn farewell(client: &mut Client) -> Result<String> {
     let messages = client.until_closed()?;
-    Ok(messages.iter().filter_map(|message| message.error()).last().map_or_else(String::new, |error| error.message.clone()))
+    Ok(messages
+        .iter()
+        .filter_map(|message| message.error())
+        .last()
+        .map_or_else(String::new, |error| error.message.clone()))
 }
 
 #[test]
@@ -98,7 +102,8 @@ fn limits_of_clients_and_the_queue() -> Result<()> {
 fn reserve_pool_reuse_order_and_lifetime() -> Result<()> {
     let server = Postgres::start()?;
     let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1");
-    let mut pooler = Underpass::start(&ini.clone().set("reserve_pool_size", "1").set("reserve_pool_timeout", "0.5"))?;
+    let mut pooler =
+        Underpass::start(&ini.clone().set("reserve_pool_size", "1").set("reserve_pool_timeout", "0.5"))?;
     let options = pooler.options("postgres", "postgres");
     let (mut holder, mut waiter) = (Client::connect(&options)?, Client::connect(&options)?);
     holder.query("begin")?.ok()?;
@@ -109,7 +114,11 @@ fn reserve_pool_reuse_order_and_lifetime() -> Result<()> {
 
     // One client at a time meets one server; round robin meets all.
     for (round_robin, distinct) in [("0", 1), ("1", 3)] {
-        let ini = ini.clone().set("default_pool_size", "3").set("server_round_robin", round_robin).set("min_pool_size", "3");
+        let ini = ini
+            .clone()
+            .set("default_pool_size", "3")
+            .set("server_round_robin", round_robin)
+            .set("min_pool_size", "3");
         let pooler = Underpass::start(&ini)?;
         let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
         std::thread::sleep(Duration::from_millis(800));
@@ -215,8 +224,18 @@ fn forced_users_connect_queries_host_lists_and_socket_directories() -> Result<()
     let directory = server.socket_dir().display().to_string();
     let ini = Ini::new()
         .userlist("anyone", "")
-        .database("forced", &format!("host=127.0.0.1 port={port} dbname=postgres user=app connect_query='set lock_timeout = 77'"))
-        .database("listed", &format!("host=127.0.0.1,127.0.0.2,127.0.0.3 port={port} dbname=postgres user=postgres pool_size=3"))
+        .database(
+            "forced",
+            &format!(
+                "host=127.0.0.1 port={port} dbname=postgres user=app connect_query='set lock_timeout = 77'"
+            ),
+        )
+        .database(
+            "listed",
+            &format!(
+                "host=127.0.0.1,127.0.0.2,127.0.0.3 port={port} dbname=postgres user=postgres pool_size=3"
+            ),
+        )
         .database("socket", &format!("host={directory} port={port} dbname=postgres user=postgres"))
         .set("auth_type", "any")
         .set("pool_mode", "transaction");

@@ -46,7 +46,11 @@ fn cancel_reaches_the_running_statement_and_nothing_else() -> Result<()> {
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"));
     // Running.
     client.send(&Batch::new().query("select pg_sleep(30)"))?;
-    eventually("the statement runs", || Ok(server.sql_value("select count(*) from pg_stat_activity where query like 'select pg_sleep%' and state = 'active'")? == "1"))?;
+    eventually("the statement runs", || {
+        Ok(server.sql_value(
+            "select count(*) from pg_stat_activity where query like 'select pg_sleep%' and state = 'active'",
+        )? == "1")
+    })?;
     client.cancel()?;
     assert_eq!(sqlstate(client.response()?.ok()), "57014");
     assert_eq!(pid(&mut client)?, home, "the server connection stays");
@@ -93,7 +97,12 @@ fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
             client.reset()?;
             let begun = Instant::now();
             let next = Client::connect(&options).and_then(|mut client| pid(&mut client));
-            assert_eq!(next.ok().as_deref(), Some(&*home), "scene {number} after {pause} ms: the same server goes on\n{}", pooler.log());
+            assert_eq!(
+                next.ok().as_deref(),
+                Some(&*home),
+                "scene {number} after {pause} ms: the same server goes on\n{}",
+                pooler.log()
+            );
             assert!(begun.elapsed() < Duration::from_secs(5), "scene {number} after {pause} ms");
         }
     }
@@ -104,7 +113,9 @@ fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
 #[test]
 fn prepared_statements_outlive_servers_and_each_other() -> Result<()> {
     let server = Postgres::start()?;
-    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "2").set("max_prepared_statements", "2"))?;
+    let pooler = Underpass::start(
+        &transaction(&server).set("default_pool_size", "2").set("max_prepared_statements", "2"),
+    )?;
     let options = pooler.options("postgres", "postgres");
     let (mut one, mut two) = (Client::connect(&options)?, Client::connect(&options)?);
     for client in [&mut one, &mut two] {
@@ -112,7 +123,8 @@ fn prepared_statements_outlive_servers_and_each_other() -> Result<()> {
     }
     // The second finds the first's server taken, and gets one that knows nothing yet.
     one.query("begin")?.ok()?;
-    let answer = two.exchange(&Batch::new().bind("", "plan", &[Some("41")]).execute("", 0).sync())?.remove(0).ok()?;
+    let answer =
+        two.exchange(&Batch::new().bind("", "plan", &[Some("41")]).execute("", 0).sync())?.remove(0).ok()?;
     assert_eq!(answer.value(), Some("42"));
     // Eviction, also inside one pipeline.
     let mut pipeline = Batch::new();
@@ -121,26 +133,48 @@ fn prepared_statements_outlive_servers_and_each_other() -> Result<()> {
         pipeline = pipeline.parse(&name, &sql).bind("", &name, &[]).execute("", 0);
     }
     assert_eq!(one.exchange(&pipeline.sync())?.remove(0).ok()?.rows().len(), 6);
-    let again = Batch::new().bind("", "name_0", &[]).execute("", 0).bind("", "plan", &[Some("1")]).execute("", 0).sync();
+    let again = Batch::new()
+        .bind("", "name_0", &[])
+        .execute("", 0)
+        .bind("", "plan", &[Some("1")])
+        .execute("", 0)
+        .sync();
     let rows = one.exchange(&again)?.remove(0).ok()?.rows();
     assert_eq!(rows, [[Some("0".to_owned())], [Some("2".to_owned())]]);
     one.query("rollback")?.ok()?;
     // A name twice, an unknown one, and a failed Parse that leaves nothing.
-    assert_eq!(sqlstate(one.exchange(&Batch::new().parse("plan", "select 1").sync())?.remove(0).ok()), "42P05");
+    assert_eq!(
+        sqlstate(one.exchange(&Batch::new().parse("plan", "select 1").sync())?.remove(0).ok()),
+        "42P05"
+    );
     assert_eq!(sqlstate(one.exchange(&Batch::new().bind("", "nobody", &[]).sync())?.remove(0).ok()), "26000");
     assert_eq!(sqlstate(one.exchange(&Batch::new().parse("bad", "selec").sync())?.remove(0).ok()), "42601");
     assert_eq!(sqlstate(one.exchange(&Batch::new().bind("", "bad", &[]).sync())?.remove(0).ok()), "26000");
     // In a failed transaction a statement that the server has already is refused, and is there afterwards.
     one.query("begin")?.ok()?;
     assert_eq!(sqlstate(one.query("select 1/0")), "22012");
-    assert_eq!(sqlstate(one.exchange(&Batch::new().parse("late", "select $1::int + 1").sync())?.remove(0).ok()), "25P02");
+    assert_eq!(
+        sqlstate(one.exchange(&Batch::new().parse("late", "select $1::int + 1").sync())?.remove(0).ok()),
+        "25P02"
+    );
     one.query("rollback")?.ok()?;
-    one.exchange(&Batch::new().parse("late", "select $1::int + 1").bind("", "late", &[Some("2")]).execute("", 0).sync())?.remove(0).ok()?;
+    one.exchange(
+        &Batch::new()
+            .parse("late", "select $1::int + 1")
+            .bind("", "late", &[Some("2")])
+            .execute("", 0)
+            .sync(),
+    )?
+    .remove(0)
+    .ok()?;
     // DEALLOCATE ALL and DISCARD ALL.
     for forget in ["deallocate all", "discard all"] {
         one.exchange(&Batch::new().parse("mine", "select 5").sync())?.remove(0).ok()?;
         one.query(forget)?.ok()?;
-        assert_eq!(sqlstate(one.exchange(&Batch::new().bind("", "mine", &[]).sync())?.remove(0).ok()), "26000");
+        assert_eq!(
+            sqlstate(one.exchange(&Batch::new().bind("", "mine", &[]).sync())?.remove(0).ok()),
+            "26000"
+        );
         two.exchange(&Batch::new().bind("", "plan", &[Some("1")]).execute("", 0).sync())?.remove(0).ok()?;
     }
     Ok(())
@@ -166,7 +200,9 @@ fn each_client_keeps_its_own_parameters() -> Result<()> {
     let server = Postgres::start()?;
     let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
     let options = pooler.options("postgres", "postgres");
-    let mut zurich = Client::connect(&options.clone().parameter("TimeZone", "Europe/Zurich").parameter("application_name", "z"))?;
+    let mut zurich = Client::connect(
+        &options.clone().parameter("TimeZone", "Europe/Zurich").parameter("application_name", "z"),
+    )?;
     let mut tokyo = Client::connect(&options.clone().parameter("options", "-c datestyle=german"))?;
     assert_eq!(zurich.parameter("TimeZone"), Some("Europe/Zurich"));
     tokyo.query("set timezone = 'Asia/Tokyo'")?.ok()?;
@@ -177,9 +213,15 @@ fn each_client_keeps_its_own_parameters() -> Result<()> {
         assert_eq!(tokyo.query("select date '2001-02-03'")?.ok()?.value(), Some("03.02.2001"));
     }
     let refused = Client::connect(&options.clone().parameter("options", "-c work_mem=1MB"));
-    assert!(refused.is_err_and(|error| error.to_string().contains("unsupported startup parameter in options: work_mem")));
+    assert!(refused.is_err_and(|error| {
+        error.to_string().contains("unsupported startup parameter in options: work_mem")
+    }));
     let refused = Client::connect(&options.parameter("extra_float_digits", "3"));
-    assert!(refused.is_err_and(|error| error.to_string().contains("unsupported startup parameter: extra_float_digits")));
+    assert!(
+        refused.is_err_and(|error| error
+            .to_string()
+            .contains("unsupported startup parameter: extra_float_digits"))
+    );
     Ok(())
 }
 
@@ -205,7 +247,8 @@ fn protocol_3_2_is_negotiated_with_a_long_cancel_key() -> Result<()> {
 
     // A later minor version and an unknown option are answered before anything else.
     let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
-    let startup = Batch::new().startup(0x0003_0009, &[("user", "postgres"), ("database", "postgres"), ("_pq_.shiny", "1")]);
+    let startup = Batch::new()
+        .startup(0x0003_0009, &[("user", "postgres"), ("database", "postgres"), ("_pq_.shiny", "1")]);
     raw.write_all(startup.as_bytes()).expect("write");
     let mut head = [0; 1];
     raw.read_exact(&mut head).expect("answer");
@@ -252,7 +295,10 @@ fn bad_input_ends_its_own_connection_only() -> Result<()> {
         let mut answer = Vec::new();
         // Closed in good order or reset: it must end.
         let ended = raw.read_to_end(&mut answer);
-        assert!(!ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "{bytes:?} was kept");
+        assert!(
+            !ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock),
+            "{bytes:?} was kept"
+        );
     }
     // Half a login and half a message stay, and cost nobody anything.
     let mut half = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
@@ -299,7 +345,13 @@ fn copy_both_ways_pipelines_and_calls() -> Result<()> {
     let out = client.query("copy c to stdout")?.ok()?;
     assert_eq!(out.messages.iter().filter(|message| message.tag == b'd').count(), 2);
     // The Sync ahead of the data is ignored by the server; the one behind it commits.
-    let ahead = Batch::new().parse("", "copy c from stdin").bind("", "", &[]).execute("", 0).sync().copy_data(b"3\n").copy_done();
+    let ahead = Batch::new()
+        .parse("", "copy c from stdin")
+        .bind("", "", &[])
+        .execute("", 0)
+        .sync()
+        .copy_data(b"3\n")
+        .copy_done();
     client.send(&ahead)?;
     std::thread::sleep(Duration::from_millis(200));
     let mut other = Client::connect(&options)?;
@@ -308,18 +360,25 @@ fn copy_both_ways_pipelines_and_calls() -> Result<()> {
     client.send(&Batch::new().sync())?;
     client.response()?.ok()?;
     assert_eq!(other.response()?.ok()?.value(), Some("3"), "not given the server in the middle of that");
-    let many = (0..300).fold(Batch::new(), |batch, number| batch.extended("select $1::int", &[Some(&number.to_string())]).sync());
+    let many = (0..300).fold(Batch::new(), |batch, number| {
+        batch.extended("select $1::int", &[Some(&number.to_string())]).sync()
+    });
     let answers = client.exchange(&many)?;
     assert!(answers.len() >= 300);
     let abs = server.sql_value("select 'abs(int4)'::regprocedure::oid")?;
-    let called = client.exchange(&Batch::new().function_call(abs.parse().unwrap_or(0), &[Some("-5")]))?.remove(0);
+    let called =
+        client.exchange(&Batch::new().function_call(abs.parse().unwrap_or(0), &[Some("-5")]))?.remove(0);
     called.ok()?;
     Ok(())
 }
 
 #[test]
 fn replication_goes_through() -> Result<()> {
-    let server = Postgres::builder().hba("local all all trust\nhost all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust").setting("wal_level", "logical").setting("max_wal_senders", "5").start()?;
+    let server = Postgres::builder()
+        .hba("local all all trust\nhost all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust")
+        .setting("wal_level", "logical")
+        .setting("max_wal_senders", "5")
+        .start()?;
     let pooler = Underpass::start(&transaction(&server))?;
     let port = pooler.port().to_string();
     let target = tempfile::tempdir().expect("directory");

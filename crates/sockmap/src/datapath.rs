@@ -219,11 +219,11 @@ impl std::fmt::Debug for Datapath {
 }
 
 impl Datapath {
-    /// Loads and attaches the programs. [`Datapath::run`] then proves on private sockets what works.
+    /// Loads and attaches the programs. [`crate::selftest::run`] then proves on private sockets what works.
     ///
     /// # Errors
     /// [`Error::Load`] with the end of the verifier's log, [`Error::System`] for a missing privilege, which
-    /// [`Datapath::Privileges`] names.
+    /// [`crate::selftest::Privileges`] names.
     pub fn open(config: &Config) -> Result<Self, Error> {
         if config.servers_max > SERVERS_MAX {
             return Err(Error::State("servers_max is above 1048576"));
@@ -405,7 +405,8 @@ impl Datapath {
         };
         s.peer(index).store(0, Ordering::SeqCst);
         s.dir(index).store(DIR_USER | base, Ordering::SeqCst);
-        for word in [s.fwd(index), s.passed(index), s.tx_expect(index), s.sk_addr(index), s.active_ns(index)] {
+        for word in [s.fwd(index), s.passed(index), s.tx_expect(index), s.sk_addr(index), s.active_ns(index)]
+        {
             word.store(0, Ordering::Relaxed);
         }
         for word in [s.run_bytes(index), s.reason(index), s.runs_begin(index), s.runs_end(index)] {

@@ -91,15 +91,6 @@ impl Datapath {
         })
     }
 
-    /// A number that changes whenever a program forwards responses of this server.
-    ///
-    /// # Errors
-    /// [`Error::Stale`].
-    pub fn server_activity(&self, server: ServerSlot) -> Result<u64, Error> {
-        let s = self.check_server(server)?;
-        Ok(self.servers.fwd(s).load(Relaxed).wrapping_add(self.servers.dir(s).load(Relaxed) & !DIR_USER))
-    }
-
     /// The ordinals now in the idle set of a pool, lowest first.
     ///
     /// # Errors

@@ -51,7 +51,7 @@ fn stream(random: &mut StdRng) -> Vec<u8> {
             }
             _ => {
                 let body = random.random_range(0..30u32);
-                out.push(random.random_range(b'A'..b'Z'));
+                out.push(random.random_range(b'A'..=b'Y'));
                 out.extend((body + 4).to_be_bytes());
                 out.extend((0..body).map(|_| random.random::<u8>()));
             }

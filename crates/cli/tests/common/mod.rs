@@ -83,14 +83,15 @@ impl Site {
         Running(self.command(arguments).stdin(Stdio::null()).spawn().unwrap())
     }
 
-    /// Waits until somebody accepts connections on the port.
-    pub fn wait_listening(&self) {
+    /// Waits until the pooler serves. An open port alone does not say that: it opens early in the start.
+    pub fn wait_serving(&self) {
         wait("the port", || std::net::TcpStream::connect(("127.0.0.1", self.port())).ok());
+        let _ = self.console("SHOW VERSION");
     }
 
     /// An answer of the console: all values.
     pub fn console(&self, query: &str) -> Vec<Vec<Option<String>>> {
-        let options = underpass_testkit::Options::new(self.port(), "admin", "pgbouncer");
+        let options = underpass_testkit::Options::new(self.port(), "admin", "pgbouncer").read_timeout(LIMIT);
         let mut client = underpass_testkit::Client::connect(&options).unwrap();
         client.query(query).unwrap().ok().unwrap().rows()
     }

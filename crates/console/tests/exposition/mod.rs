@@ -156,9 +156,7 @@ fn histogram(name: &str, family: &Family) {
         assert!(buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{name} {labels:?}");
         let (bound, count) = *buckets.last().unwrap();
         assert!(bound.is_infinite() && count == value("count", &labels), "{name} {labels:?}");
-        assert!(value("sum", &labels) > 0.0 || count == 0.0);
+        // Waits shorter than a microsecond add nothing.
+        assert!(value("sum", &labels) >= 0.0);
     }
 }
-
-/// Everybody may choose such a name.
-const ODD_NAME: &str = "a\"b\\c\nd{e=\"f\"} 1 å";

@@ -79,8 +79,14 @@ fn reserve_opens_after_the_timeout_only() {
     open(&mut core, pool, 1, now);
     open(&mut core, pool, 2, now);
     assert!(matches!(core.launch(pool, now + Duration::from_secs(4)), Launch::Not));
-    assert!(matches!(core.launch(pool, now + Duration::from_secs(5)), Launch::Open { from_reserve: true, .. }));
-    assert!(matches!(core.launch(pool, now + Duration::from_secs(9)), Launch::Not), "one login serves the one that waits");
+    assert!(matches!(
+        core.launch(pool, now + Duration::from_secs(5)),
+        Launch::Open { from_reserve: true, .. }
+    ));
+    assert!(
+        matches!(core.launch(pool, now + Duration::from_secs(9)), Launch::Not),
+        "one login serves the one that waits"
+    );
 }
 
 #[test]

@@ -115,7 +115,8 @@ impl Link {
                         }
                         observer.hidden_error(body);
                         // An injected Parse stands for the client's own: it must hear why its Bind fails.
-                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query) && client.is_some();
+                        show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query)
+                            && client.is_some();
                     }
                     self.failed(client.as_deref_mut())?;
                 }
@@ -133,7 +134,9 @@ impl Link {
                 other => return Err(LinkError::Unexpected(other as char, Side::Server)),
             }
             // DescribeComplete: RowDescription or NoData answers a Describe; within a query it answers nothing by itself.
-            if matches!(tag, b'T' | b'n') && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe) {
+            if matches!(tag, b'T' | b'n')
+                && self.pending.front().is_some_and(|op| op.kind == OpKind::Describe)
+            {
                 self.pop();
             }
             let gone = usize::from(std::mem::take(&mut self.forwarded_head));
@@ -161,7 +164,11 @@ impl Link {
     ) -> Result<Option<()>, LinkError> {
         match tag {
             b'Z' | b'S' if !complete => {
-                return if length as usize > HELD_MAX { Err(LinkError::TooLarge(tag as char, length)) } else { Ok(None) };
+                return if length as usize > HELD_MAX {
+                    Err(LinkError::TooLarge(tag as char, length))
+                } else {
+                    Ok(None)
+                };
             }
             b'Z' => {
                 self.status = status(body)?;
@@ -181,8 +188,8 @@ impl Link {
                 self.copy_in_begins()?;
             }
             b'G' => return Err(LinkError::SyncInCopy),
-            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I' | b's' | b'E' | b'N'
-            | b'A' => {}
+            b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' | b'1' | b'2' | b'3' | b'C' | b'I'
+            | b's' | b'E' | b'N' | b'A' => {}
             other => return Err(LinkError::Unexpected(other as char, Side::Server)),
         }
         Ok(Some(()))
@@ -249,7 +256,11 @@ impl Link {
         }
     }
 
-    fn command_complete(&mut self, body: Option<&[u8]>, client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+    fn command_complete(
+        &mut self,
+        body: Option<&[u8]>,
+        client: Option<&mut ClientSide>,
+    ) -> Result<(), LinkError> {
         self.executed(b'C')?;
         self.copy_syncs = 0;
         if matches!(body, Some(b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")) {
@@ -283,7 +294,9 @@ impl Link {
             !ignored
         });
         // A Sync that went ahead of the data closes nothing any more: one must follow.
-        if self.pending.front().is_some_and(|op| op.kind == OpKind::Execute) && !self.pending.iter().any(|op| op.kind.ends_in_ready()) {
+        if self.pending.front().is_some_and(|op| op.kind == OpKind::Execute)
+            && !self.pending.iter().any(|op| op.kind.ends_in_ready())
+        {
             self.in_extended = true;
         }
         self.copy_in = end.is_none();
@@ -303,17 +316,20 @@ impl Link {
             Some(OpKind::Sync) => return Ok(()),
             Some(_) => {}
         }
-        let mut void = Vec::new();
+        let (mut void, mut unnamed, mut forgotten) = (Vec::new(), false, false);
         while self.pending.front().is_some_and(|op| op.kind != OpKind::Sync) {
             let Some(op) = self.pop() else { break };
-            if op.statement == UNNAMED {
-                // The server's unnamed statement is not what was sent: it may be a stranger's, and must not be bound.
-                self.unnamed = Unnamed::Stranger;
-                if let (Some(client), Answer::Forward) = (client.as_deref_mut(), op.answer) {
-                    client.unnamed = None;
-                }
-            }
+            unnamed |= op.statement == UNNAMED;
+            forgotten |= op.statement == UNNAMED && op.answer == Answer::Forward;
             void.extend(op.effect);
+        }
+        // The server's unnamed statement is not what was sent: it may be a stranger's, and must not be bound. Unless another one is under
+        // way behind the Sync, whose own answer decides.
+        if unnamed && !self.pending.iter().any(|op| op.statement == UNNAMED) {
+            self.unnamed = Unnamed::Stranger;
+            if let (Some(client), true) = (client.as_deref_mut(), forgotten) {
+                client.unnamed = None;
+            }
         }
         for effect in void.into_iter().rev() {
             effect.undo(client.as_deref_mut(), &mut self.statements);

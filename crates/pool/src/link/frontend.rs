@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use memchr::memchr;
 
-use super::{Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, Op, OpKind, Side, Splice, UNNAMED, Unnamed};
+use super::{
+    Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, Op, OpKind, Side, Splice, UNNAMED,
+    Unnamed,
+};
 use crate::prepared::{self, Statement};
 
 /// Bytes of type and length word.
@@ -61,6 +64,20 @@ impl Link {
                     }
                 }
                 _ => {
+                    if matches!(message.tag, b'P' | b'C') && self.skip_until_sync {
+                        // Discarded. Whether the client knew that or not, the unnamed statement is not what it was.
+                        if !message.complete && message.body.len() < 2 {
+                            break;
+                        }
+                        let is_unnamed = match message.tag {
+                            b'P' => message.body.first() == Some(&0),
+                            _ => message.body.starts_with(b"S\0"),
+                        };
+                        if is_unnamed {
+                            context.client.unnamed = None;
+                            self.unnamed = Unnamed::Stranger;
+                        }
+                    }
                     if message.tag == b'Q' && !self.skip_until_sync {
                         // A simple query ends the unnamed statement (manual, 55.2.3 "Extended Query").
                         context.client.unnamed = None;
@@ -212,7 +229,8 @@ impl Link {
         }
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
-        let mut effect = Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
+        let mut effect =
+            Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
         let held = self.statements.touch(statement.id);
         let certain = self.is_certain();
         if held && !certain {

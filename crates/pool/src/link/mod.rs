@@ -448,7 +448,11 @@ impl Link {
         if self.in_extended || self.skip_until_sync {
             if !self.skip_until_sync && !was_copy {
                 // A Sync alone would commit what its client had not: an error goes ahead of it.
-                crate::prepared::message(out, b'B', &[b"\0", &crate::prepared::nonexistent(b"gone"), b"\0\0\0\0\0\0\0"]);
+                crate::prepared::message(
+                    out,
+                    b'B',
+                    &[b"\0", &crate::prepared::nonexistent(b"gone"), b"\0\0\0\0\0\0\0"],
+                );
                 self.push(OpKind::Bind, Answer::Hidden, None);
             }
             crate::prepared::message(out, b'S', &[]);

@@ -48,8 +48,11 @@ impl Bench {
     fn client_sends(&mut self, messages: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
         let (input, mut buffer, mut to_client) = (messages.concat(), Vec::new(), Vec::new());
         let mut out = Splice::new(&mut buffer);
-        let mut context =
-            FrontendContext { client: &mut self.client, statements: &self.statements, to_client: &mut to_client };
+        let mut context = FrontendContext {
+            client: &mut self.client,
+            statements: &self.statements,
+            to_client: &mut to_client,
+        };
         let (used, _) = self.link.frontend(&input, &mut context, &mut out).expect("accepted");
         assert_eq!(used, input.len());
         (out.bytes(&input).to_vec(), to_client)
@@ -58,7 +61,8 @@ impl Bench {
     fn server_sends(&mut self, messages: &[Vec<u8>]) -> Vec<u8> {
         let (input, mut buffer) = (messages.concat(), Vec::new());
         let mut out = Splice::new(&mut buffer);
-        let used = self.link.backend(&input, Some(&mut self.client), &mut self.seen, &mut out).expect("accepted");
+        let used =
+            self.link.backend(&input, Some(&mut self.client), &mut self.seen, &mut out).expect("accepted");
         assert_eq!(used, input.len());
         out.bytes(&input).to_vec()
     }
@@ -88,7 +92,8 @@ fn a_simple_query_is_over_at_its_ready_for_query() {
 #[test]
 fn pipelined_syncs_each_need_their_answer() {
     let mut b = Bench::new();
-    let one = [m(b'P', b"\0select 1\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    let one =
+        [m(b'P', b"\0select 1\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
     b.client_sends(&[one.concat(), one.concat()]);
     let answer = [m(b'1', b""), m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')];
     b.server_sends(&answer);
@@ -118,15 +123,22 @@ fn a_named_statement_is_parsed_once_for_all_clients() {
     // Another client, another name of that length, same content: answered without the server.
     b.client = ClientSide::default();
     b.link.begin();
-    let (to_server, answer) = b.client_sends(&[m(b'P', b"xyz\0select 1\0\0\0"), m(b'D', b"Sxyz\0"), m(b'S', b"")]);
+    let (to_server, answer) =
+        b.client_sends(&[m(b'P', b"xyz\0select 1\0\0\0"), m(b'D', b"Sxyz\0"), m(b'S', b"")]);
     assert_eq!(to_server, [m(b'D', b"S~00\0"), m(b'S', b"")].concat());
     assert_eq!(answer, m(b'1', b""));
     b.server_sends(&[m(b't', b"\0\0"), m(b'n', b""), ready(b'I')]);
 
     // On a server that lacks it, the pooler parses first and swallows the answer.
     b.link = Link::new(LinkOptions::default());
-    let (to_server, _) = b.client_sends(&[m(b'B', b"\0xyz\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")]);
-    let expected = [m(b'P', b"~00\0select 1\0\0\0"), m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    let (to_server, _) =
+        b.client_sends(&[m(b'B', b"\0xyz\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")]);
+    let expected = [
+        m(b'P', b"~00\0select 1\0\0\0"),
+        m(b'B', b"\0~00\0\0\0\0\0\0\0"),
+        m(b'E', b"\0\0\0\0\0"),
+        m(b'S', b""),
+    ];
     assert_eq!(to_server, expected.concat());
     let to_client = b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')]);
     assert_eq!(to_client, [m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')].concat());
@@ -141,7 +153,11 @@ fn an_error_undoes_what_the_server_skipped() {
     assert!(b.link.is_quiescent());
     assert_eq!(b.client.statement_count(), 0);
     let (to_server, answer) = b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
-    assert_eq!(to_server, [m(b'P', b"~02\0select 1\0\0\0"), m(b'S', b"")].concat(), "it was skipped, so it is sent again");
+    assert_eq!(
+        to_server,
+        [m(b'P', b"~02\0select 1\0\0\0"), m(b'S', b"")].concat(),
+        "it was skipped, so it is sent again"
+    );
     assert!(answer.is_empty());
 }
 
@@ -160,7 +176,12 @@ fn an_error_ahead_of_the_sync_skips_until_the_sync() {
 #[test]
 fn a_sync_ahead_of_copy_data_has_no_answer() {
     let mut b = Bench::new();
-    let batch = [m(b'P', b"\0copy t from stdin\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    let batch = [
+        m(b'P', b"\0copy t from stdin\0\0\0"),
+        m(b'B', b"\0\0\0\0\0\0\0\0"),
+        m(b'E', b"\0\0\0\0\0"),
+        m(b'S', b""),
+    ];
     b.client_sends(&batch);
     b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'G', b"\0\0\0")]);
     b.client_sends(&[m(b'd', b"1\n"), m(b'c', b""), m(b'S', b"")]);
@@ -221,7 +242,8 @@ fn eviction_is_undone_when_the_server_skipped_it() {
     b.link.set_options(LinkOptions { statements_max: 1, ..LinkOptions::default() });
     b.client_sends(&[m(b'P', b"one\0select 1\0\0\0"), m(b'S', b"")]);
     b.server_sends(&[m(b'1', b""), ready(b'I')]);
-    let (to_server, _) = b.client_sends(&[m(b'P', b"\0selec\0\0\0"), m(b'P', b"two\0select 2\0\0\0"), m(b'S', b"")]);
+    let (to_server, _) =
+        b.client_sends(&[m(b'P', b"\0selec\0\0\0"), m(b'P', b"two\0select 2\0\0\0"), m(b'S', b"")]);
     assert!(to_server.windows(9).any(|w| w == &m(b'C', b"S~00\0")[..9]), "closes one to make room for two");
     b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
     let (to_server, _) = b.client_sends(&[m(b'B', b"\0one\0\0\0\0\0\0\0"), m(b'S', b"")]);
@@ -243,7 +265,12 @@ fn what_the_pooler_asks_itself_is_swallowed() {
 #[test]
 fn abandoning_brings_the_server_to_rest() {
     let mut b = Bench::new();
-    b.client_sends(&[m(b'P', b"\0copy t from stdin\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'H', b"")]);
+    b.client_sends(&[
+        m(b'P', b"\0copy t from stdin\0\0\0"),
+        m(b'B', b"\0\0\0\0\0\0\0\0"),
+        m(b'E', b"\0\0\0\0\0"),
+        m(b'H', b""),
+    ]);
     b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'G', b"\0\0\0")]);
     let mut out = Vec::new();
     assert!(b.link.abandon(&mut out));
@@ -273,8 +300,11 @@ fn any_split_gives_the_same_bytes() {
             held.extend_from_slice(piece);
             let mut buffer = Vec::new();
             let mut out = Splice::new(&mut buffer);
-            let mut context =
-                FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+            let mut context = FrontendContext {
+                client: &mut b.client,
+                statements: &b.statements,
+                to_client: &mut to_client,
+            };
             let (used, _) = b.link.frontend(&held, &mut context, &mut out).expect("accepted");
             sent.extend_from_slice(out.bytes(&held));
             held.drain(..used);

@@ -43,7 +43,7 @@ pub struct Backend {
     /// In COPY FROM STDIN, and whether it began by Execute.
     copying: Option<bool>,
     input: Vec<u8>,
-    /// The pooler's one liberty: a Parse of the unnamed statement that is discarded after an error leaves none, where PostgreSQL would
+    /// The pooler's one liberty: a Parse or Close of the unnamed statement that is discarded after an error leaves none, where PostgreSQL would
     /// keep the one before.
     pub forgets_skipped_unnamed: bool,
     /// Something else than COPY data came during COPY: no client does that, and what follows cannot be told from one side.
@@ -85,7 +85,8 @@ impl Backend {
             return self.copy_message(tag, body, extended, out);
         }
         if self.skipping && tag != b'S' {
-            if tag == b'P' && body[0] == 0 && self.forgets_skipped_unnamed {
+            let unnamed = tag == b'P' && body[0] == 0 || tag == b'C' && body == b"S\0";
+            if unnamed && self.forgets_skipped_unnamed {
                 self.unnamed = None;
             }
             return;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `auth_query`: a client's secret is asked from PostgreSQL, as `auth_user`, over a pool of that user.
 
-
 use underpass_auth::{Credential, auth_query_row};
 use underpass_pool::link::{ClientSide, FrontendContext, Splice};
 use underpass_wire::SqlState;
@@ -29,8 +28,13 @@ impl Worker {
                     return self.close_client(
                         key,
                         Farewell {
-                            report: Some((SqlState::INVALID_PASSWORD, "password authentication failed".into())),
-                            reason: format!("auth_dbname \"{name}\" is not configured: add it to [databases]"),
+                            report: Some((
+                                SqlState::INVALID_PASSWORD,
+                                "password authentication failed".into(),
+                            )),
+                            reason: format!(
+                                "auth_dbname \"{name}\" is not configured: add it to [databases]"
+                            ),
                             is_error: true,
                         },
                     );
@@ -79,13 +83,16 @@ impl Worker {
     /// The answer is complete.
     pub(super) fn auth_query_done(&mut self, server_key: Key) {
         let Some(server) = self.server(server_key) else { return };
-        let Work::AuthQuery { client, answer } = std::mem::replace(&mut server.work, Work::Resting) else { return };
+        let Work::AuthQuery { client, answer } = std::mem::replace(&mut server.work, Work::Resting) else {
+            return;
+        };
         self.give_back(server_key);
         match read_answer(&answer) {
             Ok(credential) => self.authenticate(client, credential),
             Err(reason) => {
                 let user = self.clients.get(client).and_then(|c| c.user.as_ref().map(|u| u.name.clone()));
-                let message = format!("password authentication failed for user \"{}\"", user.unwrap_or_default());
+                let message =
+                    format!("password authentication failed for user \"{}\"", user.unwrap_or_default());
                 self.close_client(
                     client,
                     Farewell {
@@ -138,4 +145,3 @@ fn columns(body: &[u8]) -> Option<Vec<Option<&[u8]>>> {
     }
     Some(columns)
 }
-

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use rustix::net::{RecvFlags, SendFlags};
 use underpass_config::Host;
-use underpass_pool::{PoolId, ServerId};
 use underpass_pool::core::ClientRef;
+use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::{error_response, ready_for_query};
 use underpass_wire::backend::{Report, Severity, TransactionStatus};
@@ -54,7 +54,9 @@ impl Worker {
             (u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*head)), tail)
         });
         let settings = self.shared.settings.load_full();
-        if let Some(peer) = peer::other(key, settings.config.peer_id.0).and_then(|id| settings.config.peers.get(&id)) {
+        if let Some(peer) =
+            peer::other(key, settings.config.peer_id.0).and_then(|id| settings.config.peers.get(&id))
+        {
             return match peer::forwarded(key) {
                 Some(key) => self.cancel_at_peer(asker, peer, key, tail),
                 None => {
@@ -74,7 +76,9 @@ impl Worker {
                 log::info!("cancel request with an unknown key");
                 self.cancel_answered(asker);
             }
-            Some(target) => self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker))),
+            Some(target) => {
+                self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker)))
+            }
         }
     }
 
@@ -97,7 +101,12 @@ impl Worker {
         self.shared.resolver.resolve(name, move |answer| {
             shared.mailboxes[index as usize].post(Box::new(move |worker| match answer {
                 Ok(addresses) => {
-                    worker.cancel_to(&Endpoint::Tcp(SocketAddr::new(addresses[0], port)), request, None, asker);
+                    worker.cancel_to(
+                        &Endpoint::Tcp(SocketAddr::new(addresses[0], port)),
+                        request,
+                        None,
+                        asker,
+                    );
                 }
                 Err(error) => {
                     log::warn!("cancel request for a peer: {error}");
@@ -108,7 +117,13 @@ impl Worker {
     }
 
     /// Sends `request` to `address`; the asker is answered when that is done, or cannot be.
-    fn cancel_to(&mut self, address: &Endpoint, request: Vec<u8>, held: Option<(ServerId, Key)>, asker: ClientRef) {
+    fn cancel_to(
+        &mut self,
+        address: &Endpoint,
+        request: Vec<u8>,
+        held: Option<(ServerId, Key)>,
+        asker: ClientRef,
+    ) {
         match net::connect(address) {
             Ok(fd) => self.cancel_open(fd, request, held, Some(asker)),
             Err(error) => {
@@ -118,10 +133,17 @@ impl Worker {
         }
     }
 
-    fn cancel_open(&mut self, fd: OwnedFd, request: Vec<u8>, held: Option<(ServerId, Key)>, asker: Option<ClientRef>) {
+    fn cancel_open(
+        &mut self,
+        fd: OwnedFd,
+        request: Vec<u8>,
+        held: Option<(ServerId, Key)>,
+        asker: Option<ClientRef>,
+    ) {
         let since = self.now;
         let connection = self.cancels.insert(|_| CancelConnection { fd, request, held, asker, since });
-        let watched = self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
+        let watched =
+            self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
         if !matches!(watched, Some(Ok(()))) {
             self.cancel_finished(connection);
         }
@@ -152,8 +174,9 @@ impl Worker {
         if waits {
             self.cancel_waiting(key_of(target));
         }
-        let working =
-            linked.filter(|&key| self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy()));
+        let working = linked.filter(|&key| {
+            self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy())
+        });
         // Where nothing is running there is nothing to cancel.
         let sent = working.is_some_and(|server| self.cancel_server(server, Some(asker)));
         if !sent {
@@ -163,7 +186,9 @@ impl Worker {
 
     /// Sends PostgreSQL a CancelRequest for the server at `key`. False if that is impossible.
     pub(super) fn cancel_server(&mut self, key: Key, asker: Option<ClientRef>) -> bool {
+        let now = self.now;
         let Some(server) = self.server(key) else { return false };
+        server.request_at = now;
         let Some((process_id, secret)) = server.cancel_key.split_first_chunk::<4>() else { return false };
         let mut request = Vec::new();
         underpass_wire::startup::build::cancel_request(&mut request, u32::from_be_bytes(*process_id), secret);
@@ -247,7 +272,11 @@ impl Worker {
         let mut out = Vec::new();
         error_response(
             &mut out,
-            &Report::new(Severity::Error, SqlState::QUERY_CANCELED, "canceling statement due to user request"),
+            &Report::new(
+                Severity::Error,
+                SqlState::QUERY_CANCELED,
+                "canceling statement due to user request",
+            ),
         );
         ready_for_query(&mut out, TransactionStatus::Idle);
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {

@@ -195,7 +195,8 @@ impl Worker {
     /// Passes what a linked client said to its server.
     fn feed(&mut self, key: Key, server_key: Key, input: Input) -> Flow {
         let Self { clients, servers, scratch, compose, to_client, meters, shared, now, .. } = self;
-        let (Some(client), Some(Entry::Here(server))) = (clients.get_mut(key), servers.get_mut(server_key)) else {
+        let (Some(client), Some(Entry::Here(server))) = (clients.get_mut(key), servers.get_mut(server_key))
+        else {
             return Flow::Stop;
         };
         let bytes: &[u8] = match &input {
@@ -204,10 +205,12 @@ impl Worker {
         };
         to_client.clear();
         let mut out = Splice::new(compose);
-        let mut context = FrontendContext { client: &mut client.side, statements: &shared.statements, to_client };
+        let mut context =
+            FrontendContext { client: &mut client.side, statements: &shared.statements, to_client };
         let result = server.link.frontend(bytes, &mut context, &mut out);
         let passed = out.bytes(bytes);
-        let sent = if passed.is_empty() { Ok(true) } else { server.outbox.send(&mut server.transport, passed) };
+        let sent =
+            if passed.is_empty() { Ok(true) } else { server.outbox.send(&mut server.transport, passed) };
         if client.query_at.is_none() && server.link.is_busy() {
             client.query_at = Some(*now);
             client.transaction_at.get_or_insert(*now);
@@ -326,13 +329,17 @@ impl Worker {
             server.ended = true;
         }
         match self.servers.get(key) {
-            Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => self.server_login_event(key),
+            Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => {
+                self.server_login_event(key)
+            }
             Some(Entry::Here(_)) => self.forward_responses(key),
             Some(&Entry::Parked(id)) => {
                 // An idle server speaks: it died, or has something to report. One that has moved to another worker since is not ours to
                 // read, whatever this event says: its new registration reports the same.
                 let home = self.index;
-                let Some(mut server) = crate::shared::lock(&self.shared.core).unpark(id, |server| server.home == home && server.key == key) else {
+                let Some(mut server) = crate::shared::lock(&self.shared.core)
+                    .unpark(id, |server| server.home == home && server.key == key)
+                else {
                     return self.lane_server_spoke(key, id, gone);
                 };
                 crate::lanes::watch_server(&server);
@@ -393,9 +400,15 @@ impl Worker {
             let side = client.as_deref_mut().map(|client| &mut client.side);
             let result = server.link.backend(bytes, side, observed, &mut out);
             let mut passed = out.bytes(bytes);
-            if server.pool_mode() == PoolMode::Statement && server.link.status() != Status::Idle && server.link.is_settled() {
+            if server.pool_mode() == PoolMode::Statement
+                && server.link.status() != Status::Idle
+                && server.link.is_settled()
+            {
                 // A ReadyForQuery inside a transaction is the last that this client would hear: it gets an error in its place.
-                passed = passed.strip_suffix(READY_IN_TRANSACTION).or(passed.strip_suffix(READY_IN_FAILED)).unwrap_or(passed);
+                passed = passed
+                    .strip_suffix(READY_IN_TRANSACTION)
+                    .or(passed.strip_suffix(READY_IN_FAILED))
+                    .unwrap_or(passed);
             }
             let meter = stats::meter(meters, server.pool.id);
             let mut client_failed = None;
@@ -512,7 +525,9 @@ impl Worker {
                 if server.link.awaits_client() {
                     // A COPY began or an error came after the client had left: nobody else can end it.
                     let mut out = Vec::new();
-                    if !server.link.abandon(&mut out) || server.outbox.send(&mut server.transport, &out).is_err() {
+                    if !server.link.abandon(&mut out)
+                        || server.outbox.send(&mut server.transport, &out).is_err()
+                    {
                         self.close_server(key, "what a client left behind could not be ended");
                         return false;
                     }
@@ -533,7 +548,9 @@ impl Worker {
         }
         server.parameters = self.shared.intern_parameters(set);
         if let Some(client) = server.client().and_then(|client| self.clients.get_mut(client)) {
-            if changes.iter().any(|(.., hidden)| !hidden) || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. }) {
+            if changes.iter().any(|(.., hidden)| !hidden)
+                || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. })
+            {
                 let mut set = (*client.parameters).clone();
                 for (name, value, _) in &changes {
                     set.set(name, value);

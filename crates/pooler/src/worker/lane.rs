@@ -4,6 +4,7 @@
 //! A client that rests between transactions is *offered* to its lane; what the lane cannot or must not carry comes *up* again, at the head
 //! of a request or in the middle of a transaction, and user space goes on where the lane stood.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use underpass_console::rows::Replication;
@@ -14,7 +15,7 @@ use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, Transacti
 
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
-use crate::lanes::watch_client;
+use crate::lanes::{monotonic_ns, watch_client};
 use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
@@ -55,13 +56,17 @@ impl Server {
 }
 
 impl Worker {
-    /// A server has logged in: into its map, if its pool is carried.
+    /// A server that is clean, into its map, if its pool is carried: after its login, or when its pool is not contended any more.
     pub(super) fn lane_register_server(&mut self, key: Key) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
         let epoll = self.shared.mailboxes[self.index as usize].epoll.clone();
+        let now = self.now;
         let Some(server) = self.server(key) else { return };
-        if let (Some(pool), None, true) = (server.pool.lane(), &server.lane, server.inbox.is_empty()) {
-            lanes.register_server(server, pool, epoll);
+        let pool = server.pool.clone();
+        if let (Some(pool), true) = (pool.lane(), server.inbox.is_empty()) {
+            if !pool.pressure.is_high(now) {
+                lanes.register_server(server, pool.slot, epoll);
+            }
         }
     }
 
@@ -70,6 +75,10 @@ impl Worker {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
+        if pool.pressure.is_high(self.now) {
+            return;
+        }
+        let pool = pool.slot;
         // A replication client is about to be linked to a server of its own.
         if !matches!(client.phase, Phase::Idle)
             || client.replication != Replication::None
@@ -96,7 +105,10 @@ impl Worker {
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         watch_client(client, epoll, token(Source::Client, key), true);
         match lanes.datapath.give_client(slot, read_total) {
-            Ok(Give::Done) => client.phase = Phase::Lane,
+            Ok(Give::Done) => {
+                client.phase = Phase::Lane;
+                lanes.given.fetch_add(1, Ordering::Relaxed);
+            }
             outcome => {
                 if let Err(error) = outcome {
                     log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
@@ -116,12 +128,15 @@ impl Worker {
         }
         for event in events {
             match event {
-                Event::ClientUp { client, .. } => {
+                Event::ClientUp { client, reason } => {
                     let Some(client) = lanes.client_of(client) else { continue };
                     if client.worker == self.index {
-                        self.lane_client_up(key_of(client));
+                        self.lane_client_refused(key_of(client), reason);
                     } else {
-                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.lane_client_refused(key_of(client), reason)),
+                        );
                     }
                 }
                 Event::ServerUp { server, .. } => self.lane_server_up(server),
@@ -143,6 +158,48 @@ impl Worker {
                 self.granted(client, server, since);
             } else {
                 self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
+            }
+        }
+    }
+
+    /// A program has given a client to user space.
+    fn lane_client_refused(&mut self, key: Key, reason: Reason) {
+        // What a lane refuses by its nature comes again: going up each time costs more than the lane saves.
+        let refused = matches!(
+            reason,
+            Reason::NamedStatement
+                | Reason::UnnamedBind
+                | Reason::UnnamedParse
+                | Reason::NamedPortal
+                | Reason::Batch
+        );
+        if let (true, Some(lane)) =
+            (refused, self.clients.get_mut(key).and_then(|client| client.lane.as_mut()))
+        {
+            lane.not_before = Some(self.now + REFUSED_PAUSE);
+        }
+        self.lane_client_up(key);
+    }
+
+    /// For tests: takes some clients out of their lanes, at moments that nothing else would choose.
+    pub(super) fn lane_flip(&mut self) {
+        let Some(one_in) = self.shared.lanes.as_ref().map(|lanes| lanes.flip).filter(|&one_in| one_in > 0)
+        else {
+            return;
+        };
+        for key in self.clients.keys() {
+            // A linear congruential generator is random enough to miss no order of events for long.
+            self.flips =
+                self.flips.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let dice = (self.flips >> 33) as u32;
+            if dice % one_in != 0
+                || !matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane))
+            {
+                continue;
+            }
+            self.lane_client_up(key);
+            if (dice / one_in).is_multiple_of(2) {
+                self.lane_offer(key);
             }
         }
     }
@@ -189,14 +246,20 @@ impl Worker {
             }
         };
         lane.drained = false;
-        // Named statements stay in user space for a while; coming up for each costs more than the lane saves.
-        if matches!(taken.reason, Some(Reason::NamedStatement | Reason::UnnamedBind | Reason::NamedPortal | Reason::Batch)) {
-            lane.not_before = Some(self.now + REFUSED_PAUSE);
+        lanes.taken.fetch_add(1, Ordering::Relaxed);
+        if let (true, Some(pool)) = (taken.server.is_some() && taken.link.is_idle(), &client.pool) {
+            // The program counts a transaction when it ends the link, which was held.
+            stats::meter(&mut self.meters, pool.id).stats.xact_count += 1;
         }
         client.phase = Phase::Idle;
         client.readable = true;
         lane.linked = taken.server.is_some();
-        watch_client(client, &self.shared.mailboxes[self.index as usize].epoll, token(Source::Client, key), false);
+        watch_client(
+            client,
+            &self.shared.mailboxes[self.index as usize].epoll,
+            token(Source::Client, key),
+            false,
+        );
         if let Some(slot) = taken.server {
             self.lane_adopt(key, slot, &taken);
         }
@@ -212,7 +275,8 @@ impl Worker {
             return;
         };
         let now = self.now;
-        let (Some(client), Some(Entry::Here(server))) = (self.clients.get_mut(key), self.servers.get_mut(server_key))
+        let (Some(client), Some(Entry::Here(server))) =
+            (self.clients.get_mut(key), self.servers.get_mut(server_key))
         else {
             return;
         };
@@ -258,21 +322,32 @@ impl Worker {
     /// A server comes up: whose is it?
     pub(super) fn lane_server_up(&mut self, slot: ServerSlot) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
-        match lanes.datapath.claim_server(slot) {
+        let id = lanes.server_of(slot);
+        // Under one lock: between the two, another worker could put it back and a program link it.
+        let (claim, owned) = {
+            let mut core = lock(&self.shared.core);
+            let claim = lanes.datapath.claim_server(slot);
+            let owned =
+                id.filter(|_| matches!(claim, Ok(Claim::Owned))).and_then(|id| core.unpark_claimed(id));
+            (claim, owned)
+        };
+        match claim {
             Ok(Claim::Busy) => self.again_soon.push(Again::LaneServer(slot)),
             Ok(Claim::Linked(client)) => {
                 if let Some(client) = lanes.client_of(client) {
                     if client.worker == self.index {
                         self.lane_client_up(key_of(client));
                     } else {
-                        self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.lane_client_up(key_of(client))),
+                        );
                     }
                 }
             }
             Ok(Claim::Owned) => {
                 // Nobody's: it is listened to at whatever worker this is.
-                let server = lanes.server_of(slot).and_then(|id| lock(&self.shared.core).unpark_claimed(id));
-                if let Some(key) = server.and_then(|server| self.take_home(server)) {
+                if let Some(key) = owned.and_then(|server| self.take_home(server)) {
                     self.forward_responses(key);
                     self.rest_again(key);
                 }
@@ -306,8 +381,12 @@ impl Worker {
 
     /// The same for all clients that lanes carry now.
     pub(crate) fn lanes_collect(&mut self) {
-        let carried: Vec<Key> =
-            self.clients.iter().filter(|(_, client)| matches!(client.phase, Phase::Lane)).map(|(key, _)| key).collect();
+        let carried: Vec<Key> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| matches!(client.phase, Phase::Lane))
+            .map(|(key, _)| key)
+            .collect();
         carried.into_iter().for_each(|key| self.lane_collect(key));
     }
 
@@ -318,11 +397,13 @@ impl Worker {
     }
 
     /// Times of a client that a lane carries: when it was last active, since when its query and its transaction run.
-    pub(super) fn lane_times(&self, client: &Client) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
+    pub(super) fn lane_times(
+        &self,
+        client: &Client,
+    ) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
         let lane = client.lane.as_ref()?;
         let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
-        let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now_ns = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
+        let now_ns = monotonic_ns();
         let at = |ns: u64| self.now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns)));
         let active = if info.active_ns == 0 { Some(client.request_at) } else { at(info.active_ns) };
         let linked = info.server.is_some();

@@ -12,7 +12,7 @@ use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
-use underpass_wire::backend::build::{error_response};
+use underpass_wire::backend::build::error_response;
 use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Source, Worker};
@@ -133,7 +133,9 @@ impl Worker {
 
     /// Passes on what the client said while it waited, once its server is ready for it.
     pub(super) fn begin_if_prepared(&mut self, key: Key, server: Key) {
-        if self.clients.get(key).is_some_and(|client| client.phase_server() == Some(server)) && self.is_client_work(server) {
+        if self.clients.get(key).is_some_and(|client| client.phase_server() == Some(server))
+            && self.is_client_work(server)
+        {
             self.start_forwarding(key, server);
         }
     }
@@ -235,7 +237,10 @@ impl Worker {
                 self.close_server(key, &format!("restoring parameters failed: {message}"));
                 return self.close_client(
                     client_key,
-                    Farewell::told(SqlState::INVALID_PARAMETER_VALUE, format!("restoring session parameters failed: {message}")),
+                    Farewell::told(
+                        SqlState::INVALID_PARAMETER_VALUE,
+                        format!("restoring session parameters failed: {message}"),
+                    ),
                 );
             }
             return self.close_server(key, &format!("check query failed: {message}"));
@@ -255,11 +260,17 @@ impl Worker {
                     set.set(name, value);
                 }
             }
-            client.parameters = if set == *server.parameters { server.parameters.clone() } else { self.shared.intern_parameters(set) };
+            client.parameters = if set == *server.parameters {
+                server.parameters.clone()
+            } else {
+                self.shared.intern_parameters(set)
+            };
         }
         server.work = Work::Client(client_key);
         // Equal in all that can be compared: from now on one pointer tells it.
-        if !Arc::ptr_eq(&client.parameters, &server.parameters) && client.parameters.is_settled_by(&server.parameters) {
+        if !Arc::ptr_eq(&client.parameters, &server.parameters)
+            && client.parameters.is_settled_by(&server.parameters)
+        {
             client.parameters = server.parameters.clone();
         }
         self.again.push(Again::Client(client_key));
@@ -269,7 +280,10 @@ impl Worker {
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         if let (true, Some(client)) = (self.draining, server.client()) {
-            return self.close_client(client, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN));
+            return self.close_client(
+                client,
+                Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN),
+            );
         }
         let Some(client_key) = server.client() else { return };
         if server.dedicated || server.pool_mode() == PoolMode::Session {
@@ -279,6 +293,7 @@ impl Worker {
             }
             return;
         }
+        let in_lanes = server.pool.lane.is_some();
         if let Some(client) = self.clients.get_mut(client_key) {
             client.phase = Phase::Idle;
             client.query_at = None;
@@ -288,6 +303,9 @@ impl Worker {
             }
         }
         self.lane_unlink(client_key);
+        if let Some(lanes) = self.shared.lanes.as_ref().filter(|_| in_lanes) {
+            lanes.user_xacts.fetch_add(1, Ordering::Relaxed);
+        }
         self.clean(key);
         self.lane_offer(client_key);
     }
@@ -341,9 +359,6 @@ impl Worker {
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
             (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
-                if step == SettleStep::Connecting {
-                    self.lane_register_server(key);
-                }
                 self.give_back(key);
             }
             _ => {
@@ -367,6 +382,9 @@ impl Worker {
             return self.close_server(key, "replication client left");
         }
         let id = server.id;
+        if !server.lane_tried && server.pool.lane().is_some() {
+            self.lane_register_server(key);
+        }
         let Some(entry) = self.servers.get_mut(key) else { return };
         let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
         let released = lock(&self.shared.core).release(id, server, self.now);
@@ -545,7 +563,9 @@ impl Worker {
             let config = &self.shared.settings.load().config;
             // The phase has moved on already; names that only the login knew are still wanted.
             let label = client.label_in(&phase);
-            if let (Phase::Login(login), true, true) = (&phase, farewell.report.is_some(), config.log_connections) {
+            if let (Phase::Login(login), true, true) =
+                (&phase, farewell.report.is_some(), config.log_connections)
+            {
                 if let Some(startup) = &login.startup {
                     logging::phrase(Some(label), &text::login_failed(&startup.database, Some(&startup.user)));
                 }
@@ -651,7 +671,11 @@ impl Worker {
         for key in self.clients.keys() {
             self.close_client(
                 key,
-                Farewell { report: Some((SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into())), reason: "shutdown".into(), is_error: false },
+                Farewell {
+                    report: Some((SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into())),
+                    reason: "shutdown".into(),
+                    is_error: false,
+                },
             );
         }
         for key in self.servers.keys() {

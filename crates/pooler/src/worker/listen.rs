@@ -41,7 +41,9 @@ impl Worker {
                 Ok(Some((fd, address))) => self.greet(fd, address),
                 Ok(None) => return,
                 Err(error) => {
-                    log::warn!("accept failed: {error}; raise LimitNOFILE (ulimit -n) if descriptors are short");
+                    log::warn!(
+                        "accept failed: {error}; raise LimitNOFILE (ulimit -n) if descriptors are short"
+                    );
                     self.accept_paused_until = Some(self.now + ACCEPT_PAUSE);
                     return;
                 }
@@ -107,7 +109,10 @@ impl Worker {
         if full {
             return self.close_client(
                 key,
-                Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "no more connections allowed (max_client_conn)"),
+                Farewell::told(
+                    SqlState::TOO_MANY_CONNECTIONS,
+                    "no more connections allowed (max_client_conn)",
+                ),
             );
         }
         if self.shared.phase.load(Ordering::Relaxed) == phase::IMMEDIATE {

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
+use underpass_console::Access;
 use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
 use underpass_console::text::{self, reason};
-use underpass_console::Access;
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, SharedParameters};
 use underpass_tls::SslMode;
@@ -62,7 +62,10 @@ impl Worker {
                 Err(error) => return self.client_io_failed(key, &error),
             }
             if client.inbox.len() > LOGIN_BYTES_MAX + 4096 {
-                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"));
+                return self.close_client(
+                    key,
+                    Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"),
+                );
             }
             self.login_step(key);
             match self.clients.get(key) {
@@ -98,7 +101,8 @@ impl Worker {
         let parsed = match startup::parse(&inbox) {
             Ok(parsed) => parsed,
             Err(error) => {
-                return self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, error.to_string()));
+                return self
+                    .close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, error.to_string()));
             }
         };
         let Some((packet, used)) = parsed else {
@@ -114,7 +118,10 @@ impl Worker {
                 if inbox.len() > used || is_tls || again {
                     return self.close_client(
                         key,
-                        Farewell::told(SqlState::PROTOCOL_VIOLATION, "unexpected data around a request for encryption"),
+                        Farewell::told(
+                            SqlState::PROTOCOL_VIOLATION,
+                            "unexpected data around a request for encryption",
+                        ),
                     );
                 }
                 let tls = settings.client_tls.as_ref().filter(|_| is_ssl && client.address.ip().is_some());
@@ -131,13 +138,16 @@ impl Worker {
                     // The handshake's first bytes have been read already: rustls gets them from here.
                     self.begin_direct_tls(key, tls.config.clone(), &inbox);
                 }
-                _ => self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable")),
+                _ => {
+                    self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable"))
+                }
             },
-            FirstPacket::Cancel(request) => self.cancel_requested(key, request.process_id, request.secret_key),
-            FirstPacket::UnsupportedProtocol(version) if version.major == 2 => self.close_client(
-                key,
-                Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2),
-            ),
+            FirstPacket::Cancel(request) => {
+                self.cancel_requested(key, request.process_id, request.secret_key)
+            }
+            FirstPacket::UnsupportedProtocol(version) if version.major == 2 => {
+                self.close_client(key, Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2))
+            }
             FirstPacket::UnsupportedProtocol(version) => self.close_client(
                 key,
                 Farewell::told(
@@ -151,7 +161,8 @@ impl Worker {
                 let parameters: Option<Vec<_>> =
                     message.parameters().map(|(name, value)| Some((text(name)?, text(value)?))).collect();
                 let names = message.user().and_then(text).zip(message.database().and_then(text));
-                let (Some(parameters), Some((user, database))) = (parameters, names.filter(|(user, _)| !user.is_empty()))
+                let (Some(parameters), Some((user, database))) =
+                    (parameters, names.filter(|(user, _)| !user.is_empty()))
                 else {
                     return self.close_client(
                         key,
@@ -190,13 +201,15 @@ impl Worker {
 
     fn begin_direct_tls(&mut self, key: Key, config: Arc<rustls::ServerConfig>, mut hello: &[u8]) {
         let Some(client) = self.clients.get_mut(key) else { return };
-        let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(|mut connection| {
-            while !hello.is_empty() {
-                connection.read_tls(&mut hello).map_err(|error| error.to_string())?;
-                connection.process_new_packets().map_err(|error| error.to_string())?;
-            }
-            Ok(connection)
-        });
+        let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(
+            |mut connection| {
+                while !hello.is_empty() {
+                    connection.read_tls(&mut hello).map_err(|error| error.to_string())?;
+                    connection.process_new_packets().map_err(|error| error.to_string())?;
+                }
+                Ok(connection)
+            },
+        );
         match begun {
             Ok(connection) => {
                 client.transport.upgrade(connection.into());
@@ -221,7 +234,9 @@ impl Worker {
         let config = &settings.config;
         if let Phase::Login(login) = &client.phase {
             let direct_ok = match client.transport.tls() {
-                Some(rustls::Connection::Server(connection)) => underpass_tls::ClientSide::direct_tls_allowed(connection),
+                Some(rustls::Connection::Server(connection)) => {
+                    underpass_tls::ClientSide::direct_tls_allowed(connection)
+                }
                 _ => true,
             };
             if login.direct_tls && !direct_ok {
@@ -258,7 +273,10 @@ impl Worker {
             None
         } else {
             match self.shared.database(&startup.database) {
-                None => Some(refuse(SqlState::INVALID_CATALOG_NAME, format!("no such database: {}", startup.database))),
+                None => Some(refuse(
+                    SqlState::INVALID_CATALOG_NAME,
+                    format!("no such database: {}", startup.database),
+                )),
                 Some(database) => {
                     let disabled = database.disabled.load(Ordering::Relaxed);
                     let state = self.shared.phase.load(Ordering::Relaxed);
@@ -283,7 +301,11 @@ impl Worker {
         let mut negotiation = Vec::new();
         if startup.minor > 2 || !startup.unknown_options.is_empty() {
             let version = if startup.minor >= 2 { ProtocolVersion::V3_2 } else { ProtocolVersion::V3_0 };
-            build::negotiate_protocol_version(&mut negotiation, version, startup.unknown_options.iter().map(String::as_bytes));
+            build::negotiate_protocol_version(
+                &mut negotiation,
+                version,
+                startup.unknown_options.iter().map(String::as_bytes),
+            );
         }
         login.startup = Some(startup);
         if let Some(farewell) = refusal {
@@ -352,7 +374,10 @@ impl Worker {
                         tls: client.transport.tls().is_some(),
                         database: &startup.database,
                         user: &startup.user,
-                        physical_replication: startup.replication.as_deref().is_some_and(|mode| mode != "database"),
+                        physical_replication: startup
+                            .replication
+                            .as_deref()
+                            .is_some_and(|mode| mode != "database"),
                     })
                 });
                 map = rule.and_then(|rule| rule.map.clone());
@@ -367,7 +392,8 @@ impl Worker {
                 }
             }
         };
-        let has_forced_user = client.database.as_ref().is_some_and(|database| database.settings.load().user.is_some());
+        let has_forced_user =
+            client.database.as_ref().is_some_and(|database| database.settings.load().user.is_some());
         if method == Method::Any && !login.is_console && !has_forced_user {
             log_socket!(Error, client.label(), "config_error", "auth_type=any requires forced user");
             return self.close_client(key, Farewell::told(SqlState::CONFIG_FILE_ERROR, reason::CONFIG_ERROR));
@@ -440,7 +466,10 @@ impl Worker {
             _ => {
                 return self.close_client(
                     key,
-                    Farewell::told(SqlState::PROTOCOL_VIOLATION, "authentication message is too long or malformed"),
+                    Farewell::told(
+                        SqlState::PROTOCOL_VIOLATION,
+                        "authentication message is too long or malformed",
+                    ),
                 );
             }
         };
@@ -485,9 +514,13 @@ impl Worker {
             ClientStep::Failed(refusal) => {
                 let user = client.user.as_ref().map_or("", |user| &user.name);
                 let message = refusal.client_message(user);
-                let sqlstate = SqlState::new(refusal.sqlstate().as_bytes()).unwrap_or(SqlState::INVALID_PASSWORD);
+                let sqlstate =
+                    SqlState::new(refusal.sqlstate().as_bytes()).unwrap_or(SqlState::INVALID_PASSWORD);
                 let reason = format!("{message}: {refusal}");
-                return self.close_client(key, Farewell { report: Some((sqlstate, message)), reason, is_error: true });
+                return self.close_client(
+                    key,
+                    Farewell { report: Some((sqlstate, message)), reason, is_error: true },
+                );
             }
         }
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
@@ -574,7 +607,8 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(pool) = client.pool.clone() else { return };
         let Some(reported) = pool.welcome() else {
-            return self.close_client(key, Farewell::told(SqlState::CONNECTION_FAILURE, "server login failed"));
+            return self
+                .close_client(key, Farewell::told(SqlState::CONNECTION_FAILURE, "server login failed"));
         };
         let Phase::Login(login) = &client.phase else { return };
         let Some(startup) = &login.startup else { return };
@@ -608,7 +642,10 @@ impl Worker {
         let secret = [&(cancel_key as u32).to_be_bytes()[..], &tail].concat();
         build::backend_key_data(&mut out, (cancel_key >> 32) as u32, &secret);
         if let Some(text) = settings.config.login_notify_message.as_deref().filter(|text| !text.is_empty()) {
-            build::notice_response(&mut out, &Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, text));
+            build::notice_response(
+                &mut out,
+                &Report::new(Severity::Notice, SqlState::SUCCESSFUL_COMPLETION, text),
+            );
         }
         build::ready_for_query(&mut out, TransactionStatus::Idle);
         client.phase = Phase::Idle;

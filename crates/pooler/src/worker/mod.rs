@@ -9,8 +9,8 @@ mod auth_query;
 mod cancel;
 pub(crate) mod console;
 mod forward;
-mod lifecycle;
 mod lane;
+mod lifecycle;
 mod listen;
 pub(crate) mod login;
 mod peer;
@@ -105,6 +105,8 @@ pub(crate) struct Worker {
     suspension: Option<Box<suspend::Suspension>>,
     /// When accepting failed for lack of descriptors, until when not to try.
     accept_paused_until: Option<Instant>,
+    /// State of the generator behind forced flips.
+    flips: u64,
     /// Console clients that wait for an event (PAUSE, WAIT_CLOSE, ...).
     pub console_waits: Vec<console::Wait>,
 }
@@ -139,6 +141,7 @@ impl Worker {
             draining: false,
             suspension: None,
             accept_paused_until: None,
+            flips: u64::from(index),
             console_waits: Vec::new(),
         }
     }
@@ -199,16 +202,22 @@ impl Worker {
         self.watch_listeners()?;
         if let (Some(lanes), 0) = (&shared.lanes, self.index) {
             let key = Key { index: 0, generation: 0 };
-            epoll::add(self.epoll(), lanes.datapath.event_fd(), EventData::new_u64(token(Source::Lanes, key)), EventFlags::IN)?;
+            epoll::add(
+                self.epoll(),
+                lanes.datapath.event_fd(),
+                EventData::new_u64(token(Source::Lanes, key)),
+                EventFlags::IN,
+            )?;
         }
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
         let mut next_tick = Instant::now() + TICK;
+        let is_flipping = shared.lanes.as_ref().is_some_and(|lanes| lanes.flip > 0);
         while !self.stopping {
             let wait = if self.suspension.is_some() {
                 next_tick.saturating_duration_since(self.now).min(TICK)
             } else if !self.again.is_empty() {
                 Duration::ZERO
-            } else if !self.again_soon.is_empty() {
+            } else if !self.again_soon.is_empty() || is_flipping {
                 Duration::from_millis(1)
             } else {
                 next_tick.saturating_duration_since(self.now).min(TICK)
@@ -236,6 +245,7 @@ impl Worker {
                     Again::LaneServer(slot) => self.lane_server_up(slot),
                 }
             }
+            self.lane_flip();
             if self.now >= next_tick {
                 next_tick = self.now + TICK;
                 self.sweep();

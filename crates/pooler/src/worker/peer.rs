@@ -42,7 +42,8 @@ mod tests {
     fn a_key_finds_its_pooler_in_at_most_three_hops() {
         let key = mark(u64::MAX, 7);
         assert_eq!((other(key, 7), other(key, 8), other(key, 0)), (None, Some(7), None));
-        let hops = std::iter::successors(Some(key), |&key| forwarded(key)).inspect(|&key| assert_eq!(own(key, 7), mark(u64::MAX, 7)));
+        let hops = std::iter::successors(Some(key), |&key| forwarded(key))
+            .inspect(|&key| assert_eq!(own(key, 7), mark(u64::MAX, 7)));
         assert_eq!(hops.count(), 4);
         assert!(key >> 63 == 0);
         assert_eq!(own(mark(5, 0), 0), 5);

@@ -14,8 +14,8 @@ use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::ParameterSet;
 use underpass_tls::SslMode;
-use underpass_wire::startup::build as startup_build;
 use underpass_wire::startup::ProtocolVersion;
+use underpass_wire::startup::build as startup_build;
 use underpass_wire::{Header, SqlState};
 
 use super::{Entry, Farewell, Source, Worker};
@@ -96,7 +96,8 @@ impl Worker {
             None => {
                 let (shared, index) = (self.shared.clone(), self.index);
                 self.shared.resolver.resolve(name, move |answer| {
-                    shared.mailboxes[index as usize].post(Box::new(move |worker| worker.connect_to_any(plan, answer)));
+                    shared.mailboxes[index as usize]
+                        .post(Box::new(move |worker| worker.connect_to_any(plan, answer)));
                 });
             }
         }
@@ -115,11 +116,20 @@ impl Worker {
     fn connect(&mut self, plan: Plan, endpoint: Result<Endpoint, String>) {
         let settings = self.shared.settings.load_full();
         let opened = endpoint.and_then(|endpoint| {
-            net::connect(&endpoint).map(|fd| (fd, endpoint.clone())).map_err(|error| format!("connect failed: {endpoint}: {error}"))
+            net::connect(&endpoint)
+                .map(|fd| (fd, endpoint.clone()))
+                .map_err(|error| format!("connect failed: {endpoint}: {error}"))
         });
         let (fd, address) = match opened {
             Ok(opened) => opened,
-            Err(message) => return self.connect_failed(plan.id, &plan.pool, plan.replication.map(|(client, _)| client), message),
+            Err(message) => {
+                return self.connect_failed(
+                    plan.id,
+                    &plan.pool,
+                    plan.replication.map(|(client, _)| client),
+                    message,
+                );
+            }
         };
         if matches!(address, Endpoint::Tcp(_)) {
             if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
@@ -133,6 +143,7 @@ impl Worker {
         let key = self.servers.insert(|key| {
             Entry::Here(Box::new(Server {
                 lane: None,
+                lane_tried: false,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
@@ -248,13 +259,14 @@ impl Worker {
             Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => server,
             _ => return Ok(false),
         };
-        let header = match Header::parse(&server.inbox).map_err(|error| format!("bad packet from server: {error}"))? {
-            Some(header) if header.total() > LOGIN_MESSAGE_MAX => {
-                return Err("bad packet from server: too long for a login".to_owned());
-            }
-            Some(header) if server.inbox.len() >= header.total() => header,
-            _ => return Ok(false),
-        };
+        let header =
+            match Header::parse(&server.inbox).map_err(|error| format!("bad packet from server: {error}"))? {
+                Some(header) if header.total() > LOGIN_MESSAGE_MAX => {
+                    return Err("bad packet from server: too long for a login".to_owned());
+                }
+                Some(header) if server.inbox.len() >= header.total() => header,
+                _ => return Ok(false),
+            };
         let message: Vec<u8> = server.inbox.drain(..header.total()).collect();
         let body = &message[5..];
         match header.tag {
@@ -276,7 +288,9 @@ impl Worker {
             b'S' => {
                 let mut parts = body.split(|&byte| byte == 0);
                 let (name, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-                login_of(server).parameters.set(&String::from_utf8_lossy(name), &String::from_utf8_lossy(value));
+                login_of(server)
+                    .parameters
+                    .set(&String::from_utf8_lossy(name), &String::from_utf8_lossy(value));
             }
             b'K' => server.cancel_key = body.to_vec(),
             b'N' | b'v' => {}
@@ -324,10 +338,7 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => {
-                self.lane_register_server(key);
-                self.give_back(key);
-            }
+            None => self.give_back(key),
         }
         self.launch(pool.id);
     }
@@ -352,7 +363,10 @@ impl Worker {
             Some(id) => self.open(id, pool, Some((key, parameters))),
             None => self.close_client(
                 key,
-                Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "no server connection left for replication (pool_size)"),
+                Farewell::told(
+                    SqlState::TOO_MANY_CONNECTIONS,
+                    "no server connection left for replication (pool_size)",
+                ),
             ),
         }
     }
@@ -363,7 +377,10 @@ impl Worker {
         let reported = server.parameters.clone();
         lock(&self.shared.core).dedicated_ready(server.id);
         server.work = Work::Client(client);
-        server.link.set_options(underpass_pool::link::LinkOptions { rename_statements: false, ..pool.settings.load().link });
+        server.link.set_options(underpass_pool::link::LinkOptions {
+            rename_statements: false,
+            ..pool.settings.load().link
+        });
         server.link.begin();
         if !self.clients.get(client).is_some_and(|client| client.is_login()) {
             // It may still be there to take its last bytes, but it is on its way out.
@@ -384,7 +401,6 @@ impl Worker {
             }
         }
     }
-
 }
 
 fn login_of(server: &mut Server) -> &mut ServerLogin {
@@ -395,12 +411,18 @@ fn login_of(server: &mut Server) -> &mut ServerLogin {
 }
 
 fn send(server: &mut Server, bytes: &[u8]) -> Result<(), String> {
-    server.outbox.send(&mut server.transport, bytes).map(drop).map_err(|error| format!("server write failed: {error}"))
+    server
+        .outbox
+        .send(&mut server.transport, bytes)
+        .map(drop)
+        .map_err(|error| format!("server write failed: {error}"))
 }
 
 fn tls_answer(server: &mut Server, settings: &Settings) -> Result<(), String> {
     let answer = server.inbox.pop();
-    let Some(tls) = &settings.server_tls else { return Err("TLS was switched off during a login".to_owned()) };
+    let Some(tls) = &settings.server_tls else {
+        return Err("TLS was switched off during a login".to_owned());
+    };
     match answer {
         Some(b'S') => {
             let host = login_of(server).host.clone();
@@ -433,7 +455,11 @@ fn send_startup(server: &mut Server, settings: &Settings) -> Result<(), String> 
     let user = &pool.user.name;
     let secret = match &configured.password {
         Some(password) => Some(Secret::parse(password.expose())),
-        None => settings.users.get(user).cloned().or_else(|| pool.secret.load_full().map(|secret| (*secret).clone())),
+        None => settings
+            .users
+            .get(user)
+            .cloned()
+            .or_else(|| pool.secret.load_full().map(|secret| (*secret).clone())),
     };
     let proved = pool.proved.load_full();
     // A password that a client gave (auth_type plain with a verifier, or any) serves like a stored one.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use underpass_console::text::reason;
 use underpass_pool::link::Status;
 use underpass_wire::SqlState;
-use underpass_wire::backend::build::{notice_response};
+use underpass_wire::backend::build::notice_response;
 use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Worker};
@@ -49,9 +49,12 @@ impl Worker {
 
     fn sweep_clients(&mut self, settings: &Settings) {
         let now = self.now;
-        let over = |since: Instant, limit: Duration| !limit.is_zero() && now.saturating_duration_since(since) >= limit;
+        let over = |since: Instant, limit: Duration| {
+            !limit.is_zero() && now.saturating_duration_since(since) >= limit
+        };
         let config = &settings.config;
-        let draining = self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
+        let draining =
+            self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
         for key in self.clients.keys() {
             if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
                 self.sweep_lane_client(key, draining);
@@ -72,19 +75,25 @@ impl Worker {
                     continue;
                 }
                 Phase::Waiting { since, notified, .. } => {
-                    let (since, limit) = (*since, pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_wait_timeout));
+                    let (since, limit) =
+                        (*since, pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_wait_timeout));
                     if over(since, limit) {
                         Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "query_wait_timeout"))
                     } else {
                         if !*notified && over(since, config.query_wait_notify) {
                             *notified = true;
                             let why = client.pool.as_ref().and_then(|pool| pool.last_error.load_full());
-                            let mut text = "No server connection available in postgres backend, client being queued".to_owned();
+                            let mut text =
+                                "No server connection available in postgres backend, client being queued"
+                                    .to_owned();
                             if let Some(why) = why {
                                 text = format!("{text} (last connection attempt: {})", why.message);
                             }
                             let mut out = Vec::new();
-                            notice_response(&mut out, &Report::new(Severity::Notice, SqlState::TOO_MANY_CONNECTIONS, &text));
+                            notice_response(
+                                &mut out,
+                                &Report::new(Severity::Notice, SqlState::TOO_MANY_CONNECTIONS, &text),
+                            );
                             let _ = client.outbox.send(&mut client.transport, &out);
                         }
                         None
@@ -102,11 +111,17 @@ impl Worker {
                 }
                 Phase::Linked(server) => {
                     let server = *server;
-                    let (Some(pool), Some(Entry::Here(linked))) = (pool, self.servers.get(server)) else { continue };
+                    let (Some(pool), Some(Entry::Here(linked))) = (pool, self.servers.get(server)) else {
+                        continue;
+                    };
                     let Some(client) = self.clients.get(key) else { continue };
-                    if client.query_at.is_some_and(|since| linked.link.is_busy() && over(since, pool.query_timeout)) {
+                    if client
+                        .query_at
+                        .is_some_and(|since| linked.link.is_busy() && over(since, pool.query_timeout))
+                    {
                         Some(Farewell::told(SqlState::QUERY_CANCELED, "query timeout"))
-                    } else if client.transaction_at.is_some_and(|since| over(since, pool.transaction_timeout)) {
+                    } else if client.transaction_at.is_some_and(|since| over(since, pool.transaction_timeout))
+                    {
                         Some(Farewell::told(SqlState::QUERY_CANCELED, "transaction timeout"))
                     } else if linked.link.status() != Status::Idle
                         && !linked.link.is_busy()
@@ -196,16 +211,24 @@ impl Worker {
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let due = self.now.saturating_duration_since(server.request_at) >= CANCEL_AGAIN;
-            if matches!(server.work, Work::Settling { step: SettleStep::Draining, .. }) && server.link.is_busy() && due {
+            if matches!(server.work, Work::Settling { step: SettleStep::Draining, .. })
+                && server.link.is_busy()
+                && due
+            {
                 self.cancel_again(key);
             }
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let elapsed = |since: Instant| self.now.saturating_duration_since(since);
             let reason = match &server.work {
-                Work::Login(_) if !config.server_connect_timeout.is_zero() && elapsed(server.connected_at) >= config.server_connect_timeout => {
+                Work::Login(_)
+                    if !config.server_connect_timeout.is_zero()
+                        && elapsed(server.connected_at) >= config.server_connect_timeout =>
+                {
                     Some("connect timeout")
                 }
-                Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => Some("server did not come to rest"),
+                Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => {
+                    Some("server did not come to rest")
+                }
                 _ => None,
             };
             if let Some(reason) = reason {

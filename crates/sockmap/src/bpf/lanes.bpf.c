@@ -195,7 +195,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 {
 	__u64 old = *(volatile __u64 *)&c->link, wanted;
 	struct lane_control *ctl = lanes_control();
-	struct request_scan scan = { .skb = skb, .w = c->req, .end = skb->len };
+	struct request_scan scan = { .skb = skb, .w = c->req, .end = skb->len, .unbound_at = skb->len };
 	struct server_slot *s = NULL;
 	__u32 reason, server, cycle;
 

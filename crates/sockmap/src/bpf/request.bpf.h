@@ -33,8 +33,10 @@ struct request_scan {
 	__u8 copy;	/* inside COPY FROM STDIN */
 	__u8 linked;
 	__u8 done;
-	__u8 unbound;	/* the unnamed statement was parsed in this chunk and not bound */
-	__u8 pad;
+	__u8 pad[2];
+	/* Where the unnamed statement was parsed in this chunk, end if it was bound since. A position, because a flag
+	 * that can fall doubles the paths of the verifier. */
+	__u32 unbound_at;
 };
 
 /* Parse, Bind, Describe and Close: is it about a named statement? Two bytes of the body decide. */
@@ -48,7 +50,7 @@ static __always_inline __u32 judge_names(struct request_scan *s, const struct wi
 		if (name[0])
 			return REASON_NAMED_STATEMENT;
 		s->unnamed = 1;
-		s->unbound = 1;
+		s->unbound_at = m->body;
 		return REASON_NONE;
 	}
 	if (m->body + 2 > s->end || bpf_skb_load_bytes(s->skb, m->body, name, 2))
@@ -58,7 +60,7 @@ static __always_inline __u32 judge_names(struct request_scan *s, const struct wi
 			return REASON_NAMED_PORTAL;
 		if (name[1])
 			return REASON_NAMED_STATEMENT;
-		s->unbound = 0;
+		s->unbound_at = s->end;
 		return s->unnamed ? REASON_NONE : REASON_UNNAMED_BIND;
 	}
 	/* Describe, Close: Byte1 'S' or 'P', String name. A portal lives inside its transaction, thus its link. */
@@ -138,7 +140,7 @@ static __always_inline void scan_request(struct request_scan *s)
 		s->reason = REASON_MESSAGES;
 	else if (s->w.hdr_len) /* so that hand-over is never inside a head */
 		s->reason = REASON_SPLIT;
-	else if (s->unbound) /* its Bind may come on another server: user space parses it again there */
+	else if (s->unbound_at < s->end) /* its Bind may come on another server: user space parses it again there */
 		s->reason = REASON_UNNAMED_PARSE;
 	else if (s->open) /* so that hand-over never leaves answers that user space cannot count */
 		s->reason = REASON_BATCH;

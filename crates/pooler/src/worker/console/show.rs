@@ -75,7 +75,7 @@ impl Worker {
                 table.push(&VersionRow(crate::VERSION));
                 table
             }
-            Show::Kernel => kernel_table(),
+            Show::Kernel => crate::kernel_rows::kernel_rows(&shared),
         };
         Progress::Now(Ok(Reply::Rows(table)))
     }
@@ -365,9 +365,4 @@ fn mem_table(shared: &Shared, buffers: u64) -> Table {
         table.push(&MemRow { name, size, used, free: 0 });
     }
     table
-}
-
-/// Kernel lanes: none are in this build, so there is nothing to count.
-fn kernel_table() -> Table {
-    Table::new(Show::Kernel.columns())
 }

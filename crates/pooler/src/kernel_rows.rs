@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! SHOW KERNEL: how much goes through the lanes, why links leave them, what is queued, what the programs cost.
+
+use std::sync::atomic::Ordering;
+
+use underpass_config::KernelPath;
+use underpass_console::rows::{KernelKind, KernelRow};
+use underpass_console::{Show, Table};
+use underpass_sockmap::{Counter, Reason};
+
+use crate::shared::Shared;
+
+/// The table. Share of transactions in the lanes: `xacts` of `A` and `D` over those and `user`, whose transactions are those of pools
+/// that lanes may carry.
+pub(crate) fn kernel_rows(shared: &Shared) -> Table {
+    let mut table = Table::new(Show::Kernel.columns());
+    let mut row = |kind, name: &str, item: &str, value, unit: &str| {
+        table.push(&KernelRow { kind, name, item, value, unit });
+    };
+    let Some(lanes) = &shared.lanes else {
+        let why = match shared.settings.load().config.underpass.kernel_path {
+            KernelPath::Off => "kernel_path = off",
+            _ => "self-test failed: underpass check",
+        };
+        row(KernelKind::Lane, "off", why, 0, "count");
+        return table;
+    };
+    let path = &lanes.datapath;
+    row(KernelKind::Lane, "D", "on", 1, "count");
+    row(KernelKind::Lane, "A", "on", lanes.is_local().into(), "count");
+    for (name, xacts, requests, responses) in [
+        ("D", Counter::XactsD, Counter::RequestsD, Counter::ResponsesD),
+        ("A", Counter::XactsA, Counter::RequestsA, Counter::ResponsesA),
+    ] {
+        row(KernelKind::Lane, name, "xacts", path.counter(xacts), "count");
+        row(KernelKind::Lane, name, "requests", path.counter(requests), "count");
+        row(KernelKind::Lane, name, "responses", path.counter(responses), "count");
+    }
+    row(KernelKind::Lane, "user", "xacts", lanes.user_xacts.load(Ordering::Relaxed), "count");
+    row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");
+    row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
+    row(KernelKind::Lane, "all", "events_lost", path.counter(Counter::EventsLost), "count");
+    for (reason, times) in exits(shared) {
+        row(KernelKind::Exit, reason, "count", times, "count");
+    }
+    row(KernelKind::Queue, "responses", "queued", path.queued_bytes(), "bytes");
+    for program in path.program_costs() {
+        row(KernelKind::Program, program.name, "runs", program.runs, "count");
+        row(KernelKind::Program, program.name, "time", program.run_ns, "ns");
+        row(KernelKind::Program, program.name, "verified", program.verified_instructions.into(), "count");
+    }
+    table
+}
+
+/// Transactions by lane, and those of carried pools that ended in user space.
+pub(crate) fn xacts(shared: &Shared) -> Vec<(&'static str, u64)> {
+    let Some(lanes) = &shared.lanes else { return Vec::new() };
+    vec![
+        ("D", lanes.datapath.counter(Counter::XactsD)),
+        ("A", lanes.datapath.counter(Counter::XactsA)),
+        ("user", lanes.user_xacts.load(Ordering::Relaxed)),
+    ]
+}
+
+/// How often links left the kernel, by reason; those that never happened are left out.
+pub(crate) fn exits(shared: &Shared) -> Vec<(&'static str, u64)> {
+    let Some(lanes) = &shared.lanes else { return Vec::new() };
+    let count = |&reason: &Reason| (reason.name(), lanes.datapath.reason_count(reason));
+    Reason::ALL
+        .iter()
+        .filter(|&&reason| reason != Reason::None)
+        .map(count)
+        .filter(|&(_, times)| times > 0)
+        .collect()
+}
+
+/// The same in one line, for the log at the end of the process.
+pub(crate) fn summary(shared: &Shared) -> Option<String> {
+    let lanes = shared.lanes.as_ref()?;
+    let words = |counts: Vec<(&str, u64)>| {
+        let words: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        words.join(", ")
+    };
+    let exits = words(exits(shared));
+    Some(format!(
+        "kernel lanes: transactions: {}; {} taken, {} given; exits: {}",
+        words(xacts(shared)),
+        lanes.taken.load(Ordering::Relaxed),
+        lanes.given.load(Ordering::Relaxed),
+        if exits.is_empty() { "none" } else { &exits },
+    ))
+}
