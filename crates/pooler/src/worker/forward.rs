@@ -266,11 +266,13 @@ impl Worker {
             }
             _ => {}
         }
+        let is_cut = !client.inbox.is_empty();
         if event == FrontendEvent::Terminate {
             self.close_client(key, Farewell::quiet("client close request"));
             return Flow::Stop;
         }
-        if server.link.is_quiescent() {
+        // The rest of a message that is cut needs the server: giving it back now would only ask for it again, without an end.
+        if server.link.is_quiescent() && !is_cut {
             // Nothing that was said needs an answer (a lone Flush, say).
             self.transaction_over(server_key);
         }
