@@ -133,6 +133,16 @@ def large(t):
          [str(16 << 20), "t", text])
 
 
+@check("protocol/large-named-parse")
+def large_parse(t):
+    # The statement is renamed, so it is held until it is complete: in many reads, the first of which begins a transaction.
+    client = t.connect(t.tx({"default_pool_size": 1}))
+    for number in range(3):
+        text = "n" * (400_000 + number)
+        same(client.execute(f"SELECT length('{text}') + $1::int", [number], name=f"large{number}"),
+             [[str(len(text) + number)]])
+
+
 @check("protocol/many-columns-and-parameters")
 def many(t):
     client = t.connect(t.tx())

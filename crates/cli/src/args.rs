@@ -25,6 +25,8 @@ pub(crate) enum Command {
     #[command(display_name = "Underpass", override_usage = "underpass pooler [OPTIONS] <FILE>")]
     #[command(after_help = POOLER_EXAMPLES, after_long_help = POOLER_LONG_HELP)]
     Pooler(Pooler),
+    /// Says what the kernel lanes can do here, why not, and what they cost; exits with 0 if at least one works.
+    Check,
     /// Prints a completion script for a shell: underpass completions bash > /etc/bash_completion.d/underpass
     Completions {
         /// The shell.

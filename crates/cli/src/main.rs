@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod check;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
         if is_pgbouncer { Command::Pooler(AsPgBouncer::parse().pooler) } else { Cli::parse().command };
     let result = match command {
         Command::Pooler(pooler) => run(pooler),
+        Command::Check => Ok(check::run()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);

@@ -40,3 +40,50 @@ fn session_pooling_leaks_nothing() {
 fn statement_pooling_leaks_nothing() {
     check("statement", PoolMode::Statement);
 }
+
+/// Kernel lanes, with clients taken out of them at random moments. `pool` servers for 40 clients.
+fn check_lanes(same_host: &str, threads: u32, pool: &str) {
+    let server = Postgres::start().unwrap();
+    let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", pool);
+    let Some(ini) = ini.lanes(same_host, threads) else { return };
+    let mut pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_FLIP", "4")).unwrap();
+    let mut config = Config::for_port(pooler.port());
+    config.clients = 40;
+    config.transactions = 20_000;
+    config.silence = 20;
+    config.fault_every = 50;
+    config.require_faults = 5;
+    let report = run(&config).unwrap();
+    assert_eq!(report.exit_code(), 0, "{report}");
+    assert!(pooler.is_running());
+    let kernel = pooler.console("show kernel").unwrap().rows();
+    let figure = |name: &str, item: &str| -> u64 {
+        let found = kernel.iter().find(|row| row[1].as_deref() == Some(name) && row[2].as_deref() == Some(item));
+        found.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0)
+    };
+    println!(
+        "same_host = {same_host}, {threads} threads, {pool} servers: D {}, A {}, user {}; {} taken, {} given",
+        figure("D", "xacts"),
+        figure("A", "xacts"),
+        figure("user", "xacts"),
+        figure("all", "taken"),
+        figure("all", "given"),
+    );
+    let least = if pool == "60" { 10_000.min(config.transactions / 20) } else { 100 };
+    assert!(figure("all", "taken") >= least && figure("all", "given") >= least, "{kernel:?}");
+    if pool == "60" {
+        assert!(figure(if same_host == "off" { "D" } else { "A" }, "xacts") > 1000, "{kernel:?}");
+    }
+}
+
+#[test]
+fn lane_d_leaks_nothing() {
+    check_lanes("off", 2, "60");
+    check_lanes("off", 1, "5");
+}
+
+#[test]
+fn lane_a_leaks_nothing() {
+    check_lanes("server", 1, "60");
+    check_lanes("server", 2, "5");
+}

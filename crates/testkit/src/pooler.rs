@@ -6,6 +6,7 @@ use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -34,6 +35,14 @@ pub struct Ini {
     userlist: Vec<(String, String)>,
     hba: Option<String>,
     tail: String,
+    launch: Launch,
+}
+
+/// How the process is started.
+#[derive(Debug, Clone, Default)]
+struct Launch {
+    keeps_privileges: bool,
+    environment: Vec<(String, String)>,
 }
 
 impl Ini {
@@ -81,6 +90,25 @@ impl Ini {
     pub fn tail(mut self, text: &str) -> Self {
         self.tail.push_str(text);
         self.tail.push('\n');
+        self
+    }
+
+    /// Kernel lanes, required: the pooler starts with our own privileges and becomes the service user by itself. `same_host` is that key
+    /// of `[underpass]`: `server` for lane A, `off` for lane D. `None`, said on standard error, where we are not root.
+    pub fn lanes(mut self, same_host: &str, threads: u32) -> Option<Self> {
+        let Some(user) = service_user() else {
+            eprintln!("skipped: kernel lanes need root");
+            return None;
+        };
+        self.launch.keeps_privileges = true;
+        Some(self.set("user", &user.name).tail(&format!(
+            "[underpass]\nkernel_path = require\nsame_host = {same_host}\nthreads = {threads}"
+        )))
+    }
+
+    /// A variable of the process's environment.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.launch.environment.push((name.into(), value.into()));
         self
     }
 
@@ -247,7 +275,7 @@ pub trait Pooler: Send {
         if running.process.is_running() {
             return Ok(());
         }
-        running.process = spawn(kind, running.directory.path())?;
+        running.process = spawn(kind, running.directory.path(), &running.launch)?;
         running.wait_ready()
     }
 
@@ -271,6 +299,7 @@ pub struct Running {
     process: Process,
     port: Port,
     directory: TempDir,
+    launch: Launch,
 }
 
 impl Running {
@@ -278,8 +307,8 @@ impl Running {
         let directory = service_directory()?;
         let port = Port::reserve()?;
         ini.write(directory.path(), port.number())?;
-        let process = spawn(kind, directory.path())?;
-        Ok(Self { process, port, directory })
+        let process = spawn(kind, directory.path(), &ini.launch)?;
+        Ok(Self { process, port, directory, launch: ini.launch.clone() })
     }
 
     fn start(kind: PoolerKind, ini: &Ini) -> Result<Self> {
@@ -299,11 +328,15 @@ impl Running {
     }
 }
 
-fn spawn(kind: PoolerKind, directory: &Path) -> Result<Process> {
+fn spawn(kind: PoolerKind, directory: &Path, launch: &Launch) -> Result<Process> {
     let mut command = match kind {
         PoolerKind::PgBouncer => service_command(&pgbouncer_binary()?, directory),
         PoolerKind::Underpass => {
             let mut command = service_command(&reachable(&underpass_binary()?, directory)?, directory);
+            if launch.keeps_privileges {
+                command.uid(0).gid(0);
+            }
+            command.envs(launch.environment.iter().cloned());
             command.arg("pooler");
             command
         }

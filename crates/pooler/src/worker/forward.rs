@@ -93,7 +93,23 @@ impl Worker {
             }
             return;
         }
-        // Bytes are left over from before.
+        // Bytes are left over from before. A server is of no use for half a message: without more to read the client waits for the rest.
+        if !holds_message(&client.inbox) {
+            match client.transport.read_more(&mut client.inbox, SCRATCH_BYTES) {
+                Ok(outcome) if outcome.count == 0 => {
+                    return self.close_client(key, Farewell::quiet("client unexpected eof"));
+                }
+                Ok(outcome) => {
+                    client.readable = outcome.maybe_more;
+                    client.count_read(outcome.count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    client.readable = false;
+                    return;
+                }
+                Err(error) => return self.client_io_failed(key, &error),
+            }
+        }
         if client.inbox[0] == b'X' {
             return self.close_client(key, Farewell::quiet("client close request"));
         }
@@ -250,11 +266,13 @@ impl Worker {
             }
             _ => {}
         }
+        let is_cut = !client.inbox.is_empty();
         if event == FrontendEvent::Terminate {
             self.close_client(key, Farewell::quiet("client close request"));
             return Flow::Stop;
         }
-        if server.link.is_quiescent() {
+        // The rest of a message that is cut needs the server: giving it back now would only ask for it again, without an end.
+        if server.link.is_quiescent() && !is_cut {
             // Nothing that was said needs an answer (a lone Flush, say).
             self.transaction_over(server_key);
         }
@@ -562,6 +580,12 @@ impl Worker {
         }
         self.observed.parameters = changes;
     }
+}
+
+/// Whether `bytes` begin with a whole message.
+fn holds_message(bytes: &[u8]) -> bool {
+    let Some(&[_, a, b, c, d]) = bytes.first_chunk() else { return false };
+    bytes.len() as u64 > u64::from(u32::from_be_bytes([a, b, c, d]))
 }
 
 /// Where bytes of a client lie.

@@ -298,7 +298,8 @@ impl Worker {
             client.phase = Phase::Idle;
             client.query_at = None;
             client.transaction_at = None;
-            if client.readable || client.ended || !client.inbox.is_empty() {
+            // What is left in the inbox is half a message: its rest will be announced.
+            if client.readable || client.ended {
                 self.again.push(Again::Client(client_key));
             }
         }

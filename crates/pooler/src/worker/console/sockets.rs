@@ -192,9 +192,10 @@ pub(super) fn parked_facts(shared: &Shared, now: Instant) -> Vec<SocketFacts> {
     for pool in shared.pools() {
         let core = lock(&shared.core);
         let check_delay = core.limits(pool.id).check_delay;
-        for (_, server, idle_since) in core.parked(pool.id) {
+        for (_, server, idle_since, close_needed) in core.parked(pool.id) {
             let is_due = check_delay.is_some_and(|delay| now.saturating_duration_since(idle_since) > delay);
-            all.push(facts_of_server(server, if is_due { ServerState::Used } else { ServerState::Idle }));
+            let state = if is_due { ServerState::Used } else { ServerState::Idle };
+            all.push(SocketFacts { close_needed, ..facts_of_server(server, state) });
         }
     }
     all

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `underpass check`: what this kernel and this process may do.
+
+use std::process::ExitCode;
+
+use underpass_sockmap::Lane;
+use underpass_sockmap::selftest::{self, Report};
+
+/// Runs the self-test of the kernel lanes and prints it. Success if at least one lane works.
+pub fn run() -> ExitCode {
+    let report = selftest::run();
+    print!("{}", text(&report));
+    if report.works(Lane::D) || report.works(Lane::A) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn text(report: &Report) -> String {
+    let missing = report.privileges.missing();
+    let mut text = format!("kernel        {}\n", report.kernel);
+    text += &format!(
+        "capabilities  {}\n",
+        if missing.is_empty() { "complete".to_owned() } else { format!("missing {}", missing.join(", ")) }
+    );
+    for feature in &report.features {
+        let state = if feature.works { "works" } else { "fails" };
+        text += &format!("{:<12}  {state}", feature.name);
+        if let Some(cost) = feature.cost {
+            text += &format!(", {:.1} us a round trip", cost.as_secs_f64() * 1e6);
+        }
+        // The verifier's log has many lines; the first says what happened.
+        if let Some(why) = feature.why_not.lines().next() {
+            text += &format!(": {why}");
+        }
+        text.push('\n');
+    }
+    text += match (report.works(Lane::D), report.works(Lane::A)) {
+        (true, true) => "lanes         D for any server, A for servers on this host (same_host = server)\n",
+        (true, false) => "lanes         D for any server\n",
+        (false, true) => "lanes         A for servers on this host (same_host = server)\n",
+        (false, false) => "lanes         none: all traffic goes through user space\n",
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use underpass_sockmap::selftest::{Feature, Privileges};
+
+    use super::*;
+
+    #[test]
+    fn the_report_names_what_is_missing_and_why() {
+        let report = Report {
+            kernel: "6.1.0".into(),
+            privileges: Privileges { bpf: false, net_admin: true, perfmon: true, sys_ptrace: true },
+            features: vec![Feature {
+                name: "load programs",
+                works: false,
+                why_not: "not permitted\nmore".into(),
+                cost: None,
+            }],
+        };
+        let text = text(&report);
+        assert!(text.contains("missing CAP_BPF\n"), "{text}");
+        assert!(text.contains("load programs  fails: not permitted\n"), "{text}");
+        assert!(text.contains("none: all traffic"), "{text}");
+    }
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel lanes under the whole pooler. Each test runs with lane D and with lane A; without root they are skipped, and say so.
+
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+
+const LANES: [(&str, &str); 2] = [("D", "off"), ("A", "server")];
+
+fn each_lane(
+    ini: impl Fn(Ini) -> Ini,
+    test: impl Fn(&Postgres, &mut Underpass, &str) -> Result<()>,
+) -> Result<()> {
+    for (lane, same_host) in LANES {
+        let server = Postgres::start()?;
+        let base = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "4");
+        let Some(ini) = ini(base).lanes(same_host, 1) else { return Ok(()) };
+        let mut pooler = Underpass::start(&ini)?;
+        test(&server, &mut pooler, lane)?;
+        assert!(pooler.is_running(), "{}", pooler.log());
+    }
+    Ok(())
+}
+
+fn client(pooler: &Underpass) -> Result<Client> {
+    Client::connect(&pooler.options("postgres", "postgres"))
+}
+
+fn kernel(pooler: &Underpass, name: &str, item: &str) -> Result<u64> {
+    let rows = pooler.console("show kernel")?.rows();
+    let row = rows.iter().find(|row| row[1].as_deref() == Some(name) && row[2].as_deref() == Some(item));
+    Ok(row.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0))
+}
+
+fn value(client: &mut Client, sql: &str) -> Result<String> {
+    Ok(client.query(sql)?.ok()?.value().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn nearly_every_transaction_stays_in_the_kernel() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, lane| {
+            let mut a = client(pooler)?;
+            for i in 0..300 {
+                assert_eq!(value(&mut a, &format!("select {i}"))?, i.to_string());
+                assert_eq!(
+                    a.extended("select $1::int + 1", &[Some(&i.to_string())])?.ok()?.value(),
+                    Some(&*(i + 1).to_string())
+                );
+                let replies = a.exchange(&Batch::new().query("begin").query("select 2").query("commit"))?;
+                assert_eq!(replies.len(), 3);
+            }
+            let (carried, user) = (kernel(pooler, lane, "xacts")?, kernel(pooler, "user", "xacts")?);
+            println!("lane {lane}: {carried} of {} transactions", carried + user);
+            pooler.stop()?;
+            let log = pooler.log();
+            pooler.start_again()?;
+            assert!(
+                carried * 100 >= (carried + user) * 95,
+                "lane {lane}: {carried} of {}: {}",
+                carried + user,
+                log
+            );
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn errors_and_failed_transactions() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let mut a = client(pooler)?;
+            for _ in 0..3 {
+                assert!(a.query("select 1/0").is_err());
+                a.query("begin")?.ok()?;
+                assert!(a.query("select nonsense").is_err());
+                a.send(&Batch::new().query("select 1"))?;
+                assert_eq!(a.response()?.status(), Some(b'E'));
+                assert_eq!(a.query("rollback")?.ok()?.status(), Some(b'I'));
+                assert_eq!(value(&mut a, "select 7")?, "7");
+            }
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn copy_both_ways() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let mut a = client(pooler)?;
+            a.query("create table t (x int)")?.ok()?;
+            let rows: String = (0..20_000).map(|i| format!("{i}\n")).collect();
+            for _ in 0..3 {
+                a.send(&Batch::new().query("copy t from stdin"))?;
+                while a.recv()?.tag != b'G' {}
+                for chunk in rows.as_bytes().chunks(3000) {
+                    a.send(&Batch::new().copy_data(chunk))?;
+                }
+                a.send(&Batch::new().copy_done())?;
+                a.response()?.ok()?;
+            }
+            assert_eq!(
+                value(&mut a, "select count(*) || ' ' || sum(x) from t")?,
+                format!("60000 {}", 3 * 19_999u64 * 10_000)
+            );
+            a.query("copy t to stdout")?.ok()?;
+            assert_eq!(value(&mut a, "select 1")?, "1");
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn parameters_stay_with_their_client() -> Result<()> {
+    each_lane(
+        |ini| ini.set("default_pool_size", "1"),
+        |_, pooler, _| {
+            let (mut a, mut b) = (client(pooler)?, client(pooler)?);
+            a.query("set application_name = 'first'")?.ok()?;
+            a.query("set timezone = 'Asia/Tokyo'")?.ok()?;
+            for _ in 0..20 {
+                assert_eq!(
+                    value(
+                        &mut a,
+                        "select current_setting('application_name') || current_setting('timezone')"
+                    )?,
+                    "firstAsia/Tokyo"
+                );
+                assert_ne!(value(&mut b, "show timezone")?, "Asia/Tokyo");
+                assert_ne!(value(&mut b, "show application_name")?, "first");
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Drivers describe an unnamed statement in one batch and bind it in the next, which may find another server.
+#[test]
+fn an_unnamed_statement_may_be_bound_in_a_later_batch() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let (mut a, mut b) = (client(pooler)?, client(pooler)?);
+            value(&mut a, "select 1")?;
+            for _ in 0..5 {
+                a.exchange(&Batch::new().parse("", "select 42").describe_statement("").sync())?
+                    .pop()
+                    .map(|r| r.ok())
+                    .transpose()?;
+                b.extended("select 'other'", &[])?.ok()?;
+                let answer = a.exchange(&Batch::new().bind("", "", &[]).execute("", 0).sync())?.pop();
+                assert_eq!(answer.map(|r| r.ok()).transpose()?.as_ref().and_then(|r| r.value()), Some("42"));
+            }
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn a_client_killed_in_a_transaction_leaves_no_dirty_server() -> Result<()> {
+    each_lane(
+        |ini| ini.set("default_pool_size", "1"),
+        |_, pooler, _| {
+            value(&mut client(pooler)?, "create table t as select 1 as x")?;
+            for reset in [false, true] {
+                let mut a = client(pooler)?;
+                value(&mut a, "select 1")?;
+                a.query("begin")?.ok()?;
+                a.query("update t set x = 2")?.ok()?;
+                if reset {
+                    a.reset()?
+                } else {
+                    drop(a)
+                }
+                let mut b = client(pooler)?;
+                assert_eq!(value(&mut b, "select x from t")?, "1");
+                assert_eq!(b.query("select 1")?.status(), Some(b'I'));
+            }
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn a_cancel_request_hits_its_own_query() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let (mut a, mut b) = (client(pooler)?, client(pooler)?);
+            value(&mut a, "select 1")?;
+            value(&mut b, "select 1")?;
+            a.send(&Batch::new().query("select pg_sleep(20)"))?;
+            b.send(&Batch::new().query("select pg_sleep(1.5), 'b'"))?;
+            std::thread::sleep(Duration::from_millis(300));
+            let begun = Instant::now();
+            a.cancel()?;
+            assert!(a.response()?.ok().is_err());
+            assert!(begun.elapsed() < Duration::from_secs(10));
+            b.response()?.ok()?;
+            assert_eq!(value(&mut a, "select 5")?, "5");
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn timeouts_reach_clients_in_lanes() -> Result<()> {
+    let ini = |ini: Ini| {
+        ini.set("query_timeout", "1").set("idle_transaction_timeout", "1").set("client_idle_timeout", "3")
+    };
+    each_lane(ini, |_, pooler, _| {
+        for (sql, word) in
+            [("select pg_sleep(30)", "query"), ("begin", "idle transaction"), ("select 1", "idle")]
+        {
+            let mut a = client(pooler)?;
+            value(&mut a, "select 1")?;
+            let begun = Instant::now();
+            a.send(&Batch::new().query(sql))?;
+            let messages = a.until_closed()?;
+            let error =
+                messages.iter().filter_map(|message| message.error()).last().map(|error| error.message);
+            assert!(
+                error.as_ref().is_some_and(|error| error.replace('_', " ").contains(word)),
+                "{sql}: {error:?}"
+            );
+            assert!(begun.elapsed() < Duration::from_secs(10));
+        }
+        assert_eq!(value(&mut client(pooler)?, "select 3")?, "3");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_terminated_backend_ends_its_client_only() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |server, pooler, _| {
+            let (mut a, mut b) = (client(pooler)?, client(pooler)?);
+            a.query("begin")?.ok()?;
+            let pid = value(&mut a, "select pg_backend_pid()")?;
+            value(&mut b, "select 1")?;
+            server.sql(&format!("select pg_terminate_backend({pid})"))?;
+            let told = a.until_closed()?;
+            assert!(told.iter().filter_map(|message| message.error()).last().is_some());
+            for i in 0..20 {
+                assert_eq!(value(&mut b, &format!("select {i}"))?, i.to_string());
+            }
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn a_reader_that_stops_costs_bounded_memory_and_loses_nothing() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let mut a = client(pooler)?;
+            value(&mut a, "select 1")?;
+            let before = pooler.resident_kib()?;
+            a.send(&Batch::new().query("select repeat('x', 1000) from generate_series(1, 100000)"))?;
+            std::thread::sleep(Duration::from_secs(2));
+            let grown = pooler.resident_kib()?.saturating_sub(before);
+            assert!(grown < 4096, "{grown} KiB");
+            assert!(kernel(pooler, "responses", "queued")? < 2 << 20);
+            let answer = a.response()?.ok()?;
+            let rows = answer.rows();
+            assert_eq!(rows.len(), 100_000);
+            assert!(rows.iter().all(|row| row[0].as_deref().is_some_and(|text| text.len() == 1000)));
+            assert_eq!(value(&mut a, "select 1")?, "1");
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn a_killed_pooler_starts_again() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, lane| {
+            let mut a = client(pooler)?;
+            a.query("begin")?.ok()?;
+            pooler.kill()?;
+            assert!(a.query("select 1").is_err());
+            pooler.start_again()?;
+            let mut b = client(pooler)?;
+            for _ in 0..20 {
+                value(&mut b, "select 1")?;
+            }
+            assert!(kernel(pooler, lane, "xacts")? > 0);
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn pause_and_reconnect() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let mut a = client(pooler)?;
+            let first = value(&mut a, "select pg_backend_pid()")?;
+            value(&mut a, "select 1")?;
+            pooler.console("pause")?.ok()?;
+            a.send(&Batch::new().query("select 8"))?;
+            std::thread::sleep(Duration::from_millis(300));
+            pooler.console("resume")?.ok()?;
+            assert_eq!(a.response()?.ok()?.value(), Some("8"));
+            pooler.console("reconnect")?.ok()?;
+            assert_ne!(value(&mut a, "select pg_backend_pid()")?, first);
+            Ok(())
+        },
+    )
+}
+
+/// A head of five bytes in two segments: half of it must neither be lost nor keep the pooler busy.
+#[test]
+fn requests_come_in_pieces() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, _| {
+            let mut a = client(pooler)?;
+            let batch = Batch::new().query("select 6");
+            for cut in 1..batch.as_bytes().len() {
+                a.send_bytes(&batch.as_bytes()[..cut])?;
+                std::thread::sleep(Duration::from_millis(5));
+                a.send_bytes(&batch.as_bytes()[cut..])?;
+                assert_eq!(a.response()?.ok()?.value(), Some("6"), "cut at {cut}");
+            }
+            Ok(())
+        },
+    )
+}
