@@ -869,8 +869,10 @@ impl<S> Core<S> {
                 State::Tested => counts.tested += 1,
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
-                    let due =
-                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
+                    let due = pool
+                        .limits
+                        .check_delay
+                        .is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }
@@ -910,8 +912,10 @@ impl<S> Pool<S> {
         let (ordinal, server) = self.take_idle()?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
-        let check =
-            self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
+        let check = self
+            .limits
+            .check_delay
+            .is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
         let id = ServerId { pool, ordinal, generation: slot.generation };
         Some(Acquired::Granted { id, server, check })
     }

@@ -58,7 +58,8 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
     assert!(pooler.is_running());
     let kernel = pooler.console("show kernel").unwrap().rows();
     let figure = |name: &str, item: &str| -> u64 {
-        let found = kernel.iter().find(|row| row[1].as_deref() == Some(name) && row[2].as_deref() == Some(item));
+        let found =
+            kernel.iter().find(|row| row[1].as_deref() == Some(name) && row[2].as_deref() == Some(item));
         found.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0)
     };
     println!(
