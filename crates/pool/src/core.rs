@@ -888,10 +888,12 @@ impl<S> Core<S> {
     }
 
     /// The parked servers of a pool, for `SHOW SERVERS`.
-    pub fn parked(&self, pool: PoolId) -> impl Iterator<Item = (ServerId, &S, Instant)> {
+    ///
+    /// With each: since when it is idle, and whether it is obsolete. Obsolete ones are parked only while a lane has them linked.
+    pub fn parked(&self, pool: PoolId) -> impl Iterator<Item = (ServerId, &S, Instant, bool)> {
         self.pools[pool.0 as usize].slots.iter().enumerate().filter_map(move |(ordinal, slot)| {
             let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
-            slot.parked.as_ref().map(|server| (id, server, slot.idle_since))
+            slot.parked.as_ref().map(|server| (id, server, slot.idle_since, slot.close_needed))
         })
     }
 
