@@ -172,6 +172,14 @@ impl<S> Idle<S> {
     fn is_shared(&self) -> bool {
         matches!(self, Idle::Shared(_))
     }
+
+    /// Since when a server is idle that user space put in at `pushed`.
+    fn since(&self, ordinal: u32, pushed: Instant) -> Instant {
+        match self {
+            Idle::Own(_) => pushed,
+            Idle::Shared(shared) => shared.returned_at(ordinal).map_or(pushed, |at| at.max(pushed)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -791,7 +799,7 @@ impl<S> Core<S> {
         for ordinal in p.idle.ordinals() {
             let p = self.at(pool);
             let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
-            let idle_for = now.saturating_duration_since(slot.idle_since);
+            let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
             } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
@@ -869,10 +877,9 @@ impl<S> Core<S> {
                 State::Tested => counts.tested += 1,
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
-                    let due = pool
-                        .limits
-                        .check_delay
-                        .is_some_and(|d| now.saturating_duration_since(slot.idle_since) > d);
+                    let since = pool.idle.since(ordinal as u32, slot.idle_since);
+                    let due =
+                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }
@@ -912,10 +919,8 @@ impl<S> Pool<S> {
         let (ordinal, server) = self.take_idle()?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
-        let check = self
-            .limits
-            .check_delay
-            .is_some_and(|delay| now.saturating_duration_since(slot.idle_since) > delay);
+        let since = self.idle.since(ordinal, slot.idle_since);
+        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay);
         let id = ServerId { pool, ordinal, generation: slot.generation };
         Some(Acquired::Granted { id, server, check })
     }
@@ -931,6 +936,20 @@ impl<S> Pool<S> {
         Some(granted)
     }
 
+    /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.
+    fn set_aside_unchecked(&mut self, now: Instant) {
+        let (Idle::Shared(shared), Some(delay)) = (&mut self.idle, self.limits.check_delay) else { return };
+        for ordinal in shared.ordinals() {
+            let slot = &mut self.slots[ordinal as usize];
+            let since = shared.returned_at(ordinal).map_or(slot.idle_since, |at| at.max(slot.idle_since));
+            if now.saturating_duration_since(since) > delay {
+                if let Some(server) = &mut slot.parked {
+                    shared.set_aside(ordinal, server);
+                }
+            }
+        }
+    }
+
     fn take_idle(&mut self) -> Option<(u32, S)> {
         let from = if self.limits.round_robin { self.next_round } else { 0 };
         let ordinal = self.idle.pop_from(from)?;
@@ -940,7 +959,7 @@ impl<S> Pool<S> {
 
     fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
         loop {
-            let since = |&ordinal: &u32| self.slots[ordinal as usize].idle_since;
+            let since = |&ordinal: &u32| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
             let ordinal = self.idle.ordinals().into_iter().min_by_key(since)?;
             // A program may have taken it meanwhile; there are others.
             if self.idle.remove(ordinal) {

@@ -6,6 +6,7 @@
 //! bits from the same set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Ordinals held by one word.
 const WORD_BITS: usize = u64::BITS as usize;
@@ -27,6 +28,10 @@ pub trait SharedIdle<S>: Send + std::fmt::Debug {
     fn set_closed(&self, closed: bool);
     /// This one must not be put back by a program: its release comes to user space.
     fn retire(&self, ordinal: u32);
+    /// Keeps one that is in from programs: user space must look at it (`server_check_delay`) before its next use. It stays in.
+    fn set_aside(&mut self, ordinal: u32, server: &mut S);
+    /// When a program last returned it, if that was after user space did.
+    fn returned_at(&self, ordinal: u32) -> Option<Instant>;
     /// The connection in this place is gone.
     fn forget(&mut self, ordinal: u32);
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -125,7 +125,6 @@ impl Lanes {
             waiters: Cell::new(0),
             slots: Vec::new(),
             own: BTreeSet::new(),
-            activity: Vec::new(),
         };
         Some((LanePool { slot, pressure }, Box::new(idle)))
     }
@@ -423,6 +422,18 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         if let Some(slot) = self.slot(ordinal) {
             let _ = self.datapath.set_server_retire(slot, true);
         }
+    }
+
+    fn set_aside(&mut self, ordinal: u32, server: &mut Box<Server>) {
+        if self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false)) {
+            watch_server(server);
+            self.own.insert(ordinal);
+        }
+    }
+
+    fn returned_at(&self, ordinal: u32) -> Option<Instant> {
+        let at = self.datapath.server_active_ns(self.slot(ordinal)?).ok().filter(|&at| at > 0)?;
+        Instant::now().checked_sub(Duration::from_nanos(monotonic_ns().saturating_sub(at)))
     }
 
     fn forget(&mut self, ordinal: u32) {

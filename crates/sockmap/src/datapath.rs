@@ -405,7 +405,8 @@ impl Datapath {
         };
         s.peer(index).store(0, Ordering::SeqCst);
         s.dir(index).store(DIR_USER | base, Ordering::SeqCst);
-        for word in [s.fwd(index), s.passed(index), s.tx_expect(index), s.sk_addr(index)] {
+        for word in [s.fwd(index), s.passed(index), s.tx_expect(index), s.sk_addr(index), s.active_ns(index)]
+        {
             word.store(0, Ordering::Relaxed);
         }
         for word in [s.run_bytes(index), s.reason(index), s.runs_begin(index), s.runs_end(index)] {

@@ -108,6 +108,14 @@ impl Datapath {
         Ok(ordinals)
     }
 
+    /// When a program last forwarded a server's ReadyForQuery, in nanoseconds of CLOCK_MONOTONIC; 0: never.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_active_ns(&self, server: ServerSlot) -> Result<u64, Error> {
+        Ok(self.servers.active_ns(self.check_server(server)?).load(Relaxed))
+    }
+
     /// Response bytes that programs redirected and that are not in their clients' TCP send queues yet, over all clients.
     pub fn queued_bytes(&self) -> u64 {
         let queued = |c: u32| {

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 1
+#define LANES_ABI 2
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -102,7 +102,8 @@ struct server_slot {
 	__u32 runs_end;
 	__u32 in_use;		/* user */
 	__u64 sk_addr;		/* program (lane A): kernel address of the backend's socket */
-	__u64 pad[3];
+	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
+	__u64 pad[2];
 };
 
 /* A server of the pool: which slot, and whose parameters it carries. */

@@ -57,6 +57,8 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	}
 	if (scan->dirty)
 		__sync_fetch_and_or(&s->flags, SRV_DIRTY);
+	if (scan->rfq)
+		s->active_ns = now;
 	__sync_fetch_and_add(&c->tx_expect, len);
 	s->run_bytes += len;
 	for (int i = 0; i < CAS_TRIES; i++) {
