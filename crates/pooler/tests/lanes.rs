@@ -223,7 +223,7 @@ fn timeouts_reach_clients_in_lanes() -> Result<()> {
             a.send(&Batch::new().query(sql))?;
             let messages = a.until_closed()?;
             let error =
-                messages.iter().filter_map(|message| message.error()).last().map(|error| error.message);
+                messages.iter().filter_map(|message| message.error()).next_back().map(|error| error.message);
             assert!(
                 error.as_ref().is_some_and(|error| error.replace('_', " ").contains(word)),
                 "{sql}: {error:?}"
@@ -246,7 +246,7 @@ fn a_terminated_backend_ends_its_client_only() -> Result<()> {
             value(&mut b, "select 1")?;
             server.sql(&format!("select pg_terminate_backend({pid})"))?;
             let told = a.until_closed()?;
-            assert!(told.iter().filter_map(|message| message.error()).last().is_some());
+            assert!(told.iter().filter_map(|message| message.error()).next_back().is_some());
             for i in 0..20 {
                 assert_eq!(value(&mut b, &format!("select {i}"))?, i.to_string());
             }

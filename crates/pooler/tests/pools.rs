@@ -21,7 +21,7 @@ fn farewell(client: &mut Client) -> Result<String> {
     Ok(messages
         .iter()
         .filter_map(|message| message.error())
-        .last()
+        .next_back()
         .map_or_else(String::new, |error| error.message.clone()))
 }
 

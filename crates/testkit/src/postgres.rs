@@ -10,7 +10,8 @@ use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -246,8 +247,19 @@ impl Postgres {
         if self.process.is_running() {
             return Ok(());
         }
-        self.process = spawn(self.directory.path(), &self.data)?;
-        self.wait_ready()
+        let deadline = Instant::now() + STOP_LIMIT;
+        loop {
+            self.process = spawn(self.directory.path(), &self.data)?;
+            match self.wait_ready() {
+                // Backends of a killed server hold its memory for a moment, and the next one refuses to start until then.
+                Err(Error::Exited { log, .. })
+                    if log.contains("pre-existing shared memory block") && Instant::now() < deadline =>
+                {
+                    thread::sleep(Duration::from_millis(50));
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Stops and starts.
