@@ -4,6 +4,10 @@
 CARGO ?= cargo
 SOAK_TRANSACTIONS ?= 2000000
 FUZZ_SECONDS ?= 60
+# CI builds exactly what the lock file says; who adds a dependency gets it updated.
+LOCKED := $(if $(CI),--locked)
+# What `make bench` passes on; `make bench ARGS='run --help'` says what there is, QUICK=1 takes the short selection.
+ARGS ?= run $(if $(QUICK),--quick)
 
 .DEFAULT_GOAL := help
 .PHONY: help run build test test-soak test-drivers test-regress test-versions test-kernels test-compat lint fmt bench \
@@ -16,9 +20,9 @@ run: ## build, start a private PostgreSQL (or UPSTREAM=postgres://user:password@
 	@scripts/run.sh
 
 build: ## all programs, optimised
-	$(CARGO) build --release --workspace --bins
+	$(CARGO) build $(LOCKED) --release --workspace --bins
 
-test: ## every test that needs no network: unit, fixtures, short soak (some minutes)
+test: ## every cargo test: unit, fixtures with real servers, a short soak (some minutes)
 	@scripts/test.sh
 
 test-soak: ## the leak checker, 2,000,000 transactions (SOAK_TRANSACTIONS=...)
@@ -39,17 +43,18 @@ test-kernels: build ## the oldest supported kernel, in a virtual machine
 test-compat: build ## console and behaviour, compared with PgBouncer
 	tests/compat/run.sh
 
-lint: ## formatting, clippy, documentation, tidy
+lint: ## formatting, clippy, documentation, rules of the source tree
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
-	$(CARGO) test --quiet -p underpass-testkit --test tidy
+	$(CARGO) clippy $(LOCKED) --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps --quiet
+	$(CARGO) test $(LOCKED) --quiet -p underpass-testkit --test tidy
 
 fmt: ## format the code
 	$(CARGO) fmt --all
 
-bench: ## the benchmarks against PgBouncer and a direct connection
-	$(CARGO) run --release -p underpass-bench --
+bench: ## the benchmarks against PgBouncer and a direct connection (QUICK=1: some minutes)
+	$(CARGO) build $(LOCKED) --release --workspace --bins
+	$(or $(CARGO_TARGET_DIR),target)/release/underpass-bench $(ARGS)
 
 fuzz-smoke: ## every fuzz target for a short time (FUZZ_SECONDS=...)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

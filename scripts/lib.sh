@@ -4,6 +4,17 @@
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
+# Ends with what to do if there is no Rust compiler, or one older than Cargo.toml asks for.
+need_rust() {
+    local wanted have help
+    wanted=$(awk -F '"' '/^rust-version/ { print $2 }' Cargo.toml)
+    help="Rust $wanted or newer is needed and Debian's own is older: install it with rustup, https://rustup.rs
+  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- --default-toolchain stable"
+    command -v cargo >/dev/null || die "cargo not found. $help"
+    have=$(rustc --version | awk '{ print $2 }')
+    [ "$(printf '%s\n%s\n' "$wanted" "$have" | sort -V | head -n 1)" = "$wanted" ] || die "rustc is $have. $help"
+}
+
 # Directory of PostgreSQL's programs: PG_BIN, else the newest that Debian has installed.
 pg_bin() {
     if [ -n "${PG_BIN:-}" ]; then

@@ -7,15 +7,10 @@ cd "$(dirname "$0")/.."
 
 # --- what is needed
 scripts/install.sh run
-version=$(awk -F '"' '/^rust-version/ { print $2 }' Cargo.toml)
-rust_help="Rust $version or newer is needed and Debian's own is older: install it with rustup, https://rustup.rs
-  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- --default-toolchain stable"
-command -v cargo >/dev/null || die "cargo not found. $rust_help"
-have=$(rustc --version | awk '{ print $2 }')
-[ "$(printf '%s\n%s\n' "$version" "$have" | sort -V | head -n 1)" = "$version" ] || die "rustc is $have. $rust_help"
+need_rust
 
 say "building ..."
-cargo build --release --workspace --bins
+cargo build --release -p underpass
 target=${CARGO_TARGET_DIR:-target}
 binary=$(realpath "$target/release/underpass" 2>/dev/null) && [ -x "$binary" ] || die "the build made no underpass"
 
@@ -79,8 +74,10 @@ if [ -z "$password" ]; then
     sed -i "s/^\* = .*/& user=$user/" "$directory/pgbouncer.ini"
 fi
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory/pgbouncer.ini"
-binary=$(reachable "$binary" "$directory")
-(cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
+# Started by root it changes user itself, and keeps what the kernel lanes need.
+become=()
+[ "$(id -u)" -ne 0 ] || become=(-u "$(service_user)")
+(cd "$directory" && exec "$binary" pooler "${become[@]}" "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
 POOLER_PID=$!
 wait_port "$port" "$POOLER_PID" 30 || { cat "$directory/pooler.log" >&2; die "the pooler did not start"; }
 
@@ -89,6 +86,7 @@ cat <<TEXT
 underpass serves PostgreSQL on 127.0.0.1 port $port (transaction pooling)
   try      psql "host=127.0.0.1 port=$port user=$user dbname=$database"
   console  psql "host=127.0.0.1 port=$port user=admin dbname=pgbouncer" -c 'show pools'
+  kernel   psql "host=127.0.0.1 port=$port user=admin dbname=pgbouncer" -c 'show kernel'
   metrics  curl http://127.0.0.1:$metrics_port/metrics
   config   $directory/pgbouncer.ini
   log      $directory/pooler.log

@@ -9,8 +9,7 @@ cd "$(dirname "$0")/.."
 transactions=${1:-2000000}
 kind=${POOLER:-underpass}
 
-cargo build --release -p underpass-soak
-[ "$kind" != underpass ] || cargo build --release --workspace --bins
+cargo build --release -p underpass-soak -p underpass
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
 directory=$(mktemp -d /tmp/underpass-soak.XXXXXX)
 chmod 755 "$directory"

@@ -12,7 +12,7 @@ mount -t tmpfs shm /dev/shm
 mount -t bpf bpf /sys/fs/bpf 2>/dev/null
 ip link set lo up
 chmod 1777 /tmp
-chown -R postgres /work
+chown -R postgres /srv
 
 check() {
 	name=$1
@@ -24,13 +24,13 @@ through() { psql -XAtq -h 127.0.0.1 -p 6432 bench "$@"; }
 same() { [ "$1" = "$2" ] || { echo "got $1, expected $2"; return 1; }; }
 
 echo "@@note kernel $(uname -r)"
-check initdb as_postgres initdb -D /work/data -U postgres -A trust -N --locale=C
-check server as_postgres pg_ctl -D /work/data -w -t 120 -o "'-c fsync=off -c max_connections=30 -c shared_buffers=16MB -k /tmp'" -l /tmp/pg.log start
+check initdb as_postgres initdb -D /srv/data -U postgres -A trust -N --locale=C
+check server as_postgres pg_ctl -D /srv/data -w -t 120 -o "'-c fsync=off -c max_connections=30 -c shared_buffers=16MB -k /tmp'" -l /tmp/pg.log start
 if [ @KIND@ = underpass ]; then
 	check underpass-check /bin/pooler check
 	/bin/pooler check 2>&1 | while read -r line; do echo "@@note $line"; done
 fi
-as_postgres "@POOLER@ -q /work/pooler.ini" &
+as_postgres "@POOLER@ -q /srv/pooler.ini" &
 tries=0
 until psql -XAtq -h 127.0.0.1 -p 6432 pgbouncer -c 'SHOW VERSION' >/dev/null 2>&1 || [ $tries -ge 60 ]; do
 	tries=$((tries + 1))

@@ -66,7 +66,7 @@ class Image:
 
     def __init__(self, root):
         self.root = root
-        for directory in ("bin", "dev", "proc", "sys", "tmp", "etc", "run", "var/tmp", "work", "sys/fs/bpf"):
+        for directory in ("bin", "dev", "proc", "sys", "tmp", "etc", "run", "var/tmp", "srv", "sys/fs/bpf"):
             os.makedirs(os.path.join(root, directory), exist_ok=True)
 
     def write(self, name, text, mode=0o644):
@@ -116,11 +116,11 @@ def build(root, which):
         image.copy("/usr/share/zoneinfo/Etc/UTC")
     argv = pooler.command(which)
     image.copy(argv[0], "/bin/pooler")
-    image.write("etc/passwd", "root:x:0:0::/:/bin/sh\npostgres:x:100:100::/work:/bin/sh\n")
+    image.write("etc/passwd", "root:x:0:0::/:/bin/sh\npostgres:x:100:100::/srv:/bin/sh\n")
     image.write("etc/group", "root:x:0:\npostgres:x:100:\n")
     image.write("etc/hosts", "127.0.0.1 localhost\n")
     image.write("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
-    image.write("work/pooler.ini", "[databases]\nbench = host=127.0.0.1 port=5432 dbname=postgres\n[pgbouncer]\n"
+    image.write("srv/pooler.ini", "[databases]\nbench = host=127.0.0.1 port=5432 dbname=postgres\n[pgbouncer]\n"
                 "listen_addr = 127.0.0.1\nlisten_port = 6432\nunix_socket_dir = /tmp\nauth_type = any\n"
                 "admin_users = postgres\npool_mode = transaction\ndefault_pool_size = 4\nlogfile = /tmp/pooler.log\n"
                 "server_tls_sslmode = disable\n".replace("dbname=postgres", "dbname=postgres user=postgres"))

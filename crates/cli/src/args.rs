@@ -56,7 +56,7 @@ pub(crate) struct Pooler {
     /// Reads the configuration and the files it names, says what is wrong, and exits: 0 if the pooler would start.
     #[arg(long)]
     pub check: bool,
-    /// A file laid over FILE; the place of the section [underpass], which PgBouncer does not know. Can be given several times.
+    /// A file laid over FILE; the place of the section `[underpass]`, which PgBouncer does not know. Can be given several times.
     #[arg(long, value_name = "OVERLAY")]
     pub overlay: Vec<PathBuf>,
     /// PgBouncer's online restart, which does not exist here; the message names what does.

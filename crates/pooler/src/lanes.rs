@@ -35,6 +35,9 @@ pub(crate) const USER_INTEREST: EventFlags =
 /// pools stay in their lanes. Read once at start.
 const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
 
+/// The idle set of a pool whose servers the programs take too.
+type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
+
 /// The open lanes of the process.
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
@@ -110,10 +113,7 @@ impl Lanes {
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(
-        &self,
-        id: underpass_pool::PoolId,
-    ) -> Option<(LanePool, Box<dyn SharedIdle<Box<Server>>>)> {
+    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(LanePool, IdleSet)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         let now = Instant::now();

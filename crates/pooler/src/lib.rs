@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The pooler: PgBouncer's place between applications and PostgreSQL, on every core.
 //!
-//! Start reading at [`worker`]: the event loop that every thread runs. `worker/forward.rs` is the data path, `worker/lifecycle.rs` how
+//! Start reading at `worker/mod.rs`: the event loop that every thread runs. `worker/forward.rs` is the data path, `worker/lifecycle.rs` how
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
 mod client;

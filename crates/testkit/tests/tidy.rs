@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of the source tree that no compiler checks: arrows between layers, length of files, licence, leftovers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,6 +30,10 @@ const DEVELOPMENT: u32 = 5;
 
 /// Over this many lines a file states the reason in a comment that begins with the words `Long because`.
 const LINES_MAX: usize = 1000;
+
+/// Licences that allow a program made of them to be given away under Apache-2.0. Of `A OR B` one suffices.
+const LICENCES: [&str; 7] =
+    ["Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
 
 /// Extensions of the files that are written by hand and carry a licence.
 const SOURCES: [&str; 8] = ["rs", "c", "h", "sh", "py", "java", "go", "js"];
@@ -181,4 +185,86 @@ fn no_machine_is_named() {
         }
     }
     assert_none("paths of one machine", &wrong);
+}
+
+/// Words in back quotes.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn documents_name_what_exists() {
+    let makefile = fs::read_to_string(root().join("Makefile")).expect("Makefile");
+    let folders = ["crates/", "tests/", "fuzz/", "scripts/", "docs/", "bench/", "etc/"];
+    let mut wrong = Vec::new();
+    for (name, text) in files().iter().filter(|(name, _)| name.ends_with(".md")) {
+        let folder = root().join(name).parent().expect("a file is in a folder").to_owned();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            if !link.is_empty() && !link.contains(':') && !folder.join(link).exists() {
+                wrong.push(format!("{name}: no file {link}"));
+            }
+        }
+        for word in quoted(text) {
+            let is_path = folders.iter().any(|folder| word.starts_with(folder));
+            // A command that begins with a path, or a pattern, names no file.
+            if is_path && !word.contains([' ', '*', '{']) && !root().join(word).exists() {
+                wrong.push(format!("{name}: no file {word}"));
+            }
+            let target = word.strip_prefix("make ").and_then(|rest| rest.split(' ').next());
+            if target
+                .is_some_and(|target| !target.contains('.') && !makefile.contains(&format!("\n{target}: ")))
+            {
+                wrong.push(format!("{name}: no target for {word}"));
+            }
+        }
+    }
+    assert_none("documents that name what is not there", &wrong);
+}
+
+#[test]
+fn every_fuzz_target_is_built_and_has_a_corpus() {
+    let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("fuzz/Cargo.toml");
+    let mut wrong = Vec::new();
+    for entry in fs::read_dir(root().join("fuzz/fuzz_targets")).expect("fuzz/fuzz_targets") {
+        let path = entry.expect("entry").path();
+        let name = path.file_stem().expect("name").to_string_lossy().into_owned();
+        if !manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")) {
+            wrong.push(format!("{name}: not in fuzz/Cargo.toml"));
+        }
+        let inputs = fs::read_dir(root().join("fuzz/corpus").join(&name)).map_or(0, Iterator::count);
+        if inputs == 0 {
+            wrong.push(format!("{name}: no fuzz/corpus/{name}"));
+        }
+    }
+    assert_none("fuzz targets that are not whole", &wrong);
+}
+
+/// Whether an SPDX expression can be met with `LICENCES`. Old manifests write `A/B` for `A OR B`.
+fn is_free(expression: &str) -> bool {
+    let expression = expression.replace(['(', ')'], "").replace('/', " OR ");
+    let allowed = |name: &str| LICENCES.contains(&name.trim());
+    // Without brackets this is stricter than SPDX: each part of an AND needs one of its alternatives.
+    expression.split(" AND ").all(|part| part.split(" OR ").any(allowed))
+}
+
+#[test]
+fn dependencies_are_free_and_come_from_the_registry() {
+    let metadata = MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .other_options(["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(str::to_owned))
+        .exec()
+        .expect("cargo metadata; if Cargo.lock is not current, build once and commit it");
+    let used: BTreeSet<_> =
+        metadata.resolve.iter().flat_map(|resolve| &resolve.nodes).map(|node| &node.id).collect();
+    let mut wrong = Vec::new();
+    for package in metadata.packages.iter().filter(|package| used.contains(&package.id)) {
+        let licence = package.license.as_deref().unwrap_or("no licence");
+        if !is_free(licence) {
+            wrong.push(format!("{} {}: {licence}", package.name, package.version));
+        }
+        if package.source.as_ref().is_some_and(|source| !source.is_crates_io()) {
+            wrong.push(format!("{}: not from crates.io", package.name));
+        }
+    }
+    assert_none("dependencies whose licence or source is not allowed", &wrong);
 }

@@ -2,7 +2,7 @@
 //! The link tracker: follows the bytes of both directions between a client and a server.
 //!
 //! A [`Link`] belongs to a server connection and lives as long; clients come and go. It holds the responses that are outstanding, in
-//! order ([`Op`]), the transaction status, and where each direction stands inside a message. It decides what passes on unchanged, what is
+//! order (`Op`), the transaction status, and where each direction stands inside a message. It decides what passes on unchanged, what is
 //! renamed, injected or answered without the server, and when the server may go to another client ([`Link::is_quiescent`]).
 //!
 //! Rules of PostgreSQL that it relies on (manual, chapter 55 "Frontend/Backend Protocol"):
@@ -108,11 +108,13 @@ struct Op {
     statement: u64,
 }
 
+/// A change in a client's table: the name, what it stands for now, what it stood for.
+type Renamed = (Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>);
+
 /// What a Parse or Close did to the tables when it was sent, so that it can be undone if the server never carried it out.
 #[derive(Debug)]
 struct Effect {
-    /// Client's table: the name, what it stands for now, what it stood for.
-    client: Option<(Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>)>,
+    client: Option<Renamed>,
     /// Server's table: added (true) or removed.
     server: Option<(Arc<Statement>, bool)>,
 }

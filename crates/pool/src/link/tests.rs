@@ -76,7 +76,7 @@ fn ready(status: u8) -> Vec<u8> {
 fn a_simple_query_is_over_at_its_ready_for_query() {
     let mut b = Bench::new();
     let query = m(b'Q', b"select 1\0");
-    assert_eq!(b.client_sends(&[query.clone()]).0, query);
+    assert_eq!(b.client_sends(std::slice::from_ref(&query)).0, query);
     assert!(!b.link.is_quiescent());
     let answer = [m(b'T', b"\0\0"), m(b'D', b"\0\0"), m(b'C', b"SELECT 1\0")];
     assert_eq!(b.server_sends(&answer), answer.concat());

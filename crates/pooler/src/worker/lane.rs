@@ -192,7 +192,7 @@ impl Worker {
             self.flips =
                 self.flips.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let dice = (self.flips >> 33) as u32;
-            if dice % one_in != 0
+            if !dice.is_multiple_of(one_in)
                 || !matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane))
             {
                 continue;
