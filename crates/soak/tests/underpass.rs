@@ -46,10 +46,11 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
     let server = Postgres::start().unwrap();
     let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", pool);
     let Some(ini) = ini.lanes(same_host, threads) else { return };
-    let mut pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_FLIP", "4")).unwrap();
+    let mut pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_FLIP", "8")).unwrap();
     let mut config = Config::for_port(pooler.port());
     config.clients = 40;
-    config.transactions = 20_000;
+    let is_contended = pool == "5";
+    config.transactions = if is_contended { 20_000 } else { 80_000 };
     config.silence = 20;
     config.fault_every = 50;
     config.require_faults = 5;
@@ -70,9 +71,10 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
         figure("all", "taken"),
         figure("all", "given"),
     );
-    let least = if pool == "60" { 10_000.min(config.transactions / 20) } else { 100 };
+    // A contended pool grants by its queue: its clients are in their lanes for moments only.
+    let least = if is_contended { 100 } else { 10_000 };
     assert!(figure("all", "taken") >= least && figure("all", "given") >= least, "{kernel:?}");
-    if pool == "60" {
+    if !is_contended {
         assert!(figure(if same_host == "off" { "D" } else { "A" }, "xacts") > 1000, "{kernel:?}");
     }
 }
@@ -85,6 +87,6 @@ fn lane_d_leaks_nothing() {
 
 #[test]
 fn lane_a_leaks_nothing() {
-    check_lanes("server", 1, "60");
-    check_lanes("server", 2, "5");
+    check_lanes("server", 2, "60");
+    check_lanes("server", 1, "5");
 }
