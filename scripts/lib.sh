@@ -31,10 +31,14 @@ service_user() {
     else echo nobody; fi
 }
 
+# Undoes that a shell without job control starts background commands with these ignored, which their children inherit:
+# PgBouncer would never end.
+heed_signals=(env --default-signal=INT,QUIT)
+
 # Runs a command as that user; replaces the shell when called as `( as_service ... ) &`.
 as_service() {
-    if [ "$(id -u)" -ne 0 ]; then exec "$@"; fi
-    exec setpriv --reuid "$(service_user)" --regid "$(id -g "$(service_user)")" --clear-groups "$@"
+    if [ "$(id -u)" -ne 0 ]; then exec "${heed_signals[@]}" "$@"; fi
+    exec "${heed_signals[@]}" setpriv --reuid "$(service_user)" --regid "$(id -g "$(service_user)")" --clear-groups "$@"
 }
 
 # Whether somebody listens on a TCP port of 127.0.0.1.

@@ -3,6 +3,7 @@
 # `make test`: every cargo test. At the end stand the failed tests, what was skipped and why, and `N passed, N failed`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. scripts/lib.sh
 log=$(mktemp /tmp/underpass-test.XXXXXX)
 trap 'rm -f "$log"' EXIT
 
@@ -15,7 +16,7 @@ export UNDERPASS_BIN
 
 # Two at a time: the fixtures start servers, and more of them only wait for each other. Output is shown because the
 # reasons of skipped tests are in it.
-cargo test ${CI:+--locked} --workspace --no-fail-fast -- --test-threads "${TEST_THREADS:-2}" --show-output \
+"${heed_signals[@]}" cargo test ${CI:+--locked} --workspace --no-fail-fast -- --test-threads "${TEST_THREADS:-2}" --show-output \
     </dev/null 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 
