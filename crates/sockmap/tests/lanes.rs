@@ -92,23 +92,15 @@ fn a_pipeline_keeps_its_server_until_the_last_ready_for_query() {
 }
 
 #[test]
-fn an_extended_batch_without_sync_keeps_its_server() {
+fn an_extended_batch_without_sync_goes_up() {
     on_each_lane(&Config::default(), |rig| {
-        let (mut c, mut s) = (rig.client(), rig.server(0));
+        let (mut c, _s) = (rig.client(), rig.server(0));
         let flush = [query("simple"), extended("one"), message(b'H', b"")].concat();
         send(&mut c.app, &flush);
-        expect(&mut s.backend, &flush);
-        send(&mut s.backend, &answer(b"x", b'I'));
-        expect(&mut c.app, &answer(b"x", b'I'));
-        let info = rig.dp.client_info(c.slot).unwrap();
-        assert_eq!((info.server, info.link.pending, info.link.open), (Some(s.slot), 0, true));
-        send(&mut s.backend, &[message(b'1', b""), message(b'2', b""), row(b"1")].concat());
-        read_exact(&mut c.app, 10 + row(b"1").len());
-        send(&mut c.app, &message(b'S', b""));
-        expect(&mut s.backend, &message(b'S', b""));
-        send(&mut s.backend, &ready(b'I'));
-        expect(&mut c.app, &ready(b'I'));
-        rig.expect_released(&s);
+        rig.expect_up(&c, Reason::Batch);
+        let taken = rig.take(&c);
+        assert_eq!((taken.server, taken.link.pending), (None, 0), "nothing of the chunk was forwarded");
+        expect(&mut c.near, &flush);
     });
 }
 
@@ -326,11 +318,10 @@ fn waiters_and_closed_pools_stop_the_programs_from_taking() {
 }
 
 #[test]
-fn a_changed_parameter_a_notification_and_dropped_statements_make_the_server_dirty() {
+fn a_changed_parameter_and_dropped_statements_go_up_before_they_are_forwarded() {
     on_each_lane(&Config::default(), |rig| {
         for odd in [
             message(b'S', b"TimeZone\0UTC\0"),
-            message(b'A', b"\0\0\0\x01channel\0\0"),
             message(b'C', b"DISCARD ALL\0"),
             message(b'C', b"DEALLOCATE ALL\0"),
         ] {
@@ -339,14 +330,25 @@ fn a_changed_parameter_a_notification_and_dropped_statements_make_the_server_dir
             send(&mut c.app, &query("set"));
             expect(&mut s.backend, &query("set"));
             send(&mut s.backend, &a);
-            expect(&mut c.app, &a);
+            // User space reads it before anybody else hears of it.
             rig.expect_server_up(&s, Reason::Dirty);
             assert_eq!(rig.dp.claim_server(s.slot).unwrap(), Claim::Linked(c.slot));
             let taken = rig.take(&c);
-            assert!(taken.link.dirty && taken.link.is_idle());
+            assert_eq!((taken.server, taken.link.pending), (Some(s.slot), 1));
+            expect(&mut s.near, &a);
             rig.dp.unlink(c.slot).unwrap();
             rig.dp.free_server(s.slot).unwrap();
         }
+        // A notification belongs to whoever is linked.
+        let (mut c, mut s) = (rig.client(), rig.server(0));
+        let a = [message(b'A', b"\0\0\0\x01channel\0\0"), answer(b"x", b'I')].concat();
+        send(&mut c.app, &query("q"));
+        expect(&mut s.backend, &query("q"));
+        send(&mut s.backend, &a);
+        expect(&mut c.app, &a);
+        rig.expect_released(&s);
+        assert!(rig.dp.take_idle(s.slot).unwrap());
+        rig.dp.free_server(s.slot).unwrap();
         // DELETE with a count of the same length is nothing special.
         let (mut c, mut s) = (rig.client(), rig.server(0));
         let a = [message(b'C', b"DELETE 1234567\0"), ready(b'I')].concat();
@@ -403,7 +405,7 @@ fn messages_behind_the_last_ready_for_query_and_from_an_unlinked_server_go_up() 
         let (mut c, mut s) = (rig.client(), rig.server(0));
         send(&mut c.app, &query("q"));
         expect(&mut s.backend, &query("q"));
-        let a = [answer(b"x", b'I'), message(b'S', b"a\0b\0")].concat();
+        let a = [answer(b"x", b'I'), message(b'N', b"SWARNING\0\0")].concat();
         send(&mut s.backend, &a);
         rig.expect_server_up(&s, Reason::AfterRfq);
         let taken = rig.take(&c);
