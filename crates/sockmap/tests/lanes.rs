@@ -6,7 +6,7 @@ mod common;
 use std::io::Write;
 
 use common::ends::{on_each_lane, read_exact};
-use common::{answer, eventually, expect, expect_silence, extended, message, query, ready, row, send};
+use common::{answer, eventually, expect, expect_silence, extended, message, query, ready, send};
 use underpass_sockmap::{
     Claim, Config, Counter, Event, Give, LinkState, Reason, StreamState, TransactionStatus,
 };
