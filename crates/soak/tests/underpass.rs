@@ -50,7 +50,7 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
     let mut config = Config::for_port(pooler.port());
     config.clients = 40;
     let is_contended = pool == "5";
-    config.transactions = if is_contended { 20_000 } else { 80_000 };
+    config.transactions = if is_contended { 20_000 } else { 200_000 };
     config.silence = 20;
     config.fault_every = 50;
     config.require_faults = 5;
