@@ -29,9 +29,9 @@ keys! {
         /// backends) or `both` (backends and applications). Anything but `off` is for measurements only in this version: the same-host lane has
         /// a known fault, see docs/lanes.md.
         same_host: SameHost = Some("off"), Restart;
-        /// Most bytes of statement text kept for prepared statements in transaction and statement pooling, over all
-        /// clients; equal texts count once. A Parse beyond it is refused with SQLSTATE 53200. 0: no limit. \[bytes\]
-        max_prepared_statement_bytes: u64 = Some("268435456"), Reload;
+        /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
+        /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]
+        max_prepared_statement_bytes: u64 = Some("16777216"), Reload;
     }
 }
 

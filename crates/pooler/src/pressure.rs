@@ -8,6 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+// The three numbers are first guesses that no measurement has confirmed.
+
 /// Clients are counted that queued within so long.
 const WINDOW: Duration = Duration::from_millis(100);
 /// So many of them in a window are a contended pool. Fewer cost less than a change of sides.

@@ -156,7 +156,10 @@ impl Settings {
             rename_statements: mode != PoolMode::Session && self.config.max_prepared_statements > 0,
             statements_max: self.config.max_prepared_statements,
             message_max: self.config.max_packet_size,
-            statement_bytes_max: LinkOptions::default().statement_bytes_max,
+            statement_bytes_max: match self.config.underpass.max_prepared_statement_bytes {
+                0 => u32::MAX,
+                bytes => bytes.try_into().unwrap_or(u32::MAX),
+            },
             refuse_simple_query: self.config.disable_pqexec,
         }
     }
