@@ -21,12 +21,15 @@ typedef struct {
 
 struct sock_common {
 	atomic64_t skc_cookie; /* assigned at the first request for a cookie, never changed */
+	volatile unsigned char skc_state; /* TCP_ESTABLISHED, ... */
 } KERNEL_STRUCT;
 
 struct sock {
 	struct sock_common __sk_common;
 	int sk_wmem_queued; /* bytes of truesize in the send queue */
 	int sk_sndbuf;
+	int sk_err;	  /* pending error: the next call on the socket fails */
+	__u8 sk_shutdown; /* RCV_SHUTDOWN, SEND_SHUTDOWN */
 	void *sk_user_data; /* the psock, low bits are flags */
 } KERNEL_STRUCT;
 
@@ -41,6 +44,8 @@ struct inet_connection_sock {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 write_seq;   /* end of what was enqueued for sending */
+	__u32 copied_seq;  /* end of what the process has read */
+	__u32 rcv_nxt;	   /* end of what was received */
 	__u32 snd_una;	   /* end of what was acknowledged */
 	__u64 bytes_acked; /* grows by exactly what snd_una grows */
 } KERNEL_STRUCT;
@@ -52,6 +57,11 @@ struct sk_buff_head {
 struct sk_psock {
 	struct sk_buff_head ingress_skb; /* redirected to this socket, not yet taken by the worker */
 } KERNEL_STRUCT;
+
+/* include/net/tcp_states.h, include/net/sock.h */
+#define TCP_ESTABLISHED 1
+#define TCP_CLOSE_WAIT 8
+#define SEND_SHUTDOWN 2
 
 /* SK_USER_DATA_PTRMASK, include/net/sock.h */
 #define PSOCK_POINTER_MASK (~7ULL)

@@ -26,8 +26,7 @@ keys! {
         /// `require`: refuse to start where it does not pass.
         kernel_path: KernelPath = Some("off"), Restart;
         /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
-        /// backends) or `both` (backends and applications). Anything but `off` is for measurements only in this version: the same-host lane has
-        /// a known fault, see docs/lanes.md.
+        /// backends) or `both` (backends and applications).
         same_host: SameHost = Some("off"), Restart;
         /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
         /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]

@@ -67,11 +67,6 @@ impl Lanes {
         let report = selftest::run();
         let wants_local = config.underpass.same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
-        if local {
-            log::warn!(
-                "same_host: the same-host lane has a known fault (docs/lanes.md); use it for measurements only"
-            );
-        }
         let usable = report.works(Lane::D) || local;
         let opened = if usable {
             Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string())

@@ -81,7 +81,12 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
 
 #[test]
 fn lane_d_leaks_nothing() {
-    // Lane A is not here: it fails, see "Known fault" in docs/lanes.md, and is off by default until it passes.
     check_lanes("off", 2, "60");
     check_lanes("off", 1, "5");
+}
+
+#[test]
+fn lane_a_leaks_nothing() {
+    check_lanes("server", 2, "60");
+    check_lanes("server", 1, "5");
 }

@@ -5,6 +5,9 @@
 //! Needs root, PostgreSQL 15 in /usr/lib/postgresql/15/bin, pgbouncer, and a user `postgres`. CPU is the whole
 //! machine's busy time per transaction; the tax is that minus the direct connection's in the same round.
 
+#[path = "../tests/common/journal.rs"]
+#[allow(dead_code, reason = "the tests use it")]
+mod journal;
 #[path = "../tests/common/pooler.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod pooler;
@@ -194,6 +197,7 @@ fn start_lanes(server: u16, pool_size: u32, lane: LaneChoice, pinned: bool) -> R
         stop: Arc::clone(&stop),
         stats: Arc::clone(&stats),
         flip_one_in: 0,
+        journal: None,
     };
     let mut pooler = Pooler::new(options, listener)?;
     let thread = std::thread::spawn(move || pooler.run());

@@ -9,13 +9,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 
 use crate::attach;
 use crate::backend::backend_socket;
@@ -24,7 +24,9 @@ use crate::events::Ring;
 use crate::shared::{Array, POOL_ORDINALS_MAX};
 use crate::skel::{LanesSkel, LanesSkelBuilder, types};
 use crate::socket;
-use crate::words::{DIR_BYTES, DIR_USER, LINK_HELD, LINK_LINKED, SRV_LOCAL};
+use crate::words::{
+    DIR_BYTES, DIR_USER, LINK_HELD, LINK_LINKED, LOOK_BACKEND, LOOK_CLIENT, LOOK_SERVER, SRV_LOCAL,
+};
 
 /// How long a freed slot rests. A program runs for microseconds; being preempted in it costs milliseconds.
 const SLOT_REST: Duration = Duration::from_millis(100);
@@ -144,12 +146,20 @@ pub(crate) struct Side {
     pub(crate) fd: AtomicI32,
     /// Servers of lane A: position of the backend's stream minus bytes read from the server socket.
     pub(crate) base: AtomicU64,
+    /// Sequence number of what user space wrote, as programs see it (`tx_expect`), minus what
+    /// [`socket::bytes_enqueued`] tells of the descriptor; modulo 2^32.
+    pub(crate) seq_base: AtomicU32,
 }
 
 impl Side {
     fn table(len: u32) -> Vec<Self> {
         (0..len)
-            .map(|_| Self { generation: AtomicU32::new(0), fd: AtomicI32::new(-1), base: AtomicU64::new(0) })
+            .map(|_| Self {
+                generation: AtomicU32::new(0),
+                fd: AtomicI32::new(-1),
+                base: AtomicU64::new(0),
+                seq_base: AtomicU32::new(0),
+            })
             .collect()
     }
 }
@@ -315,8 +325,8 @@ impl Datapath {
 
     /// Registers a client after its login, with user space as the owner of its requests and no server.
     ///
-    /// The descriptor must stay open until [`Self::free_client`]. Bytes that were queued before are read as usual;
-    /// the count of [`Self::give_client`] starts here.
+    /// The descriptor must stay open until [`Self::free_client`], and nobody may write to it during the call. Bytes that were
+    /// queued before are read as usual; the count of [`Self::give_client`] starts here.
     ///
     /// # Errors
     /// [`Error::Full`]; [`Error::System`] when the kernel refuses the socket (not TCP, not established, a ULP on it).
@@ -360,7 +370,15 @@ impl Datapath {
         side.fd.store(fd.as_raw_fd(), Ordering::Release);
 
         let inserted = insert(&self.skel.maps.client_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
-            .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd));
+            .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd))
+            .and_then(|()| self.look(LOOK_CLIENT, index))
+            .and_then(|look| {
+                let base = look.write_seq.wrapping_sub(socket::bytes_enqueued(fd)? as u32);
+                side.seq_base.store(base, Ordering::Release);
+                c.tx_expect(index).store(look.write_seq.into(), Ordering::SeqCst);
+                c.sk_addr(index).store(look.sk_addr, Ordering::SeqCst);
+                Ok(())
+            });
         if let Err(e) = inserted {
             let _ = self.skel.maps.client_cookie.delete(&cookie.to_ne_bytes());
             c.in_use(index).store(0, Ordering::SeqCst);
@@ -374,7 +392,7 @@ impl Datapath {
     /// Registers a server connection after its login, with everything read that it sent, user space as the owner
     /// of its responses, not idle.
     ///
-    /// The descriptor must stay open until [`Self::free_server`]. `read_total` of other calls counts from here.
+    /// The descriptor must stay open until [`Self::free_server`], and nobody may write to it during the call. `read_total` of other calls counts from here.
     ///
     /// # Errors
     /// As [`Self::register_client`]; with [`LaneChoice::Local`] also when the backend's socket cannot be had.
@@ -389,9 +407,9 @@ impl Datapath {
         }
         let backend = match spec.lane {
             LaneChoice::Remote => None,
-            LaneChoice::Auto { backend_pid } => backend_socket(fd, backend_pid).ok(),
+            LaneChoice::Auto { backend_pid } => local_backend(fd, backend_pid).ok(),
             LaneChoice::Local { backend_pid } => {
-                Some(backend_socket(fd, backend_pid).map_err(Error::system("finding the backend's socket"))?)
+                Some(local_backend(fd, backend_pid).map_err(Error::system("finding the backend's socket"))?)
             }
         };
         let watched = backend.as_ref().map_or(fd, |b| b.as_fd());
@@ -433,6 +451,16 @@ impl Datapath {
             None => insert(&maps.server_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
                 .and_then(|()| insert_socket(&maps.server_socks, index, fd)),
         };
+        let map = if backend.is_some() { LOOK_BACKEND } else { LOOK_SERVER };
+        let inserted = inserted.and_then(|()| self.look(map, index)).and_then(|look| {
+            // All that was written is acknowledged (see local_backend), so it is in the backend's receive sequence.
+            let seq = if backend.is_some() { look.rcv_nxt } else { look.write_seq };
+            side.seq_base
+                .store(seq.wrapping_sub(socket::bytes_enqueued(fd)? as u32), Ordering::Release);
+            s.tx_expect(index).store(seq.into(), Ordering::SeqCst);
+            s.sk_addr(index).store(look.sk_addr, Ordering::SeqCst);
+            Ok(())
+        });
         if let Err(e) = inserted {
             let _ = maps.server_cookie.delete(&cookie.to_ne_bytes());
             s.in_use(index).store(0, Ordering::SeqCst);
@@ -444,6 +472,33 @@ impl Datapath {
         }
         let lane = if backend.is_some() { Lane::A } else { Lane::D };
         Ok((ServerSlot { index, generation: side.generation.load(Ordering::Acquire) }, lane))
+    }
+
+    /// What a socket map holds in a slot.
+    fn look(&self, map: u32, slot: u32) -> io::Result<Look> {
+        // struct look_packet.
+        let mut packet = [0u8; 48];
+        packet[16..20].copy_from_slice(&map.to_ne_bytes());
+        packet[20..24].copy_from_slice(&slot.to_ne_bytes());
+        let mut answer = packet;
+        let input = ProgramInput {
+            data_in: Some(&packet),
+            data_out: Some(&mut answer),
+            ..ProgramInput::default()
+        };
+        self.skel
+            .progs
+            .socket_look
+            .test_run(input)
+            .map_err(|e| io::Error::other(format!("looking a socket up: {e:#}")))?;
+        let word = |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
+        let mut address = [0u8; 8];
+        address.copy_from_slice(&answer[24..32]);
+        let look = Look { sk_addr: u64::from_ne_bytes(address), write_seq: word(32), rcv_nxt: word(40) };
+        if look.sk_addr == 0 {
+            return Err(io::Error::other("the socket left its map"));
+        }
+        Ok(look)
     }
 
     /// Frees a client's slot. Call it after [`Self::take`] and [`Self::unlink`], just before closing the socket.
@@ -508,6 +563,23 @@ impl Datapath {
     pub(crate) fn server_fd(&self, index: u32) -> RawFd {
         self.server_side[index as usize].fd.load(Ordering::Acquire)
     }
+}
+
+/// What programs see of a registered socket and system calls do not tell.
+struct Look {
+    sk_addr: u64,
+    write_seq: u32,
+    rcv_nxt: u32,
+}
+
+/// The backend's socket, if all that was ever written to the server is there. What is not acknowledged would make the
+/// two ends' counts differ for ever.
+fn local_backend(server: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Result<OwnedFd> {
+    let backend = backend_socket(server, pid_hint)?;
+    if !socket::all_acked(server)? {
+        return Err(io::Error::other("the server has not acknowledged all that it was sent"));
+    }
+    Ok(backend)
 }
 
 fn live(side: &[Side], index: u32, generation: u32, what: &'static str) -> Result<u32, Error> {

@@ -159,6 +159,11 @@ impl Datapath {
             if self.client_settled(c) && server.is_none_or(|s| self.server_settled(s)) {
                 let now = self.clients.link(c).load(SeqCst);
                 if server_of(now) == server {
+                    if server.is_some_and(|s| self.is_local(s)) {
+                        // The program is through, but the kernel puts the chunk into the backend's queue only after
+                        // that, still under the client's lock. From here on backend_drained sees it.
+                        socket::wait_for_lock(socket::borrow(self.client_fd(c)));
+                    }
                     return Ok(Some(self.taken(c, now)));
                 }
             }
@@ -355,19 +360,28 @@ impl Datapath {
 
     /// The kernel starts to write to the client: what user space wrote so far is the base of its count.
     fn rebase_client(&self, c: u32) -> Result<(), Error> {
-        let fd = socket::borrow(self.client_fd(c));
-        let enqueued = socket::bytes_enqueued(fd).map_err(Error::system("TCP_INFO of a client"))?;
-        self.clients.tx_expect(c).store(enqueued, SeqCst);
+        let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
+        self.clients.tx_expect(c).store(written.into(), SeqCst);
         Ok(())
     }
 
+    /// Likewise for a server. In lane A: what the backend must have read before a program may redirect requests to it.
     fn rebase_server(&self, s: u32) -> Result<(), Error> {
-        if !self.is_local(s) {
-            let fd = socket::borrow(self.server_fd(s));
-            let enqueued = socket::bytes_enqueued(fd).map_err(Error::system("TCP_INFO of a server"))?;
-            self.servers.tx_expect(s).store(enqueued, SeqCst);
-        }
+        let written = self.server_written(s).map_err(Error::system("TCP_INFO of a server"))?;
+        self.servers.tx_expect(s).store(written.into(), SeqCst);
         Ok(())
+    }
+
+    /// What is in the client's TCP send queue or beyond, as a sequence number.
+    pub(crate) fn client_written(&self, c: u32) -> std::io::Result<u32> {
+        let enqueued = socket::bytes_enqueued(socket::borrow(self.client_fd(c)))?;
+        Ok(self.client_side[c as usize].seq_base.load(Acquire).wrapping_add(enqueued as u32))
+    }
+
+    /// As [`Self::client_written`], of the pooler's socket to a server.
+    pub(crate) fn server_written(&self, s: u32) -> std::io::Result<u32> {
+        let enqueued = socket::bytes_enqueued(socket::borrow(self.server_fd(s)))?;
+        Ok(self.server_side[s as usize].seq_base.load(Acquire).wrapping_add(enqueued as u32))
     }
 
     /// Puts a clean server that user space owns into the idle set and gives its responses to the kernel.

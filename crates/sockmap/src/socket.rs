@@ -5,8 +5,14 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h, since 4.1; the layout only grows).
+/// Offsets in `struct tcp_info` (linux/tcp.h; the layout only grows): `tcpi_unacked` (segments), `tcpi_bytes_acked`
+/// (4.1), `tcpi_notsent_bytes` (4.6).
+const TCP_INFO_UNACKED: usize = 24;
 const TCP_INFO_BYTES_ACKED: usize = 120;
+const TCP_INFO_NOTSENT_BYTES: usize = 144;
+
+/// How often [`bytes_enqueued`] looks again when an acknowledgement came in between.
+const STEADY_TRIES: u32 = 64;
 
 /// Borrows the socket of a slot.
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
@@ -15,11 +21,15 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Bytes that were ever enqueued for sending on a TCP socket, up to a constant of the socket.
-///
-/// `tcpi_bytes_acked` grows by exactly what `snd_una` grows, and `SIOCOUTQ` is `write_seq - snd_una`. Read in this
-/// order the sum is never larger than the truth, so "equal to what was expected" cannot be concluded too early.
-pub(crate) fn bytes_enqueued(fd: BorrowedFd<'_>) -> io::Result<u64> {
+/// What TCP_INFO tells of one instant: the kernel fills it in under the socket's lock.
+struct SendQueue {
+    /// Bytes acknowledged since the connection began, up to a constant.
+    acked: u64,
+    /// Everything that was ever enqueued is acknowledged.
+    empty: bool,
+}
+
+fn send_queue(fd: BorrowedFd<'_>) -> io::Result<SendQueue> {
     let mut info = [0u8; 256];
     let mut len = info.len() as libc::socklen_t;
     // SAFETY: the buffer is as long as len says; the kernel writes at most that and updates len.
@@ -35,21 +45,54 @@ pub(crate) fn bytes_enqueued(fd: BorrowedFd<'_>) -> io::Result<u64> {
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
-    let end = TCP_INFO_BYTES_ACKED + 8;
-    if (len as usize) < end {
-        return Err(io::Error::other("this kernel's tcp_info has no bytes_acked"));
+    if (len as usize) < TCP_INFO_NOTSENT_BYTES + 4 {
+        return Err(io::Error::other("this kernel's tcp_info has no notsent_bytes"));
     }
-    let mut word = [0u8; 8];
-    word.copy_from_slice(&info[TCP_INFO_BYTES_ACKED..end]);
-    let acked = u64::from_ne_bytes(word);
+    let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    let mut acked = [0u8; 8];
+    acked.copy_from_slice(&info[TCP_INFO_BYTES_ACKED..TCP_INFO_BYTES_ACKED + 8]);
+    Ok(SendQueue {
+        acked: u64::from_ne_bytes(acked),
+        empty: word(TCP_INFO_UNACKED) == 0 && word(TCP_INFO_NOTSENT_BYTES) == 0,
+    })
+}
 
-    let mut queued: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (= TIOCOUTQ) writes one int.
-    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
-    if rc != 0 {
-        return Err(io::Error::last_os_error());
+/// Bytes that were ever enqueued for sending on a TCP socket, up to a constant of the socket.
+///
+/// `tcpi_bytes_acked` grows by exactly what `snd_una` grows, and `SIOCOUTQ` is `write_seq - snd_una`, but no call tells
+/// both: their sum is taken only if no acknowledgement came in between. Too small a sum would let user space write
+/// before a redirected answer, too large a one would make a program believe that a send was lost.
+pub(crate) fn bytes_enqueued(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut before = send_queue(fd)?;
+    for _ in 0..STEADY_TRIES {
+        if before.empty {
+            return Ok(before.acked);
+        }
+        let mut queued: libc::c_int = 0;
+        // SAFETY: SIOCOUTQ (= TIOCOUTQ) writes one int.
+        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+        if rc != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let after = send_queue(fd)?;
+        if after.acked == before.acked {
+            return Ok(before.acked.wrapping_add(queued as u64));
+        }
+        before = after;
     }
-    Ok(acked.wrapping_add(queued as u64))
+    Err(io::Error::other("acknowledgements come too fast to measure the send queue"))
+}
+
+/// Whether the peer has received, and acknowledged, all that was ever enqueued.
+pub(crate) fn all_acked(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(send_queue(fd)?.empty)
+}
+
+/// Waits until whoever holds the socket's lock at this moment has released it: the kernel's receive path, and with it a
+/// verdict program and what the kernel does with its verdict.
+pub(crate) fn wait_for_lock(fd: BorrowedFd<'_>) {
+    // TCP_INFO takes the lock. An error means that there is no connection any more, thus nobody to wait for.
+    let _ = send_queue(fd);
 }
 
 /// Makes the kernel run the verdict on bytes that were queued before the socket entered its map: the program sees

@@ -11,7 +11,6 @@ use crate::handover::{LinkState, server_of};
 use crate::names::{Counter, Reason};
 use crate::shared::POOL_ORDINALS_MAX;
 use crate::skel::types;
-use crate::socket;
 use crate::words::{DIR_USER, PEER_LINKED};
 
 /// A client as the kernel sees it: for SHOW, timeouts and statistics. Each word is current, together they are not a
@@ -120,14 +119,13 @@ impl Datapath {
     pub fn queued_bytes(&self) -> u64 {
         let queued = |c: u32| {
             let slot = self.client_slot(c);
-            let fd = self.client_fd(c);
-            let expected = self.clients.tx_expect(c).load(SeqCst);
-            if self.clients.in_use(c).load(SeqCst) == 0 || fd < 0 || expected == 0 {
+            if self.clients.in_use(c).load(SeqCst) == 0 || self.client_fd(c) < 0 {
                 return 0;
             }
-            let enqueued = socket::bytes_enqueued(socket::borrow(fd)).unwrap_or(expected);
+            let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
+            let missing = self.client_written(c).map_or(0, |written| missing(expected, written));
             // The descriptor was the slot's for the whole look, or the figure is somebody else's.
-            if self.check_client(slot).is_err() { 0 } else { expected.saturating_sub(enqueued) }
+            if self.check_client(slot).is_err() { 0 } else { missing.into() }
         };
         (0..self.client_side.len() as u32).map(queued).sum()
     }
@@ -148,9 +146,9 @@ impl Datapath {
     /// [`Error::Stale`]; [`Error::System`] when the socket cannot be asked.
     pub fn client_drained(&self, client: ClientSlot) -> Result<bool, Error> {
         let c = self.check_client(client)?;
-        let expected = self.clients.tx_expect(c).load(SeqCst);
-        let enqueued = socket::bytes_enqueued(socket::borrow(self.client_fd(c)));
-        Ok(enqueued.map_err(Error::system("TCP_INFO of a client"))? >= expected)
+        let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
+        let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
+        Ok(missing(expected, written) == 0)
     }
 
     /// Is everything that was redirected towards the server written, or readable by the backend (lane A)? User space
@@ -163,16 +161,13 @@ impl Datapath {
         if self.is_local(s) {
             return self.backend_drained(s);
         }
-        let expected = self.servers.tx_expect(s).load(SeqCst);
-        let enqueued = socket::bytes_enqueued(socket::borrow(self.server_fd(s)));
-        Ok(enqueued.map_err(Error::system("TCP_INFO of a server"))? >= expected)
+        let expected = self.servers.tx_expect(s).load(SeqCst) as u32;
+        let written = self.server_written(s).map_err(Error::system("TCP_INFO of a server"))?;
+        Ok(missing(expected, written) == 0)
     }
 
     fn backend_drained(&self, s: u32) -> Result<bool, Error> {
         let sk_addr = self.servers.sk_addr(s).load(SeqCst);
-        if sk_addr == 0 {
-            return Ok(true); // nothing was ever redirected into it
-        }
         let cookie = self.servers.cookie(s).load(Relaxed);
         // struct backend_queue_args: sk_addr, cookie, queued, pad.
         let mut args = [0u8; size_of::<types::backend_queue_args>()];
@@ -222,6 +217,7 @@ impl Datapath {
             ("response_skb", crate::attach::cost(&progs.response_skb)),
             ("response_msg", crate::attach::cost(&progs.response_msg)),
             ("backend_queue", crate::attach::cost(&progs.backend_queue)),
+            ("socket_look", crate::attach::cost(&progs.socket_look)),
         ]
         .into_iter()
         .map(|(name, (verified_instructions, runs, run_ns))| ProgramCost {
@@ -232,4 +228,10 @@ impl Datapath {
         })
         .collect()
     }
+}
+
+/// How many bytes a sequence number lacks of what is expected; 0 if it is there or beyond.
+fn missing(expected: u32, written: u32) -> u32 {
+    let missing = expected.wrapping_sub(written);
+    if missing > i32::MAX as u32 { 0 } else { missing }
 }

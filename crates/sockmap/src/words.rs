@@ -28,6 +28,11 @@ pub(crate) const CLI_BATCH: u32 = 2;
 
 pub(crate) const POOL_CLOSED: u32 = 1;
 
+/// `enum look_map`.
+pub(crate) const LOOK_CLIENT: u32 = 1;
+pub(crate) const LOOK_SERVER: u32 = 2;
+pub(crate) const LOOK_BACKEND: u32 = 3;
+
 #[cfg(test)]
 mod tests {
     /// Every constant above has its `#define` with the same value.

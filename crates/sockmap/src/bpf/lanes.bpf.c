@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The lane programs: request_skb and response_skb (lane D), response_msg (lane A), backend_queue (a gauge).
+ * The lane programs: request_skb and response_skb (lane D), response_msg (lane A); backend_queue and socket_look are
+ * gauges for user space.
  *
  * Invariants:
  * - A chunk is either forwarded whole or passed to user space whole, and counted in exactly one of the two.
@@ -102,8 +103,10 @@ static long idle_step(__u32 i, void *context)
 	s = bpf_map_lookup_elem(&servers, &index);
 	if (!s || !s->in_use || s->pool != f->pool_index)
 		return 0;
-	/* Back with it: user space is just about to take it, and looks for it in the set. */
-	if (s->fingerprint != f->client->fingerprint || s->flags & (SRV_RETIRE | SRV_DIRTY)) {
+	/* Back with it: user space is just about to take it, and looks for it in the set. A backend that is not caught up
+	 * has CopyData of a failed COPY to read and to ignore. */
+	if (s->fingerprint != f->client->fingerprint || s->flags & (SRV_RETIRE | SRV_DIRTY) ||
+	    (s->flags & SRV_LOCAL && !backend_caught_up(s))) {
 		push_idle(s);
 		return 0;
 	}
@@ -140,7 +143,7 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 	if (*(volatile __u32 *)&find.pool->waiters)
 		return REASON_WAITERS;
 	/* Responses of an earlier link must all be in the socket, or another server's could overtake them. */
-	if (*(volatile __u64 *)&c->tx_expect != bytes_enqueued(tp))
+	if (seq_missing(&c->tx_expect, &tp->write_seq))
 		return REASON_BEHIND;
 	take_idle(&find);
 	if (!find.server)
@@ -217,11 +220,13 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	wanted = (scan.open || !wire_boundary(&scan.w) ? LINK_OPEN : 0) | (scan.extended ? LINK_EXTENDED : 0);
 	c->active_ns = bpf_ktime_get_ns();
 	if (scan.linked) {
+		server = link_server(old);
+		s = bpf_map_lookup_elem(&servers, &server);
+		if (s && s->flags & SRV_LOCAL && !backend_caught_up(s))
+			return REASON_BEHIND;
 		reason = extend_link(c, &scan, old, wanted);
 		if (reason)
 			return reason;
-		server = link_server(old);
-		s = bpf_map_lookup_elem(&servers, &server);
 	} else {
 		if (!wire_boundary(&c->req) || old & LINK_HELD)
 			return REASON_HELD;
@@ -234,14 +239,6 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 		goto no_target;
 
 	if (s->flags & SRV_LOCAL) {
-		if (!s->sk_addr) {
-			struct bpf_sock *sk = bpf_map_lookup_elem(&backend_socks, &server);
-
-			if (!sk)
-				goto no_target;
-			s->sk_addr = (__u64)(unsigned long)bpf_skc_to_tcp_sock(sk);
-			bpf_sk_release(sk);
-		}
 		if (bpf_sk_redirect_map(skb, &backend_socks, server, BPF_F_INGRESS) != SK_PASS)
 			goto no_target;
 		count_counter(COUNTER_REQUESTS_A);
@@ -292,8 +289,6 @@ int request_skb(struct __sk_buff *skb)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		goto unknown;
-	if (c->sk_addr != (__u64)(unsigned long)tp)
-		c->sk_addr = (__u64)(unsigned long)tp;
 
 	before = __sync_fetch_and_add(&c->req_dir, skb->len);
 	if (!(before & DIR_USER)) {
@@ -332,7 +327,7 @@ static __always_inline __u32 queue_reason(struct server_slot *s, struct client_s
 {
 	struct bpf_sock *sk;
 	struct tcp_sock *tp;
-	__s64 queued = 0;
+	__s32 queued = 0;
 
 	if (response_run_bytes_max && s->run_bytes + (__u64)len > response_run_bytes_max)
 		return REASON_RESPONSE_RUN;
@@ -343,9 +338,9 @@ static __always_inline __u32 queue_reason(struct server_slot *s, struct client_s
 		return REASON_TARGET;
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (tp)
-		queued = *(volatile __u64 *)&c->tx_expect - bytes_enqueued(tp);
+		queued = seq_missing(&c->tx_expect, &tp->write_seq);
 	bpf_sk_release(sk);
-	return queued > (__s64)response_queue_bytes_max ? REASON_RESPONSE_QUEUE : REASON_NONE;
+	return queued > 0 && (__u32)queued > response_queue_bytes_max ? REASON_RESPONSE_QUEUE : REASON_NONE;
 }
 
 static __always_inline __u32 forward_response(struct __sk_buff *skb, struct server_slot *s, __u32 server,
@@ -419,35 +414,45 @@ unknown:
 	return SK_PASS;
 }
 
-/* Lane A: the direction goes to user space; end is the position behind this send on the TCP stream. */
-static __always_inline void backend_passes(struct server_slot *s, __u64 end)
+/* Lane A: the direction goes to user space; end is the position behind this send on the TCP stream. True if the kernel
+ * had it. */
+static __always_inline int backend_passes(struct server_slot *s, __u64 end)
 {
-	for (int i = 0; i < CAS_TRIES; i++) {
-		__u64 old = *(volatile __u64 *)&s->dir;
+	__u64 old = 0;
 
+	for (int i = 0; i < CAS_TRIES; i++) {
+		old = *(volatile __u64 *)&s->dir;
 		if (__sync_bool_compare_and_swap(&s->dir, old, DIR_USER | (end & DIR_BYTES)))
 			break;
 	}
 	count_counter(COUNTER_PASSED_SERVER);
+	return !(old & DIR_USER);
 }
 
-/* Is there room for the whole send in the client's send buffer? Else a retry would run this program twice. */
+/*
+ * May a send of this size go into the client's socket? With too little room a retry would run this program twice. A
+ * client that is gone would fail the send, and the backend would end for it when it may be another client's already.
+ */
 static __always_inline __u32 room_reason(struct client_slot *c, __u32 size)
 {
-	struct tcp_sock *tp;
+	struct tcp_sock *tp = socket_at(c->sk_addr, c->cookie);
 	struct sock *sk;
-	__s64 ahead;
+	__s32 missing;
+	__u8 state;
 
-	if (!bpf_rdonly_cast || !c->sk_addr)
+	if (!bpf_rdonly_cast)
 		return REASON_ROOM;
-	tp = bpf_rdonly_cast((void *)(unsigned long)c->sk_addr, bpf_core_type_id_kernel(struct tcp_sock));
-	sk = &tp->inet_conn.icsk_inet.sk;
-	if ((__u64)sk->__sk_common.skc_cookie.counter != c->cookie)
+	if (!tp)
 		return REASON_TARGET;
-	ahead = *(volatile __u64 *)&c->tx_expect - bytes_enqueued(tp);
-	if (ahead > 0)
+	sk = &tp->inet_conn.icsk_inet.sk;
+	state = sk->__sk_common.skc_state;
+	if ((state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT) || sk->sk_err ||
+	    sk->sk_shutdown & SEND_SHUTDOWN)
+		return REASON_TARGET;
+	missing = seq_missing(&c->tx_expect, &tp->write_seq);
+	if (missing > 0)
 		return REASON_PARTIAL_SEND;
-	if (ahead < 0)
+	if (missing < 0)
 		return REASON_BEHIND;
 	/* Twice: truesize of small fragments; slack: one page fragment and the next skb's head. */
 	if (sk->sk_sndbuf - sk->sk_wmem_queued < (int)(2 * size + 16384))
@@ -493,7 +498,7 @@ int response_msg(struct sk_msg_md *msg)
 {
 	struct bpf_sock *sk = msg->sk;
 	struct response_commit done = {};
-	__u32 *found, index, reason, client = 0;
+	__u32 *found, index, reason, begun, client = 0;
 	struct server_slot *s;
 	struct tcp_sock *tp;
 	int verdict = SK_PASS;
@@ -510,10 +515,16 @@ int response_msg(struct sk_msg_md *msg)
 	if (!s || !tp)
 		goto unknown;
 
-	*(volatile __u32 *)&s->runs_begin += 1;
-	end = bytes_enqueued(tp) + msg->size;
+	/* Atomic for its fence: user space sets DIR_USER, then reads this; one of the two sees the other. */
+	begun = __sync_fetch_and_add(&s->runs_begin, 1);
+	barrier_var(begun);
+	end = bytes_enqueued(tp) + msg->size; /* sendmsg() holds the lock */
 	if (*(volatile __u64 *)&s->dir & DIR_USER) {
-		backend_passes(s, end);
+		/* User space may just be giving the direction back: then it must hear of this. */
+		if (backend_passes(s, end)) {
+			drop_from_idle(s);
+			server_up(s, index, REASON_NO_CLIENT);
+		}
 		goto out;
 	}
 	reason = forward_send(msg, s, index, &done, &client);
@@ -561,15 +572,51 @@ int backend_queue(struct backend_queue_args *args)
 	struct sock *sk;
 
 	args->queued = ~0u;
-	if (!bpf_rdonly_cast || !args->sk_addr)
+	tp = socket_at(args->sk_addr, args->cookie);
+	if (!tp)
 		return 0;
-	tp = bpf_rdonly_cast((void *)(unsigned long)args->sk_addr, bpf_core_type_id_kernel(struct tcp_sock));
 	sk = &tp->inet_conn.icsk_inet.sk;
-	if ((__u64)sk->__sk_common.skc_cookie.counter != args->cookie)
-		return 0;
 	psock = bpf_rdonly_cast((void *)((unsigned long)sk->sk_user_data & PSOCK_POINTER_MASK),
 				bpf_core_type_id_kernel(struct sk_psock));
 	args->queued = psock->ingress_skb.qlen;
+	return 0;
+}
+
+#define LOOK_INTO(socks, packet)                                                                  \
+	do {                                                                                      \
+		struct bpf_sock *look_sk = bpf_map_lookup_elem(&(socks), &(packet).slot);         \
+		struct tcp_sock *look_tp;                                                         \
+		if (!look_sk)                                                                     \
+			break;                                                                    \
+		look_tp = bpf_skc_to_tcp_sock(look_sk);                                           \
+		if (look_tp) {                                                                    \
+			(packet).sk_addr = (__u64)(unsigned long)look_tp;                         \
+			(packet).write_seq = look_tp->write_seq;                                  \
+			(packet).copied_seq = look_tp->copied_seq;                                \
+			(packet).rcv_nxt = look_tp->rcv_nxt;                                      \
+		}                                                                                 \
+		bpf_sk_release(look_sk);                                                          \
+	} while (0)
+
+/*
+ * Called by BPF_PROG_RUN when a socket is registered: its address and its sequence numbers, which system calls do not
+ * tell. A classifier, because that kind may look into a socket map and release what it found; never attached.
+ */
+SEC("tc")
+int socket_look(struct __sk_buff *skb)
+{
+	struct look_packet packet = {};
+
+	if (bpf_skb_load_bytes(skb, 0, &packet, sizeof(packet)))
+		return 0;
+	packet.sk_addr = 0;
+	if (packet.map == LOOK_CLIENT)
+		LOOK_INTO(client_socks, packet);
+	else if (packet.map == LOOK_SERVER)
+		LOOK_INTO(server_socks, packet);
+	else if (packet.map == LOOK_BACKEND)
+		LOOK_INTO(backend_socks, packet);
+	bpf_skb_store_bytes(skb, 0, &packet, sizeof(packet), 0);
 	return 0;
 }
 

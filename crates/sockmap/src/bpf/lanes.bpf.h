@@ -188,15 +188,41 @@ static __always_inline __u32 link_server(__u64 link)
 	return (link & LINK_SERVER_MASK) >> LINK_SERVER_SHIFT;
 }
 
-/* Bytes that were ever enqueued for sending, up to a constant. The order of the reads makes a torn view
- * too large, never too small: tcp_snd_una_update() raises bytes_acked before snd_una. */
+/* Bytes that were ever enqueued for sending, up to a constant. Only for a socket whose lock the caller's context
+ * holds: acknowledgements change snd_una and bytes_acked one after the other. */
 static __always_inline __u64 bytes_enqueued(struct tcp_sock *tp)
 {
-	__u32 una = *(volatile __u32 *)&tp->snd_una;
-	__u64 acked = *(volatile __u64 *)&tp->bytes_acked;
-	__u32 end = *(volatile __u32 *)&tp->write_seq;
+	return tp->bytes_acked + (__u32)(tp->write_seq - tp->snd_una);
+}
 
-	return acked + (__u32)(end - una);
+/* How far a sequence number is behind what is expected of it; one load of it, so never a torn view. */
+static __always_inline __s32 seq_missing(const __u64 *expect, const __u32 *seq)
+{
+	return (__s32)((__u32)*(const volatile __u64 *)expect - *(const volatile __u32 *)seq);
+}
+
+/* The socket at an address that user space has looked up, if it still is the one with this cookie. */
+static __always_inline struct tcp_sock *socket_at(__u64 address, __u64 cookie)
+{
+	struct tcp_sock *tp;
+
+	if (!bpf_rdonly_cast || !address)
+		return NULL;
+	tp = bpf_rdonly_cast((void *)(unsigned long)address, bpf_core_type_id_kernel(struct tcp_sock));
+	if ((__u64)tp->inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter != cookie)
+		return NULL;
+	return tp;
+}
+
+/*
+ * Lane A: has the backend read all that user space wrote to it? tcp_bpf_recvmsg() serves redirected bytes before those
+ * of the TCP receive queue, so until then a redirected request would overtake one that was written before it.
+ */
+static __always_inline int backend_caught_up(struct server_slot *s)
+{
+	struct tcp_sock *tp = socket_at(s->sk_addr, s->cookie);
+
+	return tp && !seq_missing(&s->tx_expect, &tp->copied_seq);
 }
 
 /* Returns a server to the idle set of its pool. The caller owns it and has cleared its peer. */

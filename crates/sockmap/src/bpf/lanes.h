@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 2
+#define LANES_ABI 3
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -57,11 +57,11 @@
 
 struct client_slot {
 	__u64 link;	  /* both, CAS */
-	__u64 tx_expect;  /* both: what the socket's enqueued bytes reach when all redirects are written */
+	__u64 tx_expect;  /* both, low 32 bits: what the socket's write_seq reaches when all redirects are written */
 	__u64 req_dir;	  /* both: direction word of the requests */
 	__u64 req_fwd;	  /* program: request bytes forwarded */
 	__u64 req_passed; /* program: request bytes passed to user space */
-	__u64 sk_addr;	  /* program: kernel address of the client's socket, for the room check */
+	__u64 sk_addr;	  /* user: kernel address of the client's socket, for the room check */
 	__u64 cookie;	  /* user */
 	__u32 pool;	  /* user */
 	__u32 fingerprint; /* user: of the client's parameters */
@@ -88,7 +88,9 @@ struct server_slot {
 	__u64 dir;	 /* both: direction word of the responses */
 	__u64 fwd;	 /* program: response bytes forwarded */
 	__u64 passed;	 /* program: response bytes passed to user space */
-	__u64 tx_expect; /* both: as in client_slot, for the pooler's socket to the server */
+	/* Both, low 32 bits. Lane D: as in client_slot, for the pooler's socket to the server. Lane A: what the backend's
+	 * copied_seq reaches when it has read all that user space wrote to it. */
+	__u64 tx_expect;
 	__u64 cookie;	 /* user: of the socket whose program finds this slot */
 	__u32 pool;	 /* user */
 	__u32 ordinal;	 /* user: bit in the pool's idle set */
@@ -101,7 +103,7 @@ struct server_slot {
 	__u32 runs_begin;	/* program (lane A): started; equal to runs_end when none is running */
 	__u32 runs_end;
 	__u32 in_use;		/* user */
-	__u64 sk_addr;		/* program (lane A): kernel address of the backend's socket */
+	__u64 sk_addr;		/* user (lane A): kernel address of the backend's socket */
 	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
 	__u64 pad[2];
 };
@@ -127,6 +129,21 @@ struct lane_control {
 	__u64 events_lost; /* program: the ring buffer was full; user space scans the slots */
 };
 
+/* Which map socket_look looks into. */
+enum look_map { LOOK_CLIENT = 1, LOOK_SERVER = 2, LOOK_BACKEND = 3 };
+
+/* The packet that socket_look is run on, by BPF_PROG_RUN: question and answer. */
+struct look_packet {
+	__u8 ethernet[16]; /* zero: where a packet has its Ethernet header */
+	__u32 map;	   /* enum look_map */
+	__u32 slot;
+	__u64 sk_addr;	   /* kernel address of the socket in that slot; 0: there is none */
+	__u32 write_seq;
+	__u32 copied_seq;
+	__u32 rcv_nxt;
+	__u32 pad;
+};
+
 enum lane_event_kind {
 	EVENT_CLIENT_UP = 1, /* slot: client. Read it: user space owns its requests */
 	EVENT_SERVER_UP = 2, /* slot: server. User space owns its responses */
@@ -149,7 +166,7 @@ struct lane_event {
 	X(WAITERS, "waiters", "Clients are queued: user space grants servers in their order.")               \
 	X(NO_SERVER, "no_server", "No idle server with the client's parameters.")                             \
 	X(LINK_RACE, "link_race", "The link word kept changing under the program.")                           \
-	X(BEHIND, "behind", "Earlier responses are still queued ahead of the client's socket.")              \
+	X(BEHIND, "behind", "Earlier bytes are not where the next ones may not overtake them: responses outside of the client's socket, requests that the backend has not read (lane A).") \
 	X(TYPE, "type", "A message type that a lane does not forward.")                                       \
 	X(LENGTH, "length", "A message length below 4 or above the limit.")                                   \
 	X(SPLIT, "split", "A request's head is split between two chunks.")                                    \
@@ -212,5 +229,6 @@ _Static_assert(sizeof(struct client_slot) == 192, "client_slot is three cache li
 _Static_assert(sizeof(struct server_slot) == 128, "server_slot is two cache lines");
 _Static_assert(sizeof(struct pool_slot) == 128 + 8 * POOL_ORDINALS_MAX, "pool_slot");
 _Static_assert(sizeof(struct lane_event) == 16, "lane_event");
+_Static_assert(sizeof(struct look_packet) == 48, "look_packet");
 
 #endif /* LANES_H */

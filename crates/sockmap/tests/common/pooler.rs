@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::journal::Journal;
 use rustix::event::{Timespec, epoll};
 use underpass_sockmap::{
     Claim, ClientSlot, Datapath, Event, Give, Lane, LaneChoice, LinkState, PoolSlot, ServerSlot, ServerSpec,
@@ -40,6 +41,8 @@ pub struct Options {
     pub stats: Arc<Stats>,
     /// One in so many loop turns takes a random client; 0: never.
     pub flip_one_in: u32,
+    /// Where each hand-over is noted, for tests that must tell which one broke a stream.
+    pub journal: Option<Arc<Journal>>,
 }
 
 /// What it did.
@@ -91,6 +94,7 @@ impl Framer {
 
 struct Client {
     socket: TcpStream,
+    port: u16,
     slot: ClientSlot,
     read: u64,
     /// Read, not yet forwarded.
@@ -110,6 +114,10 @@ struct Client {
 
 struct Server {
     socket: TcpStream,
+    /// Of the backend's end: what its peer is bound to.
+    port: u16,
+    /// Bytes that user space ever wrote to it.
+    written: u64,
     slot: ServerSlot,
     ordinal: u32,
     read: u64,
@@ -175,6 +183,15 @@ impl Pooler {
         Ok(pooler)
     }
 
+    /// Notes an event of a client, with its server's port, when there is a journal.
+    fn note(&self, id: u64, event: impl FnOnce() -> String) {
+        let (Some(journal), Some(c)) = (&self.o.journal, self.clients.get(&id)) else { return };
+        let server = c.server.and_then(|sid| self.servers.get(&sid)).map_or(0, |s| s.port);
+        let forwarded = self.o.datapath.client_info(c.slot).map_or(0, |i| i.stats.request_bytes);
+        let offsets = format!("requests {forwarded}+{}", c.read);
+        journal.note(c.port, format!("[server :{server}, {offsets}] {}", event()));
+    }
+
     fn watch(&self, fd: BorrowedFd<'_>, id: u64, flags: epoll::EventFlags) {
         epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(id), flags).unwrap();
     }
@@ -198,6 +215,8 @@ impl Pooler {
         self.next_id += 1;
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(id), kernel_interest())?;
         let server = Server {
+            port: socket.local_addr()?.port(),
+            written: 0,
             socket,
             slot,
             ordinal,
@@ -224,6 +243,7 @@ impl Pooler {
         self.next_id += 1;
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(id), user_interest())?;
         let client = Client {
+            port: socket.peer_addr().map_or(0, |a| a.port()),
             socket,
             slot,
             read: 0,
@@ -389,6 +409,7 @@ impl Pooler {
                 s.responses.state = taken.response;
                 self.watch(self.servers[&sid].socket.as_fd(), sid, user_interest());
             }
+            self.note(id, || format!("take: {taken:?}"));
         }
         if !self.clients[&id].user {
             return;
@@ -448,9 +469,13 @@ impl Pooler {
             }
             c.pending.clear();
         }
+        let (waiting, before) = (s.drained, s.out.len());
         if s.drained && flush(&mut s.socket, &mut s.out).is_err() {
             s.eof = true;
         }
+        let written = before - s.out.len();
+        s.written += written as u64;
+        let mut read = 0;
         loop {
             if c.out.len() >= BUFFER_MAX {
                 break;
@@ -462,6 +487,7 @@ impl Pooler {
                 }
                 Ok(n) => {
                     s.read += n as u64;
+                    read += n;
                     let link = &mut c.link;
                     s.responses.feed(&self.scratch[..n], |kind, status| match kind {
                         b'Z' => {
@@ -485,9 +511,20 @@ impl Pooler {
                 }
             }
         }
+        let to_client = c.out.len();
         if c.drained && flush(&mut c.socket, &mut c.out).is_err() {
             c.eof = true;
         }
+        let to_client = to_client - c.out.len();
+        if before + read + to_client > 0 {
+            let event = format!(
+                "by user space: {written} of {before} to the server (drained {waiting}), {read} read, {to_client} to the client (drained {}), {:?}",
+                c.drained, c.link
+            );
+            self.note(id, || event);
+        }
+        let c = self.clients.get_mut(&id).unwrap();
+        let s = self.servers.get_mut(&sid).unwrap();
         let quiet = c.pending.is_empty() && c.out.is_empty() && s.out.is_empty();
         let idle = quiet && c.drained && s.drained && c.link.is_idle() && s.responses.state.is_boundary();
         if c.eof || s.eof && c.out.is_empty() && c.drained {
@@ -537,6 +574,7 @@ impl Pooler {
         }
         self.watch(c.socket.as_fd(), id, kernel_interest());
         let outcome = self.o.datapath.give_client(c.slot, c.read).unwrap();
+        self.note(id, || format!("give_client: {outcome:?}"));
         let c = self.clients.get_mut(&id).unwrap();
         match outcome {
             Give::Done => {
@@ -641,9 +679,16 @@ impl Pooler {
         s.drained = dp.server_drained(s.slot).unwrap();
         s.out = std::mem::take(&mut c.pending);
         c.requests = framer;
-        if given == Give::Done && s.drained && flush(&mut s.socket, &mut s.out).is_ok() && s.out.is_empty() {
+        let whole = given == Give::Done
+            && s.drained
+            && flush(&mut s.socket, &mut s.out).is_ok()
+            && s.out.is_empty();
+        let left = s.out.len();
+        self.note(id, || format!("grant: give_server {given:?}, {left} bytes unwritten, {link:?}"));
+        if whole {
             return self.give(id);
         }
+        let c = self.clients.get_mut(&id).unwrap();
         c.user = false;
         c.untaken = true;
         self.retry.push(id);
