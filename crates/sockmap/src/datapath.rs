@@ -144,7 +144,8 @@ pub struct ServerSpec {
 pub(crate) struct Side {
     pub(crate) generation: AtomicU32,
     pub(crate) fd: AtomicI32,
-    /// Servers of lane A: position of the backend's stream minus bytes read from the server socket.
+    /// Servers of lane A: position of the backend's stream minus bytes read from the server socket. Clients: the promise
+    /// of `give_client_before`, or 0.
     pub(crate) base: AtomicU64,
     /// Sequence number of what user space wrote, as programs see it (`tx_expect`), minus what
     /// [`socket::bytes_enqueued`] tells of the descriptor; modulo 2^32.
@@ -368,6 +369,7 @@ impl Datapath {
         c.fingerprint(index).store(fingerprint, Ordering::Relaxed);
         c.in_use(index).store(1, Ordering::SeqCst);
         side.fd.store(fd.as_raw_fd(), Ordering::Release);
+        side.base.store(0, Ordering::Release);
 
         let inserted = insert(&self.skel.maps.client_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
             .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd))

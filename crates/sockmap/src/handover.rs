@@ -22,6 +22,10 @@ use crate::words::{
 /// How often a take looks again for a program that is just running before it asks to be called later.
 const SETTLE_SPINS: u32 = 200;
 
+/// In [`crate::datapath::Side::base`] of a client: it was given before its last response was written; with the
+/// generation of its link word at that time.
+const PROMISED: u64 = 1 << 63;
+
 /// Transaction status of the last ReadyForQuery.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TransactionStatus {
@@ -164,6 +168,12 @@ impl Datapath {
                         // that, still under the client's lock. From here on backend_drained sees it.
                         socket::wait_for_lock(socket::borrow(self.client_fd(c)));
                     }
+                    // A promise of give_client_before that nobody has linked on: perhaps it was not kept, and nothing
+                    // but user space's own bytes is missing.
+                    let promise = self.client_side[c as usize].base.swap(0, SeqCst);
+                    if promise == PROMISED | now >> LINK_GEN_SHIFT {
+                        self.rebase_client(c, 0)?;
+                    }
                     return Ok(Some(self.taken(c, now)));
                 }
             }
@@ -290,6 +300,21 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`]; [`Error::System`] when the socket cannot be asked.
     pub fn give_client(&self, client: ClientSlot, read_total: u64) -> Result<Give, Error> {
+        self.give_client_before(client, read_total, 0)
+    }
+
+    /// As [`Self::give_client`], for an unlinked client to which user space is about to write `unwritten` bytes, the rest of its
+    /// last response. A request that comes before they are in the socket goes to user space ([`Reason::Behind`]), one that answers them
+    /// is the kernel's. If they do not all go into the socket, [`Self::take`] the client back; nothing was forwarded then.
+    ///
+    /// # Errors
+    /// As [`Self::give_client`].
+    pub fn give_client_before(
+        &self,
+        client: ClientSlot,
+        read_total: u64,
+        unwritten: u64,
+    ) -> Result<Give, Error> {
         let c = self.check_client(client)?;
         let link = self.clients.link(c).load(SeqCst);
         let seen = self.clients.req_dir(c).load(SeqCst) & DIR_BYTES;
@@ -301,7 +326,11 @@ impl Datapath {
             return Ok(Give::Unread { passed_total: passed });
         }
         match server_of(link) {
-            None => self.rebase_client(c)?,
+            None => {
+                self.rebase_client(c, unwritten)?;
+                let promise = if unwritten == 0 { 0 } else { PROMISED | link >> LINK_GEN_SHIFT };
+                self.client_side[c as usize].base.store(promise, SeqCst);
+            }
             Some(_) if link & LINK_PINNED == 0 && LinkState::from_word(link).is_idle() => {
                 return Ok(Give::Ended);
             }
@@ -333,7 +362,7 @@ impl Datapath {
         if peer & PEER_LINKED == 0 {
             return Err(Error::State("give_server: not linked"));
         }
-        self.rebase_client(peer as u32)?;
+        self.rebase_client(peer as u32, 0)?;
         self.give_responses(s, read_total, state)
     }
 
@@ -358,10 +387,10 @@ impl Datapath {
         }
     }
 
-    /// The kernel starts to write to the client: what user space wrote so far is the base of its count.
-    fn rebase_client(&self, c: u32) -> Result<(), Error> {
+    /// The kernel starts to write to the client: what user space wrote so far, and will have written, is the base of its count.
+    fn rebase_client(&self, c: u32, unwritten: u64) -> Result<(), Error> {
         let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
-        self.clients.tx_expect(c).store(written.into(), SeqCst);
+        self.clients.tx_expect(c).store(written.wrapping_add(unwritten as u32).into(), SeqCst);
         Ok(())
     }
 
