@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel lanes under the whole pooler. Each test runs with lane D and with lane A; without root they are skipped, and say so.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Signal, Underpass};
 
 const LANES: [(&str, &str); 2] = [("D", "off"), ("A", "server")];
 
@@ -296,6 +298,67 @@ fn a_killed_pooler_starts_again() -> Result<()> {
                 value(&mut b, "select 1")?;
             }
             assert!(kernel(pooler, lane, "xacts")? > 0);
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn a_pooler_stopped_and_killed_under_load_tells_nobody_anything_wrong() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |server, pooler, lane| {
+            let rounds: Arc<Vec<AtomicU64>> = Arc::new((0..4).map(|_| AtomicU64::new(0)).collect());
+            let threads: Vec<_> = (0..4)
+                .map(|owner: usize| {
+                    let (options, rounds) = (pooler.options("postgres", "postgres"), Arc::clone(&rounds));
+                    std::thread::spawn(move || -> Result<()> {
+                        let mut client = Client::connect(&options)?;
+                        loop {
+                            let round = rounds[owner].fetch_add(1, Ordering::Relaxed) + 1;
+                            let wanted = format!("{owner} {round}");
+                            // Until the connection ends: what comes is ours, whole and in order.
+                            let begun = client.query("begin")?;
+                            assert_eq!(begun.status(), Some(b'T'));
+                            assert_eq!(client.query(&format!("select '{wanted}'"))?.value(), Some(&*wanted));
+                            assert_eq!(client.query("commit")?.status(), Some(b'I'));
+                        }
+                    })
+                })
+                .collect();
+            let all_beyond = |least: &[u64]| {
+                let start = Instant::now();
+                while rounds.iter().zip(least).any(|(now, least)| now.load(Ordering::Relaxed) < *least) {
+                    assert!(start.elapsed() < Duration::from_secs(20), "clients stand still: {rounds:?}");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            };
+            all_beyond(&[50; 4]);
+            for _ in 0..5 {
+                pooler.signal(Signal::SIGSTOP)?;
+                std::thread::sleep(Duration::from_millis(100));
+                pooler.signal(Signal::SIGCONT)?;
+                let now: Vec<u64> = rounds.iter().map(|r| r.load(Ordering::Relaxed) + 20).collect();
+                all_beyond(&now);
+            }
+            println!("lane {lane}: {} transactions in it", kernel(pooler, lane, "xacts")?);
+            pooler.kill()?;
+            for thread in threads {
+                assert!(
+                    thread.join().expect("no client hears anything wrong").is_err(),
+                    "its pooler is gone"
+                );
+            }
+            // The servers' transactions are over, too: nothing stays behind the dead pooler.
+            let start = Instant::now();
+            let mut direct = Client::connect(&server.options("postgres", "postgres"))?;
+            let others = "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
+            while value(&mut direct, others)? != "0" {
+                assert!(start.elapsed() < Duration::from_secs(20), "backends of the dead pooler live on");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            pooler.start_again()?;
+            assert_eq!(value(&mut client(pooler)?, "select 1")?, "1");
             Ok(())
         },
     )

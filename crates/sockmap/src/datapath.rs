@@ -457,8 +457,7 @@ impl Datapath {
         let inserted = inserted.and_then(|()| self.look(map, index)).and_then(|look| {
             // All that was written is acknowledged (see local_backend), so it is in the backend's receive sequence.
             let seq = if backend.is_some() { look.rcv_nxt } else { look.write_seq };
-            side.seq_base
-                .store(seq.wrapping_sub(socket::bytes_enqueued(fd)? as u32), Ordering::Release);
+            side.seq_base.store(seq.wrapping_sub(socket::bytes_enqueued(fd)? as u32), Ordering::Release);
             s.tx_expect(index).store(seq.into(), Ordering::SeqCst);
             s.sk_addr(index).store(look.sk_addr, Ordering::SeqCst);
             Ok(())
@@ -483,17 +482,15 @@ impl Datapath {
         packet[16..20].copy_from_slice(&map.to_ne_bytes());
         packet[20..24].copy_from_slice(&slot.to_ne_bytes());
         let mut answer = packet;
-        let input = ProgramInput {
-            data_in: Some(&packet),
-            data_out: Some(&mut answer),
-            ..ProgramInput::default()
-        };
+        let input =
+            ProgramInput { data_in: Some(&packet), data_out: Some(&mut answer), ..ProgramInput::default() };
         self.skel
             .progs
             .socket_look
             .test_run(input)
             .map_err(|e| io::Error::other(format!("looking a socket up: {e:#}")))?;
-        let word = |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
+        let word =
+            |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
         let mut address = [0u8; 8];
         address.copy_from_slice(&answer[24..32]);
         let look = Look { sk_addr: u64::from_ne_bytes(address), write_seq: word(32), rcv_nxt: word(40) };

@@ -103,10 +103,15 @@ fn backend(mut socket: TcpStream, world: &World, seed: u64) -> String {
             eprintln!("client {owner} in a transaction of {owner_in_transaction:?}");
             violations.fetch_add(1, Ordering::Relaxed);
         }
-        world.journal.note(port, format!("backend got {:?} of client {owner}, number {number}", char::from(kind)));
+        world
+            .journal
+            .note(port, format!("backend got {:?} of client {owner}, number {number}", char::from(kind)));
         let last = heard.insert(owner, number).unwrap_or(0);
         if last >= number {
-            eprintln!("request {number} of client {owner} came behind {last}; server :{port}\n{}", world.journal.tell(&[port]));
+            eprintln!(
+                "request {number} of client {owner} came behind {last}; server :{port}\n{}",
+                world.journal.tell(&[port])
+            );
             violations.fetch_add(1, Ordering::Relaxed);
         }
         owner_in_transaction = (transaction != 0).then_some(owner);
@@ -183,8 +188,12 @@ fn client(port: u16, owner: u64, until: Instant, world: &World) -> u64 {
                 let mut expect = |kind: u8, want: &[u8]| {
                     let got = read_message(&mut input);
                     if !got.as_ref().is_ok_and(|(k, body)| *k == kind && body == want) {
-                        world.journal.note(mine, format!("CLIENT {owner} found the fault in the answer to {number}"));
-                        let got = got.map(|(k, b)| (char::from(k), String::from_utf8_lossy(&b[..b.len().min(60)]).into_owned()));
+                        world
+                            .journal
+                            .note(mine, format!("CLIENT {owner} found the fault in the answer to {number}"));
+                        let got = got.map(|(k, b)| {
+                            (char::from(k), String::from_utf8_lossy(&b[..b.len().min(60)]).into_owned())
+                        });
                         panic!(
                             "client {owner}, request {number} {rows} {size} {transaction}: wanted {:?}, got {got:?}\n{}",
                             char::from(kind),

@@ -4,11 +4,13 @@
 mod common;
 
 use std::io::Write;
+use std::os::fd::AsFd;
 
 use common::ends::{on_each_lane, read_exact};
-use common::{answer, eventually, expect, expect_silence, extended, message, query, ready, send};
+use common::{answer, eventually, expect, expect_silence, extended, message, pair, query, ready, send};
 use underpass_sockmap::{
-    Claim, Config, Counter, Event, Give, LinkState, Reason, StreamState, TransactionStatus,
+    Claim, Config, Counter, Error, Event, Give, Lane, LaneChoice, LinkState, Reason, ServerSpec, StreamState,
+    TransactionStatus,
 };
 
 #[test]
@@ -162,13 +164,112 @@ fn thousands_of_messages_in_one_segment() {
         send(&mut c.app, &many);
         expect(&mut s.backend, &many);
         let answers: Vec<u8> = (0..3000).flat_map(|_| ready(b'I')).collect();
-        let rows: Vec<u8> = (0..8000).flat_map(|_| message(b'3', b"")).collect();
+        // As many as fit into the largest chunk: 13,000 of five bytes.
+        let rows: Vec<u8> = (0..13_000).flat_map(|_| message(b'3', b"")).collect();
         send(&mut s.backend, &rows);
         expect(&mut c.app, &rows);
         send(&mut s.backend, &answers);
         expect(&mut c.app, &answers);
         rig.expect_released(&s);
         assert!(rig.events().is_empty());
+    });
+}
+
+#[test]
+fn a_request_never_overtakes_what_user_space_wrote_and_the_server_has_not_read() {
+    on_each_lane(&Config::default(), |rig| {
+        let c = rig.held_client(rig.pool, 1);
+        let mut s = rig.held_server(rig.pool, 0, 1);
+        let mut app = c.app.try_clone().unwrap();
+        let (first, second) = (query("select 1"), query("select 2"));
+        rig.dp.link(c.slot, s.slot, &LinkState { pending: 1, ..LinkState::default() }).unwrap();
+        assert_eq!(rig.dp.give_server(s.slot, 0, &StreamState::BOUNDARY).unwrap(), Give::Done);
+        send(&mut s.near, &first);
+        assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+
+        send(&mut app, &second);
+        if rig.lane == Lane::A {
+            // Redirected, the backend would read it before the first.
+            rig.expect_up(&c, Reason::Behind);
+            assert!(rig.dp.server_drained(s.slot).unwrap());
+            let mut near = c.near.try_clone().unwrap();
+            expect(&mut near, &second);
+            send(&mut s.near, &second);
+        }
+        expect(&mut s.backend, &[first, second].concat());
+    });
+}
+
+#[test]
+fn a_client_that_is_gone_does_not_end_its_server() {
+    on_each_lane(&Config::default(), |rig| {
+        let (mut c, mut s) = (rig.client(), rig.server(0));
+        send(&mut c.app, &query("q"));
+        expect(&mut s.backend, &query("q"));
+        // A reset: unread bytes at close.
+        send(&mut c.near, b"unread");
+        eventually("the bytes are there", || c.app.peek(&mut [0u8; 6]).is_ok_and(|n| n == 6));
+        drop(c.app);
+        eventually("the reset came", || c.near.take_error().is_ok_and(|e| e.is_some()));
+
+        for _ in 0..3 {
+            s.backend
+                .write_all(&answer(b"row", b'I'))
+                .expect("the server's send fails for a client that is gone");
+        }
+        if rig.lane == Lane::A {
+            rig.expect_server_up(&s, Reason::Target);
+        }
+    });
+}
+
+#[test]
+fn a_give_before_the_last_response_is_written_can_be_taken_back() {
+    on_each_lane(&Config::default(), |rig| {
+        let c = rig.held_client(rig.pool, 1);
+        let mut s = rig.server(0);
+        let mut app = c.app.try_clone().unwrap();
+        assert_eq!(rig.dp.give_client_before(c.slot, 0, 6).unwrap(), Give::Done);
+        rig.take(&c);
+        assert!(rig.dp.client_drained(c.slot).unwrap(), "only user space's own bytes are missing");
+
+        assert_eq!(rig.dp.give_client_before(c.slot, 0, 6).unwrap(), Give::Done);
+        send(&mut c.near.try_clone().unwrap(), &ready(b'I'));
+        expect(&mut app, &ready(b'I'));
+        send(&mut app, &query("q"));
+        expect(&mut s.backend, &query("q"));
+        send(&mut s.backend, &answer(b"row", b'I'));
+        expect(&mut app, &answer(b"row", b'I'));
+        rig.expect_released(&s);
+        assert!(rig.events().is_empty());
+    });
+}
+
+#[test]
+fn full_tables_refuse_and_give_way_again() {
+    let config = Config { clients_max: 2, servers_max: 2, pools_max: 1, ..Config::default() };
+    on_each_lane(&config, |rig| {
+        assert!(matches!(rig.dp.add_pool(), Err(Error::Full { what: "pool", limit: 1 })));
+        let (a, b) = (rig.held_client(rig.pool, 1), rig.client());
+        let (_app, near) = pair();
+        let full = rig.dp.register_client(near.as_fd(), rig.pool, 1);
+        assert!(matches!(full, Err(Error::Full { what: "client", limit: 2 })), "{full:?}");
+        let (_x, y) = (rig.held_server(rig.pool, 0, 1), rig.held_server(rig.pool, 1, 1));
+        let (near_server, _far) = pair();
+        let spec = ServerSpec { pool: rig.pool, ordinal: 2, fingerprint: 1, lane: LaneChoice::Remote };
+        let full = rig.dp.register_server(near_server.as_fd(), &spec);
+        assert!(matches!(full, Err(Error::Full { what: "server", limit: 2 })), "{full:?}");
+
+        // Who is in is not disturbed, and whoever leaves makes room for another.
+        let mut b = b;
+        send(&mut b.app, &query("q"));
+        rig.expect_up(&b, Reason::NoServer);
+        rig.dp.free_client(a.slot).unwrap();
+        drop(a);
+        rig.dp.free_server(y.slot).unwrap();
+        drop(y);
+        eventually("a slot is free again", || rig.dp.register_client(near.as_fd(), rig.pool, 1).is_ok());
+        eventually("a server's, too", || rig.dp.register_server(near_server.as_fd(), &spec).is_ok());
     });
 }
 

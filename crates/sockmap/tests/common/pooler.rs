@@ -679,10 +679,8 @@ impl Pooler {
         s.drained = dp.server_drained(s.slot).unwrap();
         s.out = std::mem::take(&mut c.pending);
         c.requests = framer;
-        let whole = given == Give::Done
-            && s.drained
-            && flush(&mut s.socket, &mut s.out).is_ok()
-            && s.out.is_empty();
+        let whole =
+            given == Give::Done && s.drained && flush(&mut s.socket, &mut s.out).is_ok() && s.out.is_empty();
         let left = s.out.len();
         self.note(id, || format!("grant: give_server {given:?}, {left} bytes unwritten, {link:?}"));
         if whole {
