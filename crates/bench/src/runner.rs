@@ -214,7 +214,10 @@ impl<'a> Runner<'a> {
     fn instance(&mut self, cell: Cell<'a>) -> Result<(&'a str, &'a Setup)> {
         let key = (cell.system.name.as_str(), &cell.step.setup);
         if !self.instances.contains_key(&key) {
-            self.instances.insert(key, Instance::start(cell.system, &cell.step.setup, self.place)?);
+            let start = || Instance::start(cell.system, &cell.step.setup, self.place);
+            // Once more: a port may have been taken since it was chosen, or a self-test have met a busy moment.
+            let instance = start().or_else(|error| start().map_err(|_| error))?;
+            self.instances.insert(key, instance);
         }
         Ok(key)
     }
