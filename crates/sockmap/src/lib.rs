@@ -55,7 +55,8 @@
 //! **A grant, with responses by the kernel at once.** [`Datapath::link`] with `pending` counted from the requests that
 //! were read; [`Datapath::give_server`]`(server, its read_total, &StreamState::BOUNDARY)`; write the requests to the
 //! server's socket; [`Datapath::give_client`]. `give_client` may answer [`Give::Ended`] (the answer was faster): take, unlink,
-//! go on. If the requests end inside a message, or the write is short, do not give: run the link in user space.
+//! go on. If the requests end inside a message, or the write is short, do not give: run the link in user space. In lane A a
+//! request that follows goes up ([`Reason::Behind`]) as long as the backend has not read what was written.
 //!
 //! **`Event::ServerUp`.** [`Datapath::claim_server`]. [`Claim::Owned`]: it is out of the idle set and yours: read what it
 //! says (a notice, a parameter, FATAL), then `push_idle` or close. [`Claim::Linked`]: `take` that client and run the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that stops reading costs a fixed amount, and gets everything when it reads on.
+//! A client or a server that stops reading costs a fixed amount, and gets everything when it reads on.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::ends::{Rig, on_each_lane};
-use common::{eventually, expect, pair, query, ready, row};
+use common::{eventually, expect, message, pair, query, ready, row};
 use underpass_sockmap::{Config, Event, Lane, Reason};
 
 const READERS: usize = 4;
@@ -126,6 +126,82 @@ fn finish(rig: &Rig, c: common::ends::Client, s: common::ends::Server, everythin
     }
     assert!(reader.join().unwrap() == everything, "other bytes came out");
     drop(writer.join());
+}
+
+#[test]
+fn a_copy_in_to_a_server_that_stops_is_bounded_and_completes_when_it_resumes() {
+    let everything: Vec<u8> =
+        (0..ROWS).flat_map(|i| message(b'd', &vec![i as u8; ROW_BYTES])).chain(message(b'c', b"")).collect();
+    let (mut near, _far) = pair();
+    let direct = write_until_stalled(&mut near, &everything);
+
+    on_each_lane(&Config::default(), |rig| {
+        let before = available_bytes();
+        let mut links: Vec<_> = (0..READERS as u32).map(|i| (rig.client(), rig.server(i))).collect();
+        let mut written = Vec::new();
+        for (c, s) in &mut links {
+            c.app.write_all(&query("copy")).unwrap();
+            expect(&mut s.backend, &query("copy"));
+            s.backend.write_all(&message(b'G', b"\0\0\0")).unwrap();
+            expect(&mut c.app, &message(b'G', b"\0\0\0"));
+            let done = write_until_stalled(&mut c.app, &everything);
+            assert!(done < everything.len(), "it never stalled");
+            assert!(done <= 2 * direct + MIB as usize, "{done} bytes to one server, {direct} directly");
+            written.push(done);
+        }
+        println!(
+            "written {:?} KiB, {} KiB directly; MemAvailable fell by {} KiB",
+            written.iter().map(|w| w / 1024).collect::<Vec<_>>(),
+            direct / 1024,
+            before.saturating_sub(available_bytes()) / 1024
+        );
+        let events = rig.events();
+        for ((c, s), done) in links.into_iter().zip(written) {
+            let up = Event::ClientUp { client: c.slot, reason: Reason::RequestBudget };
+            assert!(events.contains(&up), "{events:?}");
+            let taken = rig.take(&c);
+            assert_eq!(taken.server, Some(s.slot));
+            assert!(taken.link.copy_in);
+            let forwarded =
+                rig.dp.client_info(c.slot).unwrap().stats.request_bytes as usize - query("copy").len();
+            assert!(forwarded <= 256 << 10, "{forwarded} bytes through the lane");
+
+            let (mut app, mut backend) = (c.app, s.backend);
+            let (rest, length) = (everything[done..].to_vec(), everything.len());
+            let writer = thread::spawn(move || {
+                app.write_all(&rest).unwrap();
+                app
+            });
+            let reader = thread::spawn(move || {
+                let mut got = vec![0u8; length];
+                // As PostgreSQL: a reader that sleeps in recv() does not wake for redirected bytes.
+                backend.set_nonblocking(true).unwrap();
+                let mut at = 0;
+                while at < length {
+                    match backend.read(&mut got[at..]) {
+                        Ok(0) => panic!("the end after {at} bytes"),
+                        Ok(n) => at += n,
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                            thread::sleep(Duration::from_micros(100));
+                        }
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+                got
+            });
+            eventually("the server is drained", || rig.dp.server_drained(s.slot).unwrap());
+            let (mut from, mut to) = (c.near, s.near);
+            let mut left = length - forwarded;
+            let mut buffer = vec![0u8; 64 << 10];
+            while left > 0 {
+                let n = from.read(&mut buffer).unwrap();
+                to.write_all(&buffer[..n]).unwrap();
+                left -= n;
+            }
+            assert!(reader.join().unwrap() == everything, "other bytes came out");
+            drop(writer.join());
+        }
+    });
 }
 
 #[test]
