@@ -27,6 +27,15 @@ pub(crate) enum Command {
     Pooler(Pooler),
     /// Says what the kernel lanes can do here, why not, and what they cost; exits with 0 if at least one works.
     Check,
+    /// Says what a recorded workload was: statements, latencies, errors, sessions, and what is missing.
+    #[command(after_help = crate::report::HELP)]
+    Report(crate::report::Report),
+    /// Writes a trace as Parquet, JSON lines or SQL scripts.
+    #[command(after_help = crate::export::EXPORT_HELP)]
+    Export(crate::export::Export),
+    /// Makes a trace of PostgreSQL's CSV logs.
+    #[command(after_help = crate::export::IMPORT_HELP)]
+    Import(crate::export::Import),
     /// Prints a completion script for a shell: underpass completions bash > /etc/bash_completion.d/underpass
     Completions {
         /// The shell.

@@ -329,6 +329,8 @@ pub enum WithheldReason {
     Filter,
     /// A replication stream.
     Replication,
+    /// Data that masking cannot keep the shape of: COPY data, rows.
+    Masking,
 }
 
 /// Something that should be in the trace and is not.

@@ -5,7 +5,7 @@
 //! bit, a missing segment. Memory is bounded by one block plus the longest record.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use crate::codec::{self, State, kind};
@@ -57,10 +57,15 @@ pub struct Reader {
     regular_end: bool,
 }
 
+/// Where a segment's bytes are: a file, or memory.
+trait Input: Read + Seek + Send + std::fmt::Debug {}
+impl Input for File {}
+impl Input for Cursor<Vec<u8>> {}
+
 #[derive(Debug)]
 struct Segment {
     path: PathBuf,
-    file: BufReader<File>,
+    file: BufReader<Box<dyn Input>>,
     /// Offset of the next block, and of the file's end.
     offset: u64,
     end: u64,
@@ -74,11 +79,22 @@ impl Reader {
         segments.reverse();
         let first = segments.pop().ok_or_else(|| Error::NotFound(path.to_owned()))?;
         segments.reverse();
-        let (head, mut segment) = Segment::open(first)?;
+        let (head, segment) = Segment::open(first)?;
+        Self::begin(head, segment, segments)
+    }
+
+    /// Reads a segment that is in memory.
+    pub fn from_bytes(segment: Vec<u8>) -> Result<Self, Error> {
+        let end = segment.len() as u64;
+        let (head, segment) = Segment::new(PathBuf::from("(memory)"), Box::new(Cursor::new(segment)), end)?;
+        Self::begin(head, segment, Vec::new())
+    }
+
+    fn begin(head: Head, mut segment: Segment, more: Vec<PathBuf>) -> Result<Self, Error> {
         let mut reader = Self {
             meta: Meta::default(),
             trace_id: head.trace_id,
-            segments: segments.into_iter(),
+            segments: more.into_iter(),
             segment: None,
             last_segment: head.segment,
             chain: Vec::new(),
@@ -253,7 +269,11 @@ impl Segment {
     fn open(path: PathBuf) -> Result<(Head, Self), Error> {
         let file = File::open(&path).map_err(Error::io(&path, "open"))?;
         let end = file.metadata().map_err(Error::io(&path, "stat"))?.len();
-        let mut file = BufReader::new(file);
+        Self::new(path, Box::new(file), end)
+    }
+
+    fn new(path: PathBuf, input: Box<dyn Input>, end: u64) -> Result<(Head, Self), Error> {
+        let mut file = BufReader::new(input);
         let mut bytes = [0; HEAD_LEN];
         if let Err(error) = file.read_exact(&mut bytes) {
             return Err(match error.kind() {
