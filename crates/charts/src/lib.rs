@@ -21,7 +21,8 @@ pub fn escape(text: &str) -> String {
 /// # Errors
 /// When the options are no JSON, which is a bug of the chart library.
 pub fn figure(caption: &str, height: usize, options: &Chart) -> Result<String, serde_json::Error> {
-    let options = serde_json::to_string(options)?.replace("</", "<\\/");
+    // Neither `</script>` nor `<!--` can stand in it then.
+    let options = serde_json::to_string(options)?.replace('<', "\\u003c");
     Ok(format!(
         "<figure><figcaption>{}</figcaption><div class=\"chart\" style=\"height:{height}px\"></div>\
          <script type=\"application/json\">{options}</script></figure>",

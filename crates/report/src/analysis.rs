@@ -11,10 +11,10 @@ use underpass_trace::{
 };
 
 use crate::Fingerprints;
-use crate::bins::{Bins, histogram};
+use crate::bins::{Bins, count, histogram};
 
-/// Fingerprints that are told apart; later ones count together.
-const FINGERPRINTS_MAX: usize = 20_000;
+/// Fingerprints that are told apart, 15 KB each at most; later ones count together.
+const FINGERPRINTS_MAX: usize = 5_000;
 /// Groups of sessions that are told apart; later ones count together.
 const GROUPS_MAX: usize = 1_000;
 /// Characters of an error message that are kept as an example.
@@ -256,7 +256,7 @@ impl Analysis {
     fn session_end(&mut self, end: &SessionEnd) {
         let Some(open) = self.open.remove(&end.session) else { return };
         if !open.midstream {
-            self.session_length.saturating_record(end.time_ns.saturating_sub(open.start_ns));
+            count(&mut self.session_length, end.time_ns.saturating_sub(open.start_ns));
         }
         self.bins.at(end.time_ns).sessions -= 1;
         for (sum, one) in self.totals.iter_mut().zip([end.frontend, end.backend]) {
@@ -274,8 +274,8 @@ impl Analysis {
             Event::Transaction(Transaction { start_ns, end_ns, requests, failed, .. }) => {
                 self.transactions += 1;
                 self.transactions_failed += u64::from(*failed);
-                self.transaction_length.saturating_record(end_ns.saturating_sub(*start_ns));
-                self.transaction_requests.saturating_record(*requests);
+                count(&mut self.transaction_length, end_ns.saturating_sub(*start_ns));
+                count(&mut self.transaction_requests, *requests);
             }
         }
     }
@@ -288,11 +288,11 @@ impl Analysis {
         self.unknown_texts += u64::from(one.text.is_none());
         self.unknown_outcomes += u64::from(one.outcome == Outcome::Unknown);
         self.redacted += u64::from(one.redaction != underpass_trace::Redaction::None);
-        self.latency.saturating_record(latency_ns);
+        count(&mut self.latency, latency_ns);
         let bin = self.bins.at(one.end_ns);
         bin.statements += 1;
         bin.errors += u64::from(failed);
-        bin.latency.saturating_record(latency_ns);
+        count(&mut bin.latency, latency_ns);
         if let Some(group) = self.open.get(&one.session).and_then(|open| self.by_group.get_mut(&open.group)) {
             group.statements += 1;
             group.errors += u64::from(failed);
@@ -321,7 +321,7 @@ impl Analysis {
         entry.rows = entry.rows.saturating_add(one.rows);
         entry.bytes = entry.bytes.saturating_add(one.bytes);
         entry.total_ns += u128::from(latency_ns);
-        entry.latency.saturating_record(latency_ns);
+        count(&mut entry.latency, latency_ns);
         if let Outcome::Error(error) = &one.outcome {
             let class =
                 self.by_sqlstate.entry(String::from_utf8_lossy(&error.sqlstate).into_owned()).or_default();

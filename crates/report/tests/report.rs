@@ -72,7 +72,7 @@ fn analysis(lossy: bool) -> Analysis {
     start(&mut writer, 1, false);
     let mut offset = 0;
     for at in 0..1_000 {
-        query(&mut writer, 1, at * 10 * MS, &format!("select {at}"), MS, complete(), &mut offset);
+        query(&mut writer, 1, 1 + at * 10 * MS, &format!("select {at}"), MS, complete(), &mut offset);
     }
     let mut offset = 0;
     if lossy {
@@ -81,7 +81,7 @@ fn analysis(lossy: bool) -> Analysis {
             query(
                 &mut writer,
                 2,
-                at * 1_000 * MS,
+                1 + at * 1_000 * MS,
                 "select pg_sleep(0.1) -- </script>",
                 100 * MS,
                 complete(),

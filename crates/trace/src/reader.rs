@@ -70,6 +70,7 @@ struct Segment {
     offset: u64,
     end: u64,
     next_block: u32,
+    has_trailer: bool,
 }
 
 impl Reader {
@@ -181,20 +182,25 @@ impl Reader {
                 // A chain never spans segments: what is left of one is lost.
                 self.chain.clear();
                 wants_more = false;
+                self.regular_end &= segment.has_trailer;
                 self.segment = None;
                 continue;
             };
-            match header.kind {
-                block_kind::RECORDS => {}
-                block_kind::INDEX => {
-                    self.regular_end = header.flags & block_flags::LAST_SEGMENT != 0;
+            if header.kind != block_kind::RECORDS {
+                // A chain does not go on behind it. What it says is not needed here, but damage is told.
+                self.chain.clear();
+                wants_more = false;
+                let intact = segment.payload(&header, &mut self.payload, &mut self.chain)?;
+                self.chain.clear();
+                if intact {
+                    let last = header.flags & block_flags::LAST_SEGMENT != 0;
+                    self.regular_end = header.kind == block_kind::INDEX && last;
+                } else {
+                    self.damage.blocks += 1;
+                    self.damage.bytes += BLOCK_HEADER_LEN as u64 + u64::from(header.stored_len);
                     segment.skip(&header);
-                    continue;
                 }
-                _ => {
-                    segment.skip(&header);
-                    continue;
-                }
+                continue;
             }
             let in_order = header.number == number && self.damage == damage_before;
             let continued = header.flags & block_flags::CONTINUED != 0;
@@ -282,7 +288,10 @@ impl Segment {
             });
         }
         match Head::decode(&bytes) {
-            Ok(head) => Ok((head, Self { path, file, offset: HEAD_LEN as u64, end, next_block: 0 })),
+            Ok(head) => Ok((
+                head,
+                Self { path, file, offset: HEAD_LEN as u64, end, next_block: 0, has_trailer: false },
+            )),
             Err(HeadError::Magic) => Err(Error::NotATrace(path)),
             Err(HeadError::Checksum) => Err(Error::Head(path)),
             Err(HeadError::Newer(major, minor)) => Err(Error::Newer { path, major, minor }),
@@ -332,7 +341,8 @@ impl Segment {
         }
         let mut bytes = [0; TRAILER_LEN];
         self.read_at(offset, &mut bytes)?;
-        Ok(if decode_trailer(&bytes).is_some() { 0 } else { left })
+        self.has_trailer = decode_trailer(&bytes).is_some();
+        Ok(if self.has_trailer { 0 } else { left })
     }
 
     fn skip(&mut self, header: &BlockHeader) {

@@ -87,8 +87,11 @@ impl Safety {
         if passwords::may_have_password(&message, self.protocol) {
             let mut changed = message.to_vec();
             let mut covered = false;
-            for place in text.clone().into_iter().chain(self.values_of(&message)) {
-                covered |= passwords::cover(&mut changed[place], self.protocol);
+            if let Some(text) = text.clone() {
+                covered |= passwords::cover(&mut changed[text], self.protocol);
+            }
+            for value in self.values_of(&message) {
+                covered |= passwords::cover_value(&mut changed[value], self.protocol);
             }
             if covered {
                 message = Cow::Owned(changed);

@@ -37,19 +37,32 @@ pub(crate) fn may_have_password(text: &[u8], dialect: Protocol) -> bool {
             }))
 }
 
-/// Overwrites all passwords in `text`; `true` if there was one.
+/// Overwrites all passwords in an SQL text; `true` if there was one.
 pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> bool {
     if !may_have_password(text, dialect) {
         return false;
     }
     let mut places = Vec::new();
     find(text, 0, dialect, 0, &mut places);
+    overwrite(text, places)
+}
+
+/// Overwrites all passwords in a value, which may be a connection string or an SQL text; `true` if there was one.
+pub(crate) fn cover_value(value: &mut [u8], dialect: Protocol) -> bool {
+    if !may_have_password(value, dialect) {
+        return false;
+    }
+    let mut places = Vec::new();
+    connection_string(value, 0, &mut places);
+    find(value, 0, dialect, 1, &mut places);
+    overwrite(value, places)
+}
+
+fn overwrite(text: &mut [u8], places: Vec<Range<usize>>) -> bool {
     let mut covered = false;
-    for place in places {
-        for byte in &mut text[place] {
-            covered = true;
-            *byte = COVER;
-        }
+    for byte in places.into_iter().flatten() {
+        text[byte] = COVER;
+        covered = true;
     }
     covered
 }
