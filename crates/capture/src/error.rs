@@ -47,6 +47,12 @@ pub enum Error {
         /// The function.
         symbol: &'static str,
     },
+    /// The trace could not be begun.
+    #[error("{message}")]
+    Trace {
+        /// The writer's error.
+        message: String,
+    },
     /// A hook was attached and a connection made, but nothing was seen.
     #[error("{what} is attached but silent: {why}")]
     Silent {

@@ -4,19 +4,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use underpass_trace::Direction;
+
 use crate::skel::types;
 
 /// Size of the head of every event.
 const HEAD_BYTES: usize = size_of::<types::event_head>();
-
-/// Which way bytes went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From client to server.
-    Frontend,
-    /// From server to client.
-    Backend,
-}
 
 /// The ends of a TCP connection, seen from the server. IPv4 addresses are IPv4 even on sockets of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

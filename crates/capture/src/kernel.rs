@@ -13,9 +13,10 @@ use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, UprobeOpts, libbpf_sys};
+use underpass_trace::Direction;
 
 use crate::error::Error;
-use crate::event::{Direction, Event};
+use crate::event::Event;
 use crate::log::capture_log;
 use crate::privileges;
 use crate::ring::Ring;
