@@ -156,7 +156,8 @@ impl Backends {
 
     /// Whether a client is connected by a Unix socket now.
     pub fn has_local(postmaster: u32) -> bool {
-        Self::children(postmaster).any(|pid| procfs::title(pid).is_some_and(|title| title.contains(" [local] ")))
+        Self::children(postmaster)
+            .any(|pid| procfs::title(pid).is_some_and(|title| title.contains(" [local] ")))
     }
 
     fn read(&mut self) {

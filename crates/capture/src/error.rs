@@ -9,7 +9,9 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// Capabilities are missing.
-    #[error("not permitted: this process lacks {missing}; run as root, or give the program these capabilities")]
+    #[error(
+        "not permitted: this process lacks {missing}; run as root, or give the program these capabilities"
+    )]
     Privileges {
         /// Names of the missing capabilities.
         missing: String,
@@ -37,10 +39,14 @@ pub enum Error {
         source: io::Error,
     },
     /// The version 2 hierarchy of cgroups is not mounted.
-    #[error("no cgroup version 2 is mounted (mount -t cgroup2 none /sys/fs/cgroup/unified): packets cannot be captured")]
+    #[error(
+        "no cgroup version 2 is mounted (mount -t cgroup2 none /sys/fs/cgroup/unified): packets cannot be captured"
+    )]
     NoCgroup2,
     /// The executable lacks a function that the probes need.
-    #[error("{path} has no symbol {symbol}: this build cannot be probed; connections over TCP without TLS can still be captured")]
+    #[error(
+        "{path} has no symbol {symbol}: this build cannot be probed; connections over TCP without TLS can still be captured"
+    )]
     NoSymbol {
         /// The executable, as the process sees it.
         path: PathBuf,

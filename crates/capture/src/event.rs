@@ -139,7 +139,11 @@ impl<'a> Event<'a> {
         let time_ns = head.ts_ns;
         let process = ProcessId { pid: head.pid, start_ns: head.cookie };
         let direction =
-            if types::event_direction(head.direction.into()) == types::event_direction::DIRECTION_BACKEND { Direction::Backend } else { Direction::Frontend };
+            if types::event_direction(head.direction.into()) == types::event_direction::DIRECTION_BACKEND {
+                Direction::Backend
+            } else {
+                Direction::Frontend
+            };
         Some(match types::event_kind(u32::from(head.kind)) {
             types::event_kind::EVENT_PACKET => Self::Packet {
                 time_ns,

@@ -225,11 +225,9 @@ impl Kernel {
     pub fn attach_probes(&mut self, executable: &Path, postmaster: u32) -> Result<(), Error> {
         self.set_postmaster(postmaster)?;
         let progs = &self.skel.progs;
-        let exit =
-            progs.process_exit.attach_raw_tracepoint("sched_process_exit").map_err(|e| Error::Attach {
-                what: "the tracepoint sched_process_exit".into(),
-                message: format!("{e:#}"),
-            })?;
+        let exit = progs.process_exit.attach_raw_tracepoint("sched_process_exit").map_err(|e| {
+            Error::Attach { what: "the tracepoint sched_process_exit".into(), message: format!("{e:#}") }
+        })?;
         let links = [
             exit,
             attach_probe(&progs.write_exit, executable, SECURE_WRITE, true)?,

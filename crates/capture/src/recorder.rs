@@ -206,7 +206,10 @@ impl Recorder {
             }
             Event::Call { time_ns, process, ends, direction, offset, skipped, payload } => {
                 let at = offset.saturating_sub(skipped.into());
-                let known = self.process(process, ends);
+                if !self.processes.contains_key(&process) {
+                    self.join_process(process, ends);
+                }
+                let Some(known) = self.processes.get_mut(&process) else { return };
                 let mut counting = Counting { sink, ledger: &mut self.ledger };
                 known.call(time_ns, direction, at, skipped.into(), payload, &mut counting);
             }
@@ -305,15 +308,12 @@ impl Recorder {
         connection.packet(direction, ack, flags, segment, &mut counting);
     }
 
-    fn process(&mut self, id: ProcessId, ends: Option<Ends>) -> &mut Process {
-        if !self.processes.contains_key(&id) {
-            let transport = if ends.is_some() { Transport::Tls } else { Transport::Unix };
-            let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
-            let mut session = Postgres::new(origin);
-            session.joined(self.lookup.process(id.pid));
-            self.processes.insert(id, Process { session, front: 0, back: 0 });
-        }
-        self.processes.entry(id).or_insert_with(|| unreachable!("it was just put there"))
+    fn join_process(&mut self, id: ProcessId, ends: Option<Ends>) {
+        let transport = if ends.is_some() { Transport::Tls } else { Transport::Unix };
+        let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
+        let mut session = Postgres::new(origin);
+        session.joined(self.lookup.process(id.pid));
+        self.processes.insert(id, Process { session, front: 0, back: 0 });
     }
 }
 
@@ -400,7 +400,8 @@ impl Connection {
         } else {
             self.front.position_of(rcv_nxt).map(|position| position - u64::from(self.front_fin).min(position))
         };
-        let sent = self.back.position_of(snd_nxt).map(|position| position - u64::from(self.back_fin).min(position));
+        let sent =
+            self.back.position_of(snd_nxt).map(|position| position - u64::from(self.back_fin).min(position));
         let audit = if self.encrypted {
             Audit::default()
         } else {

@@ -79,10 +79,7 @@ impl Ring {
 
     /// Bytes that wait, and the ring's size.
     pub(crate) fn fill(&self) -> (u64, u64) {
-        (
-            self.producer_position().saturating_sub(self.consumer_position().load(Ordering::Relaxed)),
-            self.size,
-        )
+        (self.producer_position().saturating_sub(self.consumer_position().load(Ordering::Relaxed)), self.size)
     }
 
     /// Gives every event that is complete to `sink`, in order, and frees its place. At most the events that were there

@@ -256,7 +256,10 @@ impl Run<'_> {
                     what: "the packet source",
                     why: format!(
                         "a connection from {ours} was not seen; the server's sockets may belong to another cgroup than {}",
-                        self.options.cgroup.as_ref().map_or("the root".into(), |path| path.display().to_string())
+                        self.options
+                            .cgroup
+                            .as_ref()
+                            .map_or("the root".into(), |path| path.display().to_string())
                     ),
                 });
             }
@@ -274,7 +277,8 @@ impl Run<'_> {
             if self.kernel.hits().read == before.read {
                 return Err(Error::Silent {
                     what: "the probe of secure_read",
-                    why: "a connection of our own did not reach it; does the process run another executable?".into(),
+                    why: "a connection of our own did not reach it; does the process run another executable?"
+                        .into(),
                 });
             }
         }

@@ -26,7 +26,10 @@ const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 /// Connects by TCP, in the server's network namespace. Returns our end's address.
 pub(crate) fn by_tcp(server: &Server, port: u16) -> Result<SocketAddr, Error> {
     let Some(&listens) = server.addresses.iter().find(|address| address.port() == port) else {
-        return Err(Error::Silent { what: "the packet source", why: format!("nobody listens on port {port}") });
+        return Err(Error::Silent {
+            what: "the packet source",
+            why: format!("nobody listens on port {port}"),
+        });
     };
     let to = match listens {
         SocketAddr::V4(a) if a.ip().is_unspecified() => SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
@@ -55,7 +58,10 @@ pub(crate) fn by_tcp(server: &Server, port: u16) -> Result<SocketAddr, Error> {
 /// Connects by a Unix socket.
 pub(crate) fn by_unix(server: &Server) -> Result<(), Error> {
     let Some(socket) = server.sockets.first() else {
-        return Err(Error::Silent { what: "the probes", why: "the server has no Unix socket to try them by".into() });
+        return Err(Error::Silent {
+            what: "the probes",
+            why: "the server has no Unix socket to try them by".into(),
+        });
     };
     let path = procfs::path(server.pid, "root").join(socket.strip_prefix("/").unwrap_or(socket));
     UnixStream::connect(&path)

@@ -63,6 +63,10 @@ struct sock___capture {
 	__u16 sk_protocol;
 } KERNEL_STRUCT;
 
+struct inet_sock___capture {
+	__be16 inet_sport;
+} KERNEL_STRUCT;
+
 struct tcp_sock___capture {
 	__u32 rcv_nxt;	      /* what we want next */
 	__u32 snd_nxt;	      /* next sequence we send */

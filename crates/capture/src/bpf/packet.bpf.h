@@ -312,11 +312,13 @@ int socket_state(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct event_head head = { .kind = EVENT_CLOSE };
 	struct tcp_sock___capture *tcp = (void *)ctx->args[0];
+	struct inet_sock___capture *inet = (void *)ctx->args[0];
 	struct sock___capture *sk = (void *)ctx->args[0];
 
 	if (ctx->args[2] != TCP_CLOSE || ctx->args[1] == TCP_LISTEN)
 		return 0;
-	if (BPF_CORE_READ(sk, __sk_common.skc_num) != server_port || BPF_CORE_READ(sk, sk_protocol) != IPPROTO_TCP)
+	/* skc_num is 0 by now, the port has been given back. */
+	if (BPF_CORE_READ(inet, inet_sport) != bpf_htons(server_port) || BPF_CORE_READ(sk, sk_protocol) != IPPROTO_TCP)
 		return 0;
 	if (server_netns != 0 && BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) != server_netns)
 		return 0;

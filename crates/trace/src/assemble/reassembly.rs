@@ -266,7 +266,8 @@ mod tests {
         let mut stream = Reassembly::new(Order::Received);
         let mut out = Out::default();
         let base = u32::MAX - 2;
-        for (at, bytes) in [(0, &b"abcd"[..]), (0, b"abcd"), (2, b"cdef"), (8, b"ij"), (6, b"gh"), (3, b"d")] {
+        for (at, bytes) in [(0, &b"abcd"[..]), (0, b"abcd"), (2, b"cdef"), (8, b"ij"), (6, b"gh"), (3, b"d")]
+        {
             stream.segment(segment(base.wrapping_add(at), bytes), &mut |_, piece| out.take(piece));
         }
         assert_eq!(out.bytes.iter().map(|&(_, byte)| byte).collect::<Vec<_>>(), b"abcdefghij");

@@ -255,9 +255,15 @@ impl Postgres {
         let (at, first_ns, damaged) = (self.back.at, self.back.first_ns, self.back.damaged);
         self.back.head_len = 0;
         self.back.position = end;
-        let body = if self.origin.level == Level::Full { &kept[Header::SIZE.min(kept.len())..] } else { &kept[..] };
+        let body =
+            if self.origin.level == Level::Full { &kept[Header::SIZE.min(kept.len())..] } else { &kept[..] };
         self.message(header.tag, body, at, first_ns, time_ns, damaged, sink);
-        if self.origin.level == Level::Full && !damaged && self.announced && header.tag != b'K' && header.tag != b'R' {
+        if self.origin.level == Level::Full
+            && !damaged
+            && self.announced
+            && header.tag != b'K'
+            && header.tag != b'R'
+        {
             sink.record(Record::Backend(Backend {
                 session: self.origin.session,
                 time_ns,
@@ -371,7 +377,14 @@ impl Postgres {
         }
     }
 
-    fn statement_ends(&mut self, at: u64, first_ns: u64, last_ns: u64, outcome: Outcome<'_>, sink: &mut dyn Sink) {
+    fn statement_ends(
+        &mut self,
+        at: u64,
+        first_ns: u64,
+        last_ns: u64,
+        outcome: Outcome<'_>,
+        sink: &mut dyn Sink,
+    ) {
         let begun = *self.begin(at, first_ns);
         self.back.response = None;
         let Some(&request) = self.pending.front() else { return };
@@ -386,7 +399,15 @@ impl Postgres {
         self.respond(request, begun, self.back.position, last_ns, outcome, sink);
     }
 
-    fn error(&mut self, body: &[u8], damaged: bool, at: u64, first_ns: u64, last_ns: u64, sink: &mut dyn Sink) {
+    fn error(
+        &mut self,
+        body: &[u8],
+        damaged: bool,
+        at: u64,
+        first_ns: u64,
+        last_ns: u64,
+        sink: &mut dyn Sink,
+    ) {
         let begun = *self.begin(at, first_ns);
         self.back.response = None;
         let outcome = if damaged { Outcome::Unknown } else { error_outcome(body) };
@@ -490,15 +511,22 @@ impl Postgres {
     }
 
     /// Answers what is outstanding up to the end of the first batch, from what is known of the last response alone.
-    fn batch_ends(&mut self, time_ns: u64, position: u64, tail: &Tail<'_>, certain: bool, sink: &mut dyn Sink) {
-        let statements = self.pending.iter().take_while(|request| request.tag != b'S').filter(|r| r.tag == b'E').count();
+    fn batch_ends(
+        &mut self,
+        time_ns: u64,
+        position: u64,
+        tail: &Tail<'_>,
+        certain: bool,
+        sink: &mut dyn Sink,
+    ) {
+        let statements =
+            self.pending.iter().take_while(|request| request.tag != b'S').filter(|r| r.tag == b'E').count();
         let certain = certain && statements <= 1;
         let end = position + tail.ready_at as u64;
         let mut begun = self.back.response.take();
         while let Some(&request) = self.pending.front() {
             if matches!(request.tag, b'Q' | b'F' | b'E') {
-                let mut this =
-                    begun.take().unwrap_or(Begun { offset: position, first_ns: time_ns, rows: 0 });
+                let mut this = begun.take().unwrap_or(Begun { offset: position, first_ns: time_ns, rows: 0 });
                 let outcome = if certain { outcome(tail.closing, &mut this.rows) } else { Outcome::Unknown };
                 self.respond(request, this, end, time_ns, outcome, sink);
             }

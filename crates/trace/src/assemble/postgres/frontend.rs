@@ -54,7 +54,14 @@ impl Postgres {
         }
     }
 
-    fn frontend_loss(&mut self, time_ns: u64, position: u64, len: u64, reason: LossReason, sink: &mut dyn Sink) {
+    fn frontend_loss(
+        &mut self,
+        time_ns: u64,
+        position: u64,
+        len: u64,
+        reason: LossReason,
+        sink: &mut dyn Sink,
+    ) {
         if matches!(self.phase, Phase::Startup | Phase::Joining) {
             // Without its first packet a session can only be joined.
             self.phase = Phase::Joining;
@@ -68,7 +75,8 @@ impl Postgres {
             Ok(Some(header)) => {
                 let rest = header.total() as u64 - partial_len;
                 // It will be answered, even though it is not in the trace.
-                (rest >= len).then_some((rest - len, Some(Pending { offset: partial_at, tag: header.tag })))
+                let pending = Some(Pending { offset: partial_at, tag: header.tag });
+                rest.checked_sub(len).map(|rest| (rest, pending))
             }
             _ => front.damaged.checked_sub(len).filter(|_| front.damaged > 0).map(|rest| (rest, None)),
         };
@@ -93,7 +101,10 @@ impl Postgres {
     /// The first bytes that we see of a session's requests: whole messages prove a boundary.
     pub(super) fn join_by_request(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
         let first = startup::parse(bytes);
-        if matches!(first, Ok(Some((FirstPacket::Startup(_) | FirstPacket::SslRequest | FirstPacket::GssencRequest, _)))) {
+        if matches!(
+            first,
+            Ok(Some((FirstPacket::Startup(_) | FirstPacket::SslRequest | FirstPacket::GssencRequest, _)))
+        ) {
             // It is a beginning: only the handshake of the connection was not seen.
             self.front_account = super::Account { next: bytes.len() as u64, ..super::Account::default() };
             self.front_account.totals.seen = bytes.len() as u64;

@@ -268,7 +268,9 @@ impl Assemble for Postgres {
     }
 
     fn end(&mut self, time_ns: u64, reason: EndReason, audit: Audit, sink: &mut dyn Sink) -> bool {
-        if matches!(self.phase, Phase::Startup | Phase::Joining) || !self.announced && self.phase == Phase::Closed {
+        if matches!(self.phase, Phase::Startup | Phase::Joining)
+            || !self.announced && self.phase == Phase::Closed
+        {
             return false;
         }
         if self.phase == Phase::Login {

@@ -130,11 +130,7 @@ impl Postgres {
             }));
         }
         let early = login.early;
-        self.login = Login {
-            backend_pid: login.backend_pid,
-            joined,
-            ..Login::default()
-        };
+        self.login = Login { backend_pid: login.backend_pid, joined, ..Login::default() };
         self.report(Direction::Frontend, time_ns, sink);
         self.report(Direction::Backend, time_ns, sink);
         if ready_ns.is_some() {

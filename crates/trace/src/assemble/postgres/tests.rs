@@ -51,13 +51,7 @@ impl Records {
 }
 
 fn origin(level: Level) -> Origin {
-    Origin {
-        session: SessionId(7),
-        source: Source::Synthetic,
-        transport: Transport::Tcp,
-        peer: None,
-        level,
-    }
+    Origin { session: SessionId(7), source: Source::Synthetic, transport: Transport::Tcp, peer: None, level }
 }
 
 fn message(tag: u8, body: &[u8]) -> Vec<u8> {
@@ -129,7 +123,13 @@ fn login() -> (Vec<u8>, Vec<u8>) {
 /// One exchange: what the client sends, what the server answers.
 type Exchange = (Vec<u8>, Vec<u8>);
 
-fn feed(session: &mut Postgres, direction: Direction, bytes: &[u8], cuts: &mut dyn FnMut() -> usize, out: &mut Records) {
+fn feed(
+    session: &mut Postgres,
+    direction: Direction,
+    bytes: &[u8],
+    cuts: &mut dyn FnMut() -> usize,
+    out: &mut Records,
+) {
     let mut rest = bytes;
     while !rest.is_empty() {
         let (now, later) = rest.split_at(cuts().clamp(1, rest.len()));
@@ -170,7 +170,10 @@ fn exchanges() -> Vec<Exchange> {
         (pipeline, answer),
         (failing, [error("26000"), ready(b'E')].concat()),
         (query("copy t from stdin"), message(b'G', &[0, 0, 0])),
-        ([message(b'd', b"1\n"), message(b'd', b"2\n"), message(b'c', b"")].concat(), [complete("COPY 2"), ready(b'I')].concat()),
+        (
+            [message(b'd', b"1\n"), message(b'd', b"2\n"), message(b'c', b"")].concat(),
+            [complete("COPY 2"), ready(b'I')].concat(),
+        ),
         (query(""), [message(b'I', b""), ready(b'I')].concat()),
         (message(b'X', b""), Vec::new()),
     ]
@@ -195,7 +198,15 @@ fn check_whole(out: &Records) {
     let told: Vec<(&str, u64)> = told.iter().map(|(tag, rows)| (tag.as_str(), *rows)).collect();
     assert_eq!(
         told,
-        [("SELECT 1", 1), ("SELECT 1", 1), ("SELECT 1", 1), ("SELECT 2", 2), ("26000", 0), ("COPY 2", 0), ("Empty", 0)]
+        [
+            ("SELECT 1", 1),
+            ("SELECT 1", 1),
+            ("SELECT 1", 1),
+            ("SELECT 2", 2),
+            ("26000", 0),
+            ("COPY 2", 0),
+            ("Empty", 0)
+        ]
     );
     assert_eq!(out.readies(), 5);
     let end = out.end().expect("an end");
@@ -229,10 +240,15 @@ fn requests_are_named_by_their_offsets() {
 #[test]
 fn level_full_keeps_every_message_of_the_server() {
     let out = run(&exchanges(), Level::Full, &mut || 3);
-    let kept: Vec<u8> = out.0.iter().filter_map(|r| match r {
-        Record::Backend(b) => Some(b.message.to_vec()),
-        _ => None,
-    }).collect::<Vec<_>>().concat();
+    let kept: Vec<u8> = out
+        .0
+        .iter()
+        .filter_map(|r| match r {
+            Record::Backend(b) => Some(b.message.to_vec()),
+            _ => None,
+        })
+        .collect::<Vec<_>>()
+        .concat();
     let sent: Vec<u8> = exchanges().iter().skip(1).flat_map(|e| e.1.clone()).collect();
     assert!(kept.ends_with(&sent));
 }
@@ -246,7 +262,12 @@ fn a_session_is_joined_at_its_next_request() {
     session.piece(Direction::Frontend, 1, Piece::Bytes(b"of a long string'\0"), &mut out);
     session.piece(Direction::Backend, 2, Piece::Bytes(b"\x05hello"), &mut out);
     assert!(out.0.is_empty());
-    session.piece(Direction::Frontend, 3, Piece::Bytes(&[bind("old", &[b"v"]), execute(), sync()].concat()), &mut out);
+    session.piece(
+        Direction::Frontend,
+        3,
+        Piece::Bytes(&[bind("old", &[b"v"]), execute(), sync()].concat()),
+        &mut out,
+    );
     assert!(out.start().is_some_and(|s| s.midstream && s.user.as_deref() == Some(b"bob")));
     assert!(session.wants_texts());
     session.text(4, b"select 42", &mut out);
@@ -266,7 +287,12 @@ fn a_session_is_joined_when_the_server_is_ready() {
     let mut session = Postgres::new(origin(Level::Summary));
     let mut out = Records::default();
     session.joined(Known::default());
-    session.piece(Direction::Backend, 2, Piece::Bytes(&[&b"ghi"[..], &complete("SELECT 9"), &ready(b'T')].concat()), &mut out);
+    session.piece(
+        Direction::Backend,
+        2,
+        Piece::Bytes(&[&b"ghi"[..], &complete("SELECT 9"), &ready(b'T')].concat()),
+        &mut out,
+    );
     assert!(out.start().is_some());
     // A long statement: its first segment is not a whole message.
     let text = query(&"x".repeat(100));
@@ -409,7 +435,10 @@ fn a_message_that_is_not_finished_is_withheld() {
     session.piece(Direction::Backend, 1, Piece::Bytes(&back), &mut out);
     session.piece(Direction::Frontend, 2, Piece::Bytes(&query("select")[..7]), &mut out);
     session.end(3, EndReason::ClientClosed, Audit::default(), &mut out);
-    let withheld = out.0.iter().any(|r| matches!(r, Record::Withheld(w) if w.reason == WithheldReason::Incomplete && w.len == 7));
+    let withheld = out
+        .0
+        .iter()
+        .any(|r| matches!(r, Record::Withheld(w) if w.reason == WithheldReason::Incomplete && w.len == 7));
     assert!(withheld);
     assert!(out.end().is_some_and(|end| end.frontend.add_up()));
 }
@@ -418,7 +447,10 @@ fn a_message_that_is_not_finished_is_withheld() {
 fn a_pipeline_of_several_syncs_is_followed() {
     let one = [bind("", &[]), execute(), sync()].concat();
     let answer = [message(b'2', b""), complete("INSERT 0 1"), ready(b'I')].concat();
-    let exchanges = vec![login(), ([one.clone(), one.clone(), one].concat(), [answer.clone(), answer.clone(), answer].concat())];
+    let exchanges = vec![
+        login(),
+        ([one.clone(), one.clone(), one].concat(), [answer.clone(), answer.clone(), answer].concat()),
+    ];
     let out = run(&exchanges, Level::Summary, &mut || 17);
     assert_eq!((out.responses().len(), out.readies()), (3, 3));
     let requests: std::collections::BTreeSet<_> = out.responses().iter().map(|r| r.request).collect();
