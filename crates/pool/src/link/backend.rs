@@ -98,6 +98,8 @@ impl Link {
                 }
                 b'I' | b's' => self.executed(tag)?,
                 b'G' => self.copy_in_begins()?,
+                // Nobody is there whom the stream could go to.
+                b'W' if hidden => return Err(LinkError::OutOfOrder('W')),
                 b'W' => self.copy_both = true,
                 b'E' => {
                     let statement = self.pending.front().map_or(0, |op| op.statement);
@@ -146,6 +148,11 @@ impl Link {
             self.backend_left = (total - there) as u32;
             self.backend_left_hidden = !show;
             at += there;
+            if self.copy_both {
+                // From here on nothing is looked at, wherever this read ended.
+                out.keep(input, at..input.len());
+                return Ok(input.len());
+            }
             if self.backend_left == 0 {
                 self.make_up(input, out);
             }
