@@ -394,14 +394,11 @@ impl Connection {
 
     fn close(mut self, time_ns: u64, rcv_nxt: u32, snd_nxt: u32, bytes_received: u64, sink: &mut dyn Sink) {
         self.settle(time_ns, sink);
-        // The streams end at these sequence numbers, a FIN after the data counted.
-        let received = if self.whole {
-            Some(bytes_received)
-        } else {
-            self.front.position_of(rcv_nxt).map(|position| position - u64::from(self.front_fin).min(position))
-        };
-        let sent =
-            self.back.position_of(snd_nxt).map(|position| position - u64::from(self.back_fin).min(position));
+        // A FIN counts as one byte in sequence numbers, and in bytes_received, which grows by what rcv_nxt grows.
+        let without = |fin: bool, position: u64| position.saturating_sub(fin.into());
+        let received = if self.whole { Some(bytes_received) } else { self.front.position_of(rcv_nxt) };
+        let received = received.map(|position| without(self.front_fin, position));
+        let sent = self.back.position_of(snd_nxt).map(|position| without(self.back_fin, position));
         let audit = if self.encrypted {
             Audit::default()
         } else {

@@ -137,7 +137,7 @@ impl Postgres {
         let (mut at, mut rest) = (position, bytes);
         if self.front.lost {
             let idle = self.back.idle() && shape::frontend_begin(bytes);
-            if !idle && !(self.back.lost() && shape::frontend_chain(bytes)) {
+            if !(idle || self.back.lost() && shape::frontend_chain(bytes)) {
                 return self.missing(Direction::Frontend, time_ns, at, bytes.len() as u64, resync, sink);
             }
             self.front.lost = false;
