@@ -50,11 +50,6 @@ impl Server {
         self.addresses.first().map(SocketAddr::port)
     }
 
-    /// A path to its executable that is good in our mount namespace.
-    pub fn executable_path(&self) -> PathBuf {
-        procfs::path(self.pid, "exe")
-    }
-
     /// What the server with this process looks like; `None` when it is no postmaster.
     pub fn of_process(pid: u32) -> Option<Self> {
         let executable = fs::read_link(procfs::path(pid, "exe")).ok()?;

@@ -239,6 +239,12 @@ impl Kernel {
         Ok(())
     }
 
+    /// Takes all probes away.
+    pub fn detach_probes(&mut self) {
+        self.probes.clear();
+        self.activity = None;
+    }
+
     /// Whether the probes are attached.
     pub fn probes_attached(&self) -> bool {
         !self.probes.is_empty()

@@ -180,6 +180,11 @@ impl Recorder {
         self.wants_texts
     }
 
+    /// Who knows about sessions has changed: the server was started again.
+    pub fn set_lookup(&mut self, lookup: Box<dyn Lookup>) {
+        self.lookup = lookup;
+    }
+
     /// The programs lost events because a ring was full: holes from now on are called so.
     pub fn ring_was_full(&mut self) {
         self.ledger.ring_was_full = true;

@@ -12,7 +12,7 @@ use underpass_trace::{
     WriterStats,
 };
 
-use crate::discover::{Backends, Server};
+use crate::discover::{Backends, Server, servers};
 use crate::error::Error;
 use crate::event::Event;
 use crate::kernel::{Accounts, Kernel, ResponseLevel, Settings, SourceKind};
@@ -119,6 +119,8 @@ struct Run<'a> {
     summary: Summary,
     started: Instant,
     activity_useless: bool,
+    /// The server's process now.
+    postmaster: u32,
 }
 
 /// Captures until `stop`, the duration, or a limit of the trace. `ready` is told when the first byte would be seen; `progress`,
@@ -161,6 +163,7 @@ pub fn run(
         summary: Summary::default(),
         started: Instant::now(),
         activity_useless: false,
+        postmaster: options.server.pid,
         options,
         kernel,
     };
@@ -220,8 +223,7 @@ impl Run<'_> {
     }
 
     fn attach_probes(&mut self) -> Result<(), Error> {
-        let server = &self.options.server;
-        self.kernel.attach_probes(&server.executable_path(), server.pid)
+        self.kernel.attach_probes(&procfs::path(self.postmaster, "exe"), self.postmaster)
     }
 
     /// In the middle of a capture: what does not work is noted.
@@ -312,6 +314,7 @@ impl Run<'_> {
             }
             if reported.elapsed() >= REPORT {
                 reported = Instant::now();
+                self.follow_server();
                 self.update();
                 let counters = counters(&self.summary);
                 write(&mut self.writer, &mut self.stopped, &Record::Counters(counters));
@@ -344,11 +347,34 @@ impl Run<'_> {
         }
         if self.options.probes == Probes::Auto
             && !self.kernel.probes_attached()
-            && Backends::has_local(self.options.server.pid)
+            && Backends::has_local(self.postmaster)
         {
             self.probes_if_possible("a client is connected by a Unix socket");
         }
         self.follow_texts();
+    }
+
+    /// The packets of a server that was started again come as before; the probes must know its new postmaster.
+    fn follow_server(&mut self) {
+        if procfs::path(self.postmaster, "exe").exists() {
+            return;
+        }
+        let old = &self.options.server;
+        let same = |server: &Server| server.data_directory == old.data_directory && server.netns == old.netns;
+        let Some(server) = servers().into_iter().find(same) else { return };
+        self.postmaster = server.pid;
+        self.recorder.set_lookup(Box::new(Backends::new(server.pid)));
+        let after = self.started.elapsed().as_secs_f64();
+        self.summary
+            .notes
+            .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
+        let probed = self.kernel.probes_attached();
+        self.kernel.detach_probes();
+        // Another executable, perhaps: the old probes are on the old inode.
+        let result = if probed { self.attach_probes() } else { self.kernel.set_postmaster(server.pid) };
+        if let Err(error) = result {
+            self.summary.notes.push(format!("its functions are not probed any more: {error}"));
+        }
     }
 
     /// The probe that tells texts costs a trap for each statement: it is there only while it is needed.
@@ -357,8 +383,8 @@ impl Run<'_> {
         if !wanted {
             self.kernel.detach_activity();
         } else if !self.kernel.activity_attached() && !self.activity_useless {
-            let server = &self.options.server;
-            if let Err(error) = self.kernel.attach_activity(&server.executable_path(), server.pid) {
+            let executable = procfs::path(self.postmaster, "exe");
+            if let Err(error) = self.kernel.attach_activity(&executable, self.postmaster) {
                 self.activity_useless = true;
                 self.summary.notes.push(format!("texts of older prepared statements cannot be had: {error}"));
             }

@@ -266,3 +266,34 @@ fn passwords_of_logins_are_not_in_the_trace() {
     assert!(!everything.contains("correct horse"));
     trace.assert_lossless();
 }
+
+#[test]
+fn a_server_that_is_started_again_is_followed() {
+    if skipped() {
+        return;
+    }
+    let mut postgres = Postgres::start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Always, ..Setup::default() });
+    let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    client.query("select 1").expect("an answer");
+    postgres.restart().expect("a restart");
+    // Longer than the recorder takes to notice.
+    std::thread::sleep(Duration::from_secs(3));
+    for (name, options) in
+        [("tcp again", postgres.options("postgres", "postgres")), ("unix again", postgres.superuser())]
+    {
+        let sent = work(&options.parameter("application_name", name), &[(Batch::new().query("select 2"), 1)]);
+        assert!(!sent.is_empty());
+    }
+    let trace = capture.end();
+    assert!(
+        trace.summary.notes.iter().any(|note| note.contains("started again")),
+        "{:?}",
+        trace.summary.notes
+    );
+    for name in ["tcp again", "unix again"] {
+        let session = trace.session(name);
+        assert_eq!(trace.outcomes(session), [("SELECT 1".to_owned(), 1)]);
+    }
+    trace.assert_lossless();
+}
