@@ -6,6 +6,7 @@ mod args;
 mod check;
 mod export;
 mod report;
+mod trace;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Report(report) => report::run(&report),
         Command::Export(arguments) => export::export(&arguments),
         Command::Import(arguments) => export::import(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);

@@ -228,6 +228,7 @@ impl Analysis {
                     WithheldReason::Filter => "filters",
                     WithheldReason::Replication => "replication",
                     WithheldReason::Masking => "data that cannot be masked",
+                    WithheldReason::Incomplete => "messages that never ended",
                 };
                 *self.withheld.entry(why).or_default() += withheld.len;
             }

@@ -169,7 +169,8 @@ pub fn record() -> impl Strategy<Value = Record<'static>> {
                 WithheldReason::Authentication,
                 WithheldReason::Filter,
                 WithheldReason::Replication,
-                WithheldReason::Masking
+                WithheldReason::Masking,
+                WithheldReason::Incomplete
             ])
         )
             .prop_map(|(session, time_ns, direction, offset, len, reason)| {
