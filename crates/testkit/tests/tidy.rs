@@ -12,6 +12,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 const LAYERS: &[(&str, u32)] = &[
     ("underpass-wire", 0),
     ("underpass-config", 0),
+    ("underpass-stats", 0),
     ("underpass-auth", 1),
     ("underpass-pool", 1),
     ("underpass-console", 1),
@@ -25,6 +26,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("underpass-sockmap", 2),
     ("underpass-capture", 2),
     ("underpass-pooler", 3),
+    ("underpass-replay", 3),
     ("underpass-cli", 4),
     ("underpass", 4),
     ("underpass-testkit", DEVELOPMENT),
