@@ -213,6 +213,11 @@ impl ServerStatements {
         self.held.get_mut(&id).map(|entry| entry.1 = uses).is_some()
     }
 
+    /// Whether the server has it.
+    pub fn has(&self, id: u64) -> bool {
+        self.held.contains_key(&id)
+    }
+
     /// Notes that the server has it.
     pub fn insert(&mut self, statement: Arc<Statement>) {
         self.uses += 1;

@@ -150,6 +150,7 @@ impl Link {
                 self.make_up(input, out);
             }
         }
+        self.let_go();
         Ok(at)
     }
 
@@ -271,7 +272,7 @@ impl Link {
             if let Some(client) = client.as_deref_mut() {
                 client.statements = None;
             }
-            for effect in self.pending.iter().filter_map(|op| op.effect.as_deref()) {
+            for effect in self.pending.iter_mut().filter_map(|op| op.effect.as_deref_mut()) {
                 effect.redo(client.as_deref_mut(), &mut self.statements);
             }
         }
