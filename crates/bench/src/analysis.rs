@@ -47,6 +47,12 @@ impl<'a> View<'a> {
             .collect()
     }
 
+    /// The most rounds that any system has at any point.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.samples.values().flat_map(BTreeMap::values).map(Vec::len).max().unwrap_or(0)
+    }
+
     /// All good samples of a system at a point.
     #[must_use]
     pub fn samples(&self, system: &str, point: &Point) -> &[&'a Sample] {
@@ -95,8 +101,9 @@ impl<'a> View<'a> {
             .into_iter()
             .filter_map(|(round, value)| {
                 let base = *base.get(&round)?;
-                // A tax of nothing or less gives no meaningful ratio; such a round is missing, not infinite.
-                (base > 0.0).then_some(value / base)
+                // A tax of nothing or less divides nothing. To drop such rounds would keep those in which noise made
+                // the other's tax large: they count as beyond every bound instead.
+                Some(if base > 0.0 { value / base } else { f64::INFINITY })
             })
             .collect()
     }

@@ -8,8 +8,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::analysis::View;
-use crate::sample::{Point, Results};
-use crate::stats::Estimate;
+use crate::lanes::SHARE_MIN;
+use crate::sample::{Point, Results, metric};
+use crate::stats::{Estimate, Summary};
 
 const TABLE: &str = include_str!("../../../bench/limits.toml");
 
@@ -41,6 +42,11 @@ pub struct Limit {
     pub at_least: Option<f64>,
     /// What we would like beyond the bound.
     pub aim: Option<f64>,
+    /// Rounds that decide, where it is not [`MIN_ROUNDS`]: a size in bytes does not drift with the machine.
+    pub min_rounds: Option<usize>,
+    /// The pooler may choose user space here, so the lane's share decides nothing.
+    #[serde(default)]
+    pub any_path: bool,
 }
 
 /// A value or several.
@@ -92,6 +98,8 @@ pub enum Verdict {
     NotMet,
     /// Too few rounds or too wide an interval.
     Undecided,
+    /// User space served more than a few of the transactions that a lane should have carried.
+    NotCarried,
 }
 
 impl fmt::Display for Verdict {
@@ -100,6 +108,7 @@ impl fmt::Display for Verdict {
             Self::Met => "met",
             Self::NotMet => "not met",
             Self::Undecided => "undecided",
+            Self::NotCarried => "failed: not in the lane",
         })
     }
 }
@@ -126,7 +135,9 @@ impl Limit {
             Some(_) => estimate.half_width(),
             None => estimate.half_width() / estimate.median.abs().max(f64::MIN_POSITIVE),
         };
-        if estimate.rounds < MIN_ROUNDS || width > MAX_HALF_WIDTH {
+        // Written so that a width that is not a number decides nothing either.
+        let narrow = width <= MAX_HALF_WIDTH;
+        if estimate.rounds < self.min_rounds.unwrap_or(MIN_ROUNDS) || !narrow {
             return Verdict::Undecided;
         }
         let within = self.at_most.is_none_or(|most| estimate.median <= most)
@@ -160,12 +171,20 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
                 None => Estimate::of(&view.values(&limit.system, point, &limit.metric)),
             };
             if let Some(estimate) = estimate {
-                let verdict = limit.judge(&estimate);
+                let carried = limit.any_path || carried(&view, &limit.system, point) != Some(false);
+                let verdict = if carried { limit.judge(&estimate) } else { Verdict::NotCarried };
                 judged.push(Judged { limit: limit.clone(), point: point.clone(), estimate, verdict });
             }
         }
     }
     judged
+}
+
+/// Whether the system's lane carried what it should at a point; `None` for a system without a lane.
+#[must_use]
+pub fn carried(view: &View<'_>, system: &str, point: &Point) -> Option<bool> {
+    let share = Summary::of(&view.values(system, point, metric::LANE_SHARE))?;
+    Some(share.median >= SHARE_MIN)
 }
 
 #[cfg(test)]
@@ -183,6 +202,8 @@ mod tests {
             at_most: Some(1.0),
             at_least: None,
             aim: None,
+            min_rounds: None,
+            any_path: false,
         }
     }
 
@@ -208,6 +229,28 @@ mod tests {
             }
             assert!(crate::experiments::find(&limit.experiment).is_some(), "{}", limit.experiment);
         }
+    }
+
+    #[test]
+    fn a_row_that_its_lane_did_not_carry_fails_whatever_its_numbers() {
+        let point = Point::default().with("clients", 8);
+        let mut results = Results::default();
+        for round in 0..10 {
+            let sample = crate::analysis::tests::sample;
+            results.samples.push(sample("direct", round, &point, 20.0, 1.0));
+            results.samples.push(sample("pgbouncer", round, &point, 30.0, 1.0));
+            let mut lane = sample("ours-d", round, &point, 22.0, 1.0);
+            lane.metrics.insert(metric::LANE_SHARE.to_owned(), 0.94);
+            results.samples.push(lane);
+        }
+        let of = |limit: Limit| judge(&[limit], &results)[0].verdict;
+        let limit = Limit { system: "ours-d".into(), ..limit() };
+        assert_eq!(of(Limit { any_path: true, ..limit.clone() }), Verdict::Met);
+        assert_eq!(of(limit.clone()), Verdict::NotCarried);
+        for sample in &mut results.samples {
+            sample.metrics.insert(metric::LANE_SHARE.to_owned(), 0.96);
+        }
+        assert_eq!(judge(&[limit], &results)[0].verdict, Verdict::Met);
     }
 
     #[test]

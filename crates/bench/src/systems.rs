@@ -86,6 +86,10 @@ pub struct System {
     /// Lines for the template.
     #[serde(default)]
     pub extra: String,
+    /// The lane that it is about, by its name in SHOW KERNEL: a row in which that lane carried less than
+    /// [`crate::lanes::SHARE_MIN`] of the transactions fails.
+    #[serde(default)]
+    pub lane: Option<String>,
     /// Same program as that system; for the proof of the method.
     #[serde(default)]
     pub twin_of: Option<String>,
@@ -147,6 +151,17 @@ impl System {
             };
             format!("system {}: program {name} not found: {advice}", self.name)
         })
+    }
+
+    /// Whether it can be started here.
+    ///
+    /// # Errors
+    /// What is missing, with what to do.
+    pub fn ready(&self) -> Result<()> {
+        if self.is_pooler() {
+            self.program()?;
+        }
+        Ok(())
     }
 
     /// The first line that its program prints about its version.
@@ -357,12 +372,13 @@ impl Instance {
     ///
     /// # Errors
     /// When psql fails.
-    pub fn ask(&self, place: Place<'_>, sql: &str) -> Result<String> {
+    pub fn ask(&self, place: Place<'_>, database: &str, sql: &str) -> Result<String> {
         let psql = find_program("psql").context("psql not found")?;
         let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
         let mut command = launch.command(place.account, psql);
         command.args(["-X", "-q", "-A", "-t", "-c", sql]);
         self.endpoint.apply(&mut command);
+        command.env("PGDATABASE", database);
         crate::procs::output(command, "psql")
     }
 
@@ -370,7 +386,7 @@ impl Instance {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             self.check_alive().with_context(|| format!("system {} does not start", system.name))?;
-            match self.ask(place, "select 42") {
+            match self.ask(place, DATABASE, "select 42") {
                 Ok(answer) if answer.trim() == "42" => return Ok(()),
                 Ok(answer) => bail!("system {}: select 42 gave {answer:?}", system.name),
                 Err(error) if Instant::now() > deadline => {
@@ -378,7 +394,7 @@ impl Instance {
                         [self.log.clone(), self.log.with_file_name("pooler.log")].map(|path| log_tail(&path));
                     bail!("system {} does not answer: {error:#}\n{}", system.name, log.concat());
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Tables, mixes and skew follow BenchBase, the framework of the Tigger paper; a test holds the numbers to its.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::postgres::{DATABASE, Server};
 use crate::sample::LoadedData;
@@ -243,10 +243,7 @@ impl Workload {
             "select sum(greatest(reltuples, 0))::bigint, sum(pg_total_relation_size(oid)) / 1e6 \
              from pg_class where relkind = 'r' and relname in ({names})"
         );
-        let answer = server.psql(DATABASE, &sql)?;
-        let mut words = answer.trim().split('|').map(|word| word.parse::<f64>().unwrap_or(0.0));
-        let (rows, mb) = (words.next().unwrap_or(0.0), words.next().unwrap_or(0.0));
-        Ok(LoadedData { rows: rows as u64, mb })
+        LoadedData::parse(&server.psql(DATABASE, &sql)?).context("no size of the tables")
     }
 }
 
