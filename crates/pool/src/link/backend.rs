@@ -105,8 +105,9 @@ impl Link {
                         if !complete && total <= HELD_MAX {
                             break;
                         }
-                        if is_plan_changed(body) {
-                            self.statements.outdate(statement);
+                        if complete && is_plan_changed(body) && self.plan_changed(statement) {
+                            at += there;
+                            continue;
                         }
                     }
                     if hidden {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use memchr::memchr;
 
 use super::{
-    Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice, UNNAMED,
-    Unnamed,
+    Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice,
+    UNNAMED, Unnamed,
 };
 use crate::prepared::{self, Statement};
 
@@ -91,6 +91,7 @@ impl Link {
             };
             at += passed;
         }
+        self.kept(input, out);
         Ok((at, FrontendEvent::Fed))
     }
 
@@ -336,7 +337,12 @@ impl Link {
     }
 
     /// A Bind of the unnamed statement must not meet one that another client left on this server. False if it has to wait.
-    fn bind_unnamed(&mut self, input: &[u8], context: &mut FrontendContext<'_>, out: &mut Splice<'_>) -> bool {
+    fn bind_unnamed(
+        &mut self,
+        input: &[u8],
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> bool {
         if self.unnamed == Unnamed::Stranger {
             if self.depends() && self.pending.iter().any(|op| op.statement == UNNAMED) {
                 // The client's own Parse is under way, in a batch that may have failed ahead of it.
@@ -427,6 +433,7 @@ impl Link {
         context: &mut FrontendContext<'_>,
         out: &mut Splice<'_>,
     ) -> Option<(usize, u64)> {
+        self.keep_batch(input, out);
         let client_name = &message.body[name.clone()];
         let known = context.client.statements.as_ref().and_then(|table| table.get(client_name)).cloned();
         let substitute;

@@ -12,6 +12,7 @@
 
 mod backend;
 mod frontend;
+mod replay;
 mod splice;
 
 use std::collections::VecDeque;
@@ -317,6 +318,7 @@ pub struct Link {
     /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
     forwarded_head: u8,
     unnamed: Unnamed,
+    batch: replay::Batch,
     /// Statements the server holds.
     pub statements: ServerStatements,
     /// Bytes of parse messages sent on behalf of clients, and how many (`SHOW STATS`).
@@ -355,6 +357,7 @@ impl Link {
             foreign_extended: false,
             forwarded_head: 0,
             unnamed: Unnamed::Stranger,
+            batch: replay::Batch::default(),
             statements: ServerStatements::default(),
             counts: LinkCounts::default(),
         }
@@ -455,6 +458,7 @@ impl Link {
             return false;
         }
         self.holds = false;
+        self.batch = replay::Batch::default();
         // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.
         for op in &mut self.pending {
             if op.answer == Answer::Forward {
@@ -502,6 +506,7 @@ impl Link {
 
     fn pop(&mut self) -> Option<Op> {
         let op = self.pending.pop_front()?;
+        self.batch.forget();
         self.uncertain -= u32::from(op.kind.is_uncertain());
         Some(op)
     }
