@@ -351,6 +351,27 @@ pub const EXPERIMENTS: &[Experiment] = &[
         plan: plans::copy,
     },
     Experiment {
+        name: "mirroring",
+        title: "Mirroring to a second server",
+        shows: "The same work on a second, equal server: at a rate that leaves half of the machine idle, and at full \
+                speed. `sync` is the papers' meaning, the next statement waits until both servers are ready; `async` \
+                never waits. Each is compared with the same pooler without a mirror, so what is added is what counts.",
+        paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
+        scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
+        systems: &["ours-off", "ours-mirror-async", "ours-mirror-sync", "pgpool", "pgpool-mirror"],
+        plan: plans::mirroring,
+    },
+    Experiment {
+        name: "tracing",
+        title: "Tracing a server",
+        shows: "Throughput of PostgreSQL alone, with log_statement = all, and with a tracer beside it in three stages: \
+                attached only, parsed and thrown away, and written to disk. No pooler takes part.",
+        paper: "ANTtrail's evaluation, its five scenarios",
+        scale: PaperScale { data: "YCSB, size not given", clients: "50", seconds: "not given" },
+        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist"],
+        plan: plans::tracing,
+    },
+    Experiment {
         name: "dump",
         title: "Large transfer",
         shows: "Elapsed time of pg_dump over many tables of integers. The client is the bottleneck, so a pooler \

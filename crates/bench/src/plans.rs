@@ -227,7 +227,11 @@ pub fn cpu(options: &Options) -> Vec<Step> {
 /// Each workload at full speed.
 pub fn workloads(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[16]);
-    let names = options.workloads_or(if options.quick { &["ycsb"] } else { workloads::NAMES });
+    let names = options.workloads_or(if options.quick {
+        &["ycsb"]
+    } else {
+        &["noop", "select1", "ycsb", "ycsb-mixed", "smallbank", "tatp", "tpcb", "twitter"]
+    });
     let mut steps = Vec::new();
     for &count in &clients {
         for name in &names {
@@ -392,6 +396,45 @@ pub fn copy(options: &Options) -> Vec<Step> {
         Step::new(index as u32, point, setup(options, 1), work)
     });
     steps.collect()
+}
+
+/// A fixed rate with a second server that gets the same, and full speed.
+pub fn mirroring(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[20]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for name in options.workloads_or(&["ycsb", "tpcb"]) {
+            for rate in [Some(options.rate.min(500.0)), None] {
+                let mut setup = Setup { pool_mode: PoolMode::Session, ..setup(options, most(&clients)) };
+                setup.pool_size = setup.pool_size.max(count);
+                let speed = rate.map_or_else(|| "full".to_owned(), |rate| format!("{rate}/s"));
+                let point =
+                    Point::default().with("clients", count).with("rate", speed).with("workload", &name);
+                let mut load = Load::new(count, Protocol::Simple, "");
+                load.rate = rate;
+                let group = steps.len() as u32;
+                steps.push(workload_step(group, point, setup, load, &name, options));
+            }
+        }
+    }
+    steps
+}
+
+/// The server under a tracer: eight clients, and fifty on the mixes of the tracing paper.
+pub fn tracing(options: &Options) -> Vec<Step> {
+    let own: &[&str] =
+        if options.quick { &["select1"] } else { &["select1", "tpcb", "ycsb-90-10", "ycsb-10-90"] };
+    let mut steps = Vec::new();
+    for name in options.workloads_or(own) {
+        let clients = options.clients_or(if name.starts_with("ycsb") { &[50] } else { &[8] });
+        for &count in &clients {
+            let point = Point::default().with("clients", count).with("workload", &name);
+            let load = Load::new(count, Protocol::Simple, "");
+            let group = steps.len() as u32;
+            steps.push(workload_step(group, point, setup(options, most(&clients)), load, &name, options));
+        }
+    }
+    steps
 }
 
 /// pg_dump of many tables.

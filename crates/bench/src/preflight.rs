@@ -167,8 +167,9 @@ fn memory_problem(planned: &[Planned<'_>], needs: ServerNeeds) -> Option<String>
         .map(|(step, _)| step.setup.max_clients)
         .max()
         .unwrap_or(0);
+    let servers = if planned.iter().any(|(_, system)| system.mirrored) { 2.0 } else { 1.0 };
     let mib = f64::from(needs.connections) * BACKEND_MIB
-        + f64::from(needs.shared_buffers_mib)
+        + f64::from(needs.shared_buffers_mib) * servers
         + f64::from(clients) * CLIENT_MIB
         + f64::from(children) * PGPOOL_CHILD_MIB;
     let available = memory_available_mib().ok()?;

@@ -48,8 +48,16 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
         tempfile::Builder::new().prefix("underpass-bench-").tempdir().context("no temporary folder")?;
     open_to_all(folder.path())?;
     let hosts = Hosts::make(arguments.topology)?;
-    let server = Server::start(folder.path(), &account, &hosts, needs)?;
-    let place = Place { folder: folder.path(), account: &account, hosts: &hosts, server: &server };
+    let start = |name| Server::start(folder.path(), name, &account, &hosts, needs);
+    let server = start("postgres")?;
+    let mirror = planned.iter().any(|(_, system)| system.mirrored).then(|| start("mirror")).transpose()?;
+    let place = Place {
+        folder: folder.path(),
+        account: &account,
+        hosts: &hosts,
+        server: &server,
+        mirror: mirror.as_ref(),
+    };
 
     let used: BTreeSet<&str> = planned.iter().map(|(_, system)| system.name.as_str()).collect();
     let used: Vec<&System> = table.iter().filter(|system| used.contains(system.name.as_str())).collect();
@@ -106,7 +114,15 @@ fn plan<'a>(arguments: &RunArgs, table: &'a [System]) -> Result<Vec<Plan<'a>>> {
     for entry in profiles::entries(arguments)? {
         // What the command line names must be there; what a profile or an experiment names is left out if it is not.
         let (chosen, mut skipped) = choose(&entry, !arguments.systems.is_empty(), table)?;
-        let steps = (entry.experiment.plan)(&entry.options);
+        let mut steps = (entry.experiment.plan)(&entry.options);
+        let by_go_tpc = |step: &Step| matches!(step.work, Work::Task(Task::Tpcc { .. }));
+        if arguments.experiment.is_empty()
+            && steps.iter().any(by_go_tpc)
+            && let Err(error) = tasks::tpcc::program()
+        {
+            skipped.push(format!("{}: {error:#}", entry.experiment.name));
+            steps.clear();
+        }
         let mut cells = Vec::new();
         let mut reasons = BTreeMap::new();
         for (index, step) in steps.iter().enumerate() {
@@ -217,6 +233,9 @@ fn load_data(
                 if data.rows > 0 {
                     let seconds = began.elapsed().as_secs_f64();
                     println!("loaded {workload}: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
+                }
+                if let Some(mirror) = place.mirror {
+                    found.load(mirror, scale).with_context(|| format!("loading {workload} on the mirror"))?;
                 }
                 results.meta.data.insert(workload.clone(), data);
             }

@@ -25,7 +25,7 @@ use crate::lanes::{self, Lanes};
 use crate::pgbench::{self, Driver, Measured, SETTLE};
 use crate::roundtrips::RoundTrips;
 use crate::sample::{Results, Sample, metric};
-use crate::systems::{Instance, Place, Setup, System};
+use crate::systems::{Beside, Instance, Place, Setup, System};
 
 /// Rounds between two starts of the systems: one order and its reverse.
 const ROUNDS_PER_START: u32 = 2;
@@ -214,7 +214,10 @@ impl<'a> Runner<'a> {
     fn instance(&mut self, cell: Cell<'a>) -> Result<(&'a str, &'a Setup)> {
         let key = (cell.system.name.as_str(), &cell.step.setup);
         if !self.instances.contains_key(&key) {
-            self.instances.insert(key, Instance::start(cell.system, &cell.step.setup, self.place)?);
+            let start = || Instance::start(cell.system, &cell.step.setup, self.place);
+            // Once more: a port may have been taken since it was chosen, or a self-test have met a busy moment.
+            let instance = start().or_else(|error| start().map_err(|_| error))?;
+            self.instances.insert(key, instance);
         }
         Ok(key)
     }
@@ -235,6 +238,7 @@ impl<'a> Runner<'a> {
             .pid()
             .filter(|_| cell.system.paused_percent > 0.0)
             .map(|pid| Pauser::start(pid, cell.system.paused_percent / 100.0));
+        let mut beside = Beside::start(cell.system, self.place)?;
         let mut trips = RoundTrips::new(cell.step.round_trips, instance, self.place);
         let outcome = match (&cell.step.work, driver) {
             (Work::Pgbench { .. }, Some(driver)) => {
@@ -260,6 +264,9 @@ impl<'a> Runner<'a> {
                 Outcome::Measured(task.run(self.seconds, instance, self.place, self.stop)?)
             }
         };
+        if let Some(beside) = &mut beside {
+            beside.check_running()?;
+        }
         let mut metrics = trips.metrics();
         let after = read_lanes(instance)?;
         if let (Some(lane), Some(before), Some(after)) = (&cell.system.lane, before, after)

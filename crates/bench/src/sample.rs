@@ -41,6 +41,10 @@ pub mod metric {
     pub const POOLER_SWITCHES: &str = "pooler_switches";
     /// CPU time per transaction above the direct connection's of the same round; derived, not stored.
     pub const TAX: &str = "tax_us";
+    /// Mean latency above that of the same system without its mirror, in the same round; derived, not stored.
+    pub const ADDED_LATENCY: &str = "added_latency_ms";
+    /// CPU per transaction above that of the same system without its mirror, in the same round; derived, not stored.
+    pub const ADDED_CPU: &str = "added_cpu_us";
     /// Memory of the pooler (Pss) in MiB.
     pub const MEMORY: &str = "memory_mib";
     /// Growth of the pooler's memory in MiB.
@@ -186,6 +190,9 @@ pub struct Meta {
     pub command: String,
     /// Titles of systems by name.
     pub titles: BTreeMap<String, String>,
+    /// For systems with a mirror, the same system without it.
+    #[serde(default)]
+    pub without: BTreeMap<String, String>,
     /// Rows and MB of each workload that was loaded.
     pub data: BTreeMap<String, LoadedData>,
     /// Seconds of one measurement, by experiment.

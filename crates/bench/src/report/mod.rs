@@ -218,8 +218,8 @@ fn limits(judged: &[Judged]) -> String {
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td></tr>",
             escape(&one.limit.source),
             escape(&one.point.label()),
-            escape(&one.limit.bound()),
-            one.limit.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
+            escape(&one.bounds.to_string()),
+            one.bounds.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
             interval(&one.estimate),
             one.estimate.rounds,
             one.verdict
