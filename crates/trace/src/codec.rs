@@ -519,7 +519,9 @@ numbered!(
     u8,
     Authentication = 0,
     Filter = 1,
-    Replication = 2
+    Replication = 2,
+    Incomplete = 3,
+    Masking = 4
 );
 numbered!(
     loss_reason,
