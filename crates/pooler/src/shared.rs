@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 use underpass_config::Database;
 use underpass_console::{SocketId, Timestamp, text};
@@ -17,6 +17,7 @@ use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::control::Control;
+use crate::deriver::Deriver;
 use crate::gather::Periods;
 use crate::lanes::Lanes;
 use crate::logging;
@@ -107,6 +108,7 @@ pub(crate) struct Shared {
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
     pub resolver: Resolver,
+    pub deriver: Deriver,
     /// Kernel lanes, where they work and are wanted.
     pub lanes: Option<Arc<Lanes>>,
     pub control: Control,
@@ -243,21 +245,7 @@ impl Shared {
             lock(&self.core).share_idle(id, idle);
             Some(place)
         });
-        let pool = Arc::new(Pool {
-            id,
-            lane,
-            lane_fits: AtomicBool::new(true),
-            database: database.clone(),
-            user: user.clone(),
-            settings: ArcSwap::from_pointee(pool_settings),
-            welcome: ArcSwapOption::empty(),
-            clients: AtomicU32::new(0),
-            proved: ArcSwapOption::empty(),
-            secret: ArcSwapOption::empty(),
-            last_error: ArcSwapOption::empty(),
-            round: Mutex::default(),
-            forgotten: AtomicBool::new(false),
-        });
+        let pool = Arc::new(Pool::new(id, lane, database.clone(), user.clone(), pool_settings));
         debug_assert_eq!(names.pools.len(), id.0 as usize);
         names.pools.push(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
@@ -277,7 +265,7 @@ impl Shared {
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
         let is_other_link = fresh.link != pool.settings.load().link;
         pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
-        pool.settings.store(Arc::new(fresh));
+        pool.set_settings(fresh);
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link
     }
