@@ -259,10 +259,25 @@ fn dependencies_are_free_and_come_from_the_registry() {
         .other_options(["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(str::to_owned))
         .exec()
         .expect("cargo metadata; if Cargo.lock is not current, build once and commit it");
-    let used: BTreeSet<_> =
-        metadata.resolve.iter().flat_map(|resolve| &resolve.nodes).map(|node| &node.id).collect();
+    // `cargo metadata` adds what crates want on other platforms only; `cargo tree` has what is built here.
+    let tree = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["tree", "--workspace", "--locked", "--target", "x86_64-unknown-linux-gnu"])
+        .args(["--prefix", "none", "--format", "{p}"])
+        .current_dir(root())
+        .output()
+        .expect("cargo tree");
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let tree = String::from_utf8_lossy(&tree.stdout);
+    let named = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    let used: BTreeSet<String> = tree.lines().map(named).collect();
+    assert!(
+        used.contains(concat!("underpass-testkit v", env!("CARGO_PKG_VERSION"))),
+        "cargo tree speaks otherwise"
+    );
     let mut wrong = Vec::new();
-    for package in metadata.packages.iter().filter(|package| used.contains(&package.id)) {
+    let packages = metadata.packages.iter();
+    for package in packages.filter(|package| used.contains(&format!("{} v{}", package.name, package.version)))
+    {
         let licence = package.license.as_deref().unwrap_or("no licence");
         if !is_free(licence) {
             wrong.push(format!("{} {}: {licence}", package.name, package.version));
