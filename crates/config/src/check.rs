@@ -387,17 +387,6 @@ impl Check<'_> {
             {
                 self.warn_at(&db.at, key(), format!("auth_dbname={name} is not in [databases]"));
             }
-            let several = db.host.as_ref().is_some_and(|h| h.hosts().len() > 1);
-            if several
-                && db.load_balance_hosts == crate::LoadBalanceHosts::Disable
-                && c.server_login_retry.as_secs() >= 15
-            {
-                self.warn_at(
-                    &db.at,
-                    key(),
-                    "after a failure the next host is tried only after server_login_retry; lower it",
-                );
-            }
         }
         for user in c.users.values() {
             if user.pool_size == Some(0) {

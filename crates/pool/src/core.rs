@@ -728,6 +728,17 @@ impl<S> Core<S> {
         pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
     }
 
+    /// Whether no connection of the pool is opened now because one has failed within `login_retry`.
+    pub fn pauses(&self, pool: PoolId, now: Instant) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some_and(|at| now.saturating_duration_since(at) < pool.limits.login_retry)
+    }
+
+    /// Whether this connection is still counted as logging in.
+    pub fn is_login(&mut self, id: ServerId) -> bool {
+        self.slot(id).is_some_and(|slot| slot.state == State::Login)
+    }
+
     /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
     pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
         let p = &self.pools[pool.0 as usize];

@@ -416,6 +416,7 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         if waiters > self.waiters.replace(waiters) {
             self.pressure.note(Instant::now());
         }
+        self.pressure.set_waiters(waiters);
         let _ = self.datapath.set_waiters(self.pool, waiters);
     }
 

@@ -7,6 +7,7 @@
 mod client;
 mod control;
 mod gather;
+mod hosts;
 mod kernel_rows;
 mod lanes;
 mod listeners;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -14,6 +14,7 @@ use underpass_pool::{PoolId, params::SharedParameters};
 
 use underpass_wire::SqlState;
 
+use crate::hosts::Round;
 use crate::lanes::LanePool;
 use crate::settings::Settings;
 use crate::worker::Farewell;
@@ -32,7 +33,7 @@ pub(crate) struct DatabaseState {
     pub forgotten: AtomicBool,
     /// Logged-in clients and those logging in.
     pub clients: AtomicU32,
-    /// Next host of a list, for round robin.
+    /// Turn of the next connection: see [`crate::hosts`].
     pub next_host: AtomicUsize,
 }
 
@@ -82,6 +83,8 @@ pub(crate) struct Pool {
     pub secret: ArcSwapOption<underpass_auth::Secret>,
     /// Why the last attempt to get a server failed; none since one succeeded. For clients that wait.
     pub last_error: ArcSwapOption<ConnectError>,
+    /// Hosts that failed since one worked.
+    pub round: Mutex<Round>,
     /// Unused for `pool_idle_timeout`: not shown, until a client comes.
     pub forgotten: AtomicBool,
 }

@@ -5,7 +5,7 @@
 //! costs more than the lane saves; a loop in user space that serves many sockets per wake-up is at its best then. So a contended pool is
 //! left to user space, clients and servers alike, until its queue has been quiet for [`QUIET`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 // The three numbers are first guesses that no measurement has confirmed.
@@ -15,7 +15,7 @@ const WINDOW: Duration = Duration::from_millis(100);
 /// So many of them in a window are a contended pool. Fewer cost less than a change of sides.
 const QUEUED_MAX: u64 = 64;
 /// How long a contended pool stays with user space after the last full window.
-const QUIET: Duration = Duration::from_millis(400);
+const QUIET: Duration = Duration::from_millis(100);
 
 /// The pressure on one pool. Written under the core's lock, read by any worker.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Pressure {
     window_us: AtomicU64,
     queued: AtomicU64,
     until_us: AtomicU64,
+    /// Clients in the queue.
+    waiters: AtomicU32,
     /// Clients in a window that make a contended pool.
     queued_max: u64,
 }
@@ -46,6 +48,7 @@ impl Pressure {
             window_us: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             until_us: AtomicU64::new(0),
+            waiters: AtomicU32::new(0),
             queued_max,
         }
     }
@@ -70,6 +73,16 @@ impl Pressure {
         until > 0 && self.since_base(now) < until
     }
 
+    /// The queue's length changed.
+    pub fn set_waiters(&self, waiters: u32) {
+        self.waiters.store(waiters, Ordering::Relaxed);
+    }
+
+    /// Whether a lane would carry a client's next transaction: nobody queues.
+    pub fn is_calm(&self, now: Instant) -> bool {
+        self.waiters.load(Ordering::Relaxed) == 0 && !self.is_high(now)
+    }
+
     fn since_base(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.base).as_micros() as u64
     }
@@ -89,8 +102,8 @@ mod tests {
         }
         assert!(!pressure.is_high(at(10)));
         pressure.note(at(10));
-        assert!(pressure.is_high(at(10)) && pressure.is_high(at(409)));
-        assert!(!pressure.is_high(at(411)));
+        assert!(pressure.is_high(at(10)) && pressure.is_high(at(109)));
+        assert!(!pressure.is_high(at(111)));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use underpass_pool::ServerId;
 use underpass_pool::link::Link;
 use underpass_pool::params::{ParameterSet, SharedParameters};
 
+use crate::hosts::Turn;
 use crate::lanes::ServerLane;
 use crate::net::Endpoint;
 use crate::pool::Pool;
@@ -55,6 +56,8 @@ pub(crate) struct ServerLogin {
     pub step: ServerLoginStep,
     pub auth: Option<ServerAuth>,
     pub parameters: ParameterSet,
+    /// Which of the hosts it is.
+    pub turn: Turn,
     /// Host name as configured, for certificate verification.
     pub host: String,
     /// The replication client that this connection is made for, and its startup parameters.

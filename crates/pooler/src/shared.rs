@@ -255,6 +255,7 @@ impl Shared {
             proved: ArcSwapOption::empty(),
             secret: ArcSwapOption::empty(),
             last_error: ArcSwapOption::empty(),
+            round: Mutex::default(),
             forgotten: AtomicBool::new(false),
         });
         debug_assert_eq!(names.pools.len(), id.0 as usize);

@@ -178,6 +178,8 @@ pub(crate) struct Outbox {
     sent: usize,
     /// TLS took bytes that the socket did not: the peer is as full as with bytes held here.
     tls_holds: bool,
+    /// What is here was not offered to the socket yet.
+    is_held_back: bool,
 }
 
 impl Outbox {
@@ -208,6 +210,7 @@ impl Outbox {
 
     /// Writes what is held. True if all went.
     pub fn drain(&mut self, transport: &mut Transport) -> io::Result<bool> {
+        self.is_held_back = false;
         while self.sent < self.bytes.len() {
             match transport.write(&self.bytes[self.sent..]) {
                 Ok(count) => self.sent += count,
@@ -220,6 +223,17 @@ impl Outbox {
         *self = Self::default();
         self.tls_holds = !transport.flush()?;
         Ok(!self.tls_holds)
+    }
+
+    /// Keeps `data` for a [`Self::drain`] that follows at once.
+    pub fn hold_back(&mut self, data: &[u8]) {
+        self.is_held_back = self.is_empty();
+        self.bytes.extend_from_slice(data);
+    }
+
+    /// Whether the socket has taken everything that it was offered.
+    pub fn is_unhindered(&self) -> bool {
+        self.is_empty() || self.is_held_back
     }
 
     pub fn held(&self) -> usize {

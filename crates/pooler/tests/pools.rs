@@ -245,7 +245,6 @@ fn forced_users_connect_queries_host_lists_and_socket_directories() -> Result<()
     assert_eq!(forced.query("select current_user")?.ok()?.value(), Some("app"));
     assert_eq!(forced.query("show lock_timeout")?.ok()?.value(), Some("77ms"));
     assert_eq!(client("socket")?.query("select inet_server_addr() is null")?.ok()?.value(), Some("t"));
-    // The second address refuses: the next is tried.
     let mut holders = Vec::new();
     for _ in 0..2 {
         let mut listed = client("listed")?;
@@ -256,5 +255,49 @@ fn forced_users_connect_queries_host_lists_and_socket_directories() -> Result<()
     // Clients by the unix socket.
     let by_socket = pooler.options("whoever", "forced").unix(pooler.directory());
     Client::connect(&by_socket)?.query("select 1")?.ok()?;
+    Ok(())
+}
+
+/// A failure of one host must not cost the pause that a failure of all does: clients here would be told after 200 ms.
+#[test]
+fn the_next_host_of_a_list_is_tried_at_once() -> Result<()> {
+    let server = Postgres::start()?;
+    let port = server.port();
+    let to = |hosts: &str, more: &str| format!("host={hosts} port={port} user=postgres {more}");
+    let ini = Ini::new()
+        .userlist("anyone", "")
+        .database("turns", &to("127.0.0.2,127.0.0.1", "dbname=postgres"))
+        .database("stays", &to("127.0.0.2,127.0.0.3,127.0.0.1", "dbname=postgres load_balance_hosts=disable"))
+        .database("none", &to("127.0.0.2,127.0.0.3", "dbname=postgres"))
+        .database("denied", &to("127.0.0.1,127.0.0.2", "dbname=missing"))
+        .set("auth_type", "any")
+        .set("pool_mode", "transaction")
+        .set("server_login_retry", "60");
+    let pooler = Underpass::start(&ini)?;
+    let client = |database: &str| Client::connect(&pooler.options("whoever", database));
+    let failures = |database: &str| {
+        let phrase = format!("{database}/postgres@127.0.0.2:{port} closing because: connect failed");
+        pooler.log().lines().filter(|line| line.contains(&phrase)).count()
+    };
+    for database in ["turns", "stays"] {
+        // Several at once: their logins fail and are repeated side by side.
+        let mut clients = (0..4).map(|_| client(database)).collect::<Result<Vec<_>>>()?;
+        clients.iter_mut().try_for_each(|client| client.send(&Batch::new().query("begin")))?;
+        for client in &mut clients {
+            client.response()?.ok()?;
+        }
+    }
+    assert!(failures("turns") > 0 && failures("stays") > 0, "the dead host was tried");
+    let before = failures("stays");
+    let mut later = (0..4).map(|_| client("stays")).collect::<Result<Vec<_>>>()?;
+    later.iter_mut().try_for_each(|client| client.query("begin")?.ok().map(drop))?;
+    assert_eq!(failures("stays"), before, "load_balance_hosts = disable stays with the host that works");
+    for _ in 0..3 {
+        let told = refusal(client("none"));
+        assert!(told.contains("server login has been failing, cached error: connect failed"), "{told}");
+    }
+    assert_eq!(failures("none"), 1, "after all hosts failed nothing is tried for server_login_retry");
+    assert!(refusal(client("denied")).contains("does not exist"));
+    assert_eq!(failures("denied"), 0, "a host that answers is not passed over");
     Ok(())
 }

@@ -285,6 +285,21 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`]; [`Error::System`] when the socket cannot be asked.
     pub fn give_client(&self, client: ClientSlot, read_total: u64) -> Result<Give, Error> {
+        self.give_client_before(client, read_total, 0)
+    }
+
+    /// As [`Self::give_client`], for an unlinked client to which user space is about to write `unwritten` bytes, the rest of its
+    /// last response. A request that comes before they are in the socket goes to user space ([`Reason::Behind`]), one that answers them
+    /// is the kernel's. If they do not all go into the socket, [`Self::take`] the client back; nothing was forwarded then.
+    ///
+    /// # Errors
+    /// As [`Self::give_client`].
+    pub fn give_client_before(
+        &self,
+        client: ClientSlot,
+        read_total: u64,
+        unwritten: u64,
+    ) -> Result<Give, Error> {
         let c = self.check_client(client)?;
         let link = self.clients.link(c).load(SeqCst);
         let seen = self.clients.req_dir(c).load(SeqCst) & DIR_BYTES;
@@ -296,7 +311,7 @@ impl Datapath {
             return Ok(Give::Unread { passed_total: passed });
         }
         match server_of(link) {
-            None => self.rebase_client(c)?,
+            None => self.rebase_client(c, unwritten)?,
             Some(_) if link & LINK_PINNED == 0 && LinkState::from_word(link).is_idle() => {
                 return Ok(Give::Ended);
             }
@@ -328,7 +343,7 @@ impl Datapath {
         if peer & PEER_LINKED == 0 {
             return Err(Error::State("give_server: not linked"));
         }
-        self.rebase_client(peer as u32)?;
+        self.rebase_client(peer as u32, 0)?;
         self.give_responses(s, read_total, state)
     }
 
@@ -353,11 +368,11 @@ impl Datapath {
         }
     }
 
-    /// The kernel starts to write to the client: what user space wrote so far is the base of its count.
-    fn rebase_client(&self, c: u32) -> Result<(), Error> {
+    /// The kernel starts to write to the client: what user space wrote so far, and will have written, is the base of its count.
+    fn rebase_client(&self, c: u32, unwritten: u64) -> Result<(), Error> {
         let fd = socket::borrow(self.client_fd(c));
         let enqueued = socket::bytes_enqueued(fd).map_err(Error::system("TCP_INFO of a client"))?;
-        self.clients.tx_expect(c).store(enqueued, SeqCst);
+        self.clients.tx_expect(c).store(enqueued + unwritten, SeqCst);
         Ok(())
     }
 

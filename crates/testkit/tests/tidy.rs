@@ -17,6 +17,7 @@ const LAYERS: [(&str, u32); 15] = [
     ("underpass-console", 1),
     ("underpass-sql", 1),
     ("underpass-tls", 1),
+    ("underpass-trace", 1),
     // A tool of the build: it runs before the kernel edges are compiled and uses none of our crates.
     ("underpass-bpf-build", 1),
     ("underpass-sockmap", 2),

@@ -431,7 +431,9 @@ impl Worker {
             match (&mut client, &mut server.work) {
                 (Some(client), Work::Client(_) | Work::Preparing { .. }) => {
                     meter.stats.sent += passed.len() as u64;
-                    if !passed.is_empty() {
+                    if server.link.is_quiescent() && Self::is_for_lane(client, *now) {
+                        client.outbox.hold_back(passed);
+                    } else if !passed.is_empty() {
                         client_failed = client.outbox.send(&mut client.transport, passed).err();
                     }
                 }
@@ -478,7 +480,11 @@ impl Worker {
                 self.client_io_failed(client, &error);
                 return;
             }
-            if !self.after_responses(key) {
+            let is_linked = self.after_responses(key);
+            if let Some(client) = client_key {
+                self.send_held_back(client);
+            }
+            if !is_linked {
                 return;
             }
             match self.servers.get(key) {

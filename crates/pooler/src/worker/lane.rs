@@ -70,7 +70,8 @@ impl Worker {
         }
     }
 
-    /// Offers a client that rests between transactions to its lane.
+    /// Offers a client that rests between transactions to its lane. What its outbox holds back goes to the socket right afterwards
+    /// ([`Self::send_held_back`]): a client that answers at once finds its lane open.
     pub(super) fn lane_offer(&mut self, key: Key) {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
@@ -86,7 +87,7 @@ impl Worker {
             || client.ended
             || client.side.statement_count() > 0
             || !client.inbox.is_empty()
-            || !client.outbox.is_empty()
+            || !client.outbox.is_unhindered()
         {
             return;
         }
@@ -104,7 +105,8 @@ impl Worker {
         let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         watch_client(client, epoll, token(Source::Client, key), true);
-        match lanes.datapath.give_client(slot, read_total) {
+        let unwritten = client.outbox.held() as u64;
+        match lanes.datapath.give_client_before(slot, read_total, unwritten) {
             Ok(Give::Done) => {
                 client.phase = Phase::Lane;
                 lanes.given.fetch_add(1, Ordering::Relaxed);
@@ -116,6 +118,36 @@ impl Worker {
                 // Something came in meanwhile; watching it again announces it.
                 watch_client(client, epoll, token(Source::Client, key), false);
             }
+        }
+    }
+
+    /// Whether the end of a transaction should wait for the client to be offered before it is told.
+    pub(super) fn is_for_lane(client: &Client, now: Instant) -> bool {
+        client.lane.as_ref().is_some_and(|lane| lane.not_before.is_none_or(|until| now >= until))
+            && client
+                .pool
+                .as_ref()
+                .and_then(|pool| pool.lane())
+                .is_some_and(|pool| pool.pressure.is_calm(now))
+            && client.outbox.is_empty()
+    }
+
+    /// Sends what was held back until the client was in its lane.
+    pub(super) fn send_held_back(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if client.outbox.is_empty() {
+            return;
+        }
+        match client.outbox.drain(&mut client.transport) {
+            Ok(true) => {}
+            // Until the rest is written, too, the program links nothing; but nobody watches for the socket to have room.
+            Ok(false) if matches!(client.phase, Phase::Lane) => {
+                if !self.lane_take(key) {
+                    self.again_soon.push(Again::LaneClient(key));
+                }
+            }
+            Ok(false) => {}
+            Err(error) => self.client_io_failed(key, &error),
         }
     }
 

@@ -458,16 +458,23 @@ impl Worker {
 
     /// A server that works here has failed or is not wanted any more.
     pub(crate) fn close_server(&mut self, key: Key, reason: &str) {
-        let Some(Entry::Here(server)) = self.servers.remove(key) else { return };
+        let Some(Entry::Here(mut server)) = self.servers.remove(key) else { return };
         let id = server.id;
         let pool = server.pool.clone();
-        let login = matches!(server.work, Work::Login(_));
-        lock(&self.shared.core).closed(id, login, self.now);
-        if login {
-            let error = match &server.refusal {
-                Some(body) => ConnectError::refused(body),
-                None => ConnectError { message: reason.to_owned(), refused: None },
-            };
+        let turn = match &server.work {
+            // One that the core has forgotten was given up, and did not fail.
+            Work::Login(login) if lock(&self.shared.core).is_login(id) => Some(login.turn),
+            _ => None,
+        };
+        let error = turn.map(|turn| match &server.refusal {
+            Some(body) => (turn, ConnectError::refused(body)),
+            None => (turn, ConnectError { message: reason.to_owned(), refused: None }),
+        });
+        // A host that refuses the user is there: the others are not asked, as libpq does.
+        let tries_next = matches!(&error, Some((turn, ConnectError { refused: None, .. }))
+            if self.tries_next_host(&pool, *turn));
+        lock(&self.shared.core).closed(id, error.is_some() && !tries_next, self.now);
+        if let Some((_, error)) = error {
             let is_refused = error.refused.is_some();
             pool.last_error.store(Some(Arc::new(error)));
             if is_refused {
@@ -480,10 +487,11 @@ impl Worker {
             Work::Preparing { client, .. } => Some((*client, true)),
             // Without a word of an answer it was dead before it was asked.
             Work::AuthQuery { client, answer } => Some((*client, answer.is_empty())),
-            Work::Login(login) => login.replication.as_ref().map(|(client, _)| (*client, false)),
-            Work::Settling { .. } | Work::Resting => None,
+            Work::Login(login) if !tries_next => {
+                login.replication.as_ref().map(|(client, _)| (*client, false))
+            }
+            Work::Login(_) | Work::Settling { .. } | Work::Resting => None,
         };
-        let mut server = server;
         if let Some((client, _)) = affected {
             self.lane_unlink(client);
         }
@@ -505,6 +513,14 @@ impl Worker {
                 ),
                 None => {}
             }
+        }
+        if tries_next {
+            if let Work::Login(login) = &mut server.work
+                && let Some(replication) = login.replication.take()
+            {
+                self.open_replication(pool.clone(), replication);
+            }
+            return self.try_next_host(&pool);
         }
         self.launch(pool.id);
     }

@@ -20,6 +20,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Entry, Farewell, Source, Worker};
 use crate::client::Phase;
+use crate::hosts::Turn;
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::pool::{ConnectError, Pool};
@@ -39,6 +40,7 @@ const SOCKET_DIRECTORY: &str = "/tmp";
 pub(super) struct Plan {
     pub id: ServerId,
     pub pool: Arc<Pool>,
+    pub turn: Turn,
     pub host: String,
     pub port: u16,
     /// Startup parameters of a replication client, and the client.
@@ -65,23 +67,24 @@ impl Worker {
     ) {
         let settings = self.shared.settings.load_full();
         let configured = pool.database.settings.load_full();
-        let host = configured.host.as_ref().map(|list| {
-            let hosts = list.hosts();
-            let next = match configured.load_balance_hosts {
-                LoadBalanceHosts::RoundRobin => pool.database.next_host.fetch_add(1, Ordering::Relaxed),
-                // The first that works: a failure moves on.
-                LoadBalanceHosts::Disable => pool.database.next_host.load(Ordering::Relaxed),
-            };
-            hosts[next % hosts.len()].clone()
+        let hosts = configured.host.as_ref().map(|list| list.hosts()).unwrap_or_default();
+        let places = hosts.len().max(1);
+        let going_on = lock(&pool.round).next();
+        let number = going_on.unwrap_or_else(|| match configured.load_balance_hosts {
+            // The one that worked last. The addresses of one name are taken in turn in any case.
+            LoadBalanceHosts::Disable if places > 1 => pool.database.next_host.load(Ordering::Relaxed),
+            _ => pool.database.next_host.fetch_add(1, Ordering::Relaxed),
         });
+        let turn = Turn { number, places };
         let port = configured.port;
-        let host = host.unwrap_or_else(|| match &settings.config.unix_socket_dir {
-            UnixSocketDir::Path(path) => Host::Unix(path.clone()),
-            UnixSocketDir::Abstract(prefix) => Host::Abstract(prefix.clone()),
-            UnixSocketDir::Off => Host::Unix(PathBuf::from(SOCKET_DIRECTORY)),
-        });
+        let host =
+            hosts.get(number % places).cloned().unwrap_or_else(|| match &settings.config.unix_socket_dir {
+                UnixSocketDir::Path(path) => Host::Unix(path.clone()),
+                UnixSocketDir::Abstract(prefix) => Host::Abstract(prefix.clone()),
+                UnixSocketDir::Off => Host::Unix(PathBuf::from(SOCKET_DIRECTORY)),
+            });
         if let Some(path) = host.socket_path(port) {
-            let plan = Plan { id, pool, host: String::new(), port, replication };
+            let plan = Plan { id, pool, turn, host: String::new(), port, replication };
             return self.connect(plan, Ok(Endpoint::Unix(path, port)));
         }
         let name = match host {
@@ -89,7 +92,7 @@ impl Worker {
             Host::Name(name) => name,
             Host::Unix(_) | Host::Abstract(_) => unreachable!("a socket path was found for these"),
         };
-        let plan = Plan { id, pool, host: name.clone(), port, replication };
+        let plan = Plan { id, pool, turn, host: name.clone(), port, replication };
         let config = &settings.config;
         match self.shared.resolver.cached(&name, config.dns_max_ttl, config.dns_nxdomain_ttl) {
             Some(answer) => self.connect_to_any(plan, answer),
@@ -103,11 +106,13 @@ impl Worker {
         }
     }
 
-    fn connect_to_any(&mut self, plan: Plan, answer: Answer) {
+    fn connect_to_any(&mut self, mut plan: Plan, answer: Answer) {
         let endpoint = answer
             .map(|addresses| {
-                let turn = plan.pool.database.next_host.load(Ordering::Relaxed);
-                Endpoint::Tcp(SocketAddr::new(addresses[turn % addresses.len()], plan.port))
+                // Each time round the hosts, a name's next address.
+                let address = addresses[plan.turn.number / plan.turn.places % addresses.len()];
+                plan.turn.places *= addresses.len();
+                Endpoint::Tcp(SocketAddr::new(address, plan.port))
             })
             .map_err(|error| format!("server DNS lookup failed: {}: {error}", plan.host));
         self.connect(plan, endpoint);
@@ -123,12 +128,7 @@ impl Worker {
         let (fd, address) = match opened {
             Ok(opened) => opened,
             Err(message) => {
-                return self.connect_failed(
-                    plan.id,
-                    &plan.pool,
-                    plan.replication.map(|(client, _)| client),
-                    message,
-                );
+                return self.connect_failed(plan, message);
             }
         };
         if matches!(address, Endpoint::Tcp(_)) {
@@ -156,6 +156,7 @@ impl Worker {
                     step: ServerLoginStep::Connecting,
                     auth: None,
                     parameters: ParameterSet::default(),
+                    turn: plan.turn,
                     host: plan.host,
                     replication: plan.replication,
                 })),
@@ -179,23 +180,61 @@ impl Worker {
     }
 
     /// There is not even a socket.
-    fn connect_failed(&mut self, id: ServerId, pool: &Arc<Pool>, client: Option<Key>, message: String) {
+    fn connect_failed(&mut self, plan: Plan, message: String) {
+        let Plan { id, pool, turn, replication, .. } = plan;
         log::warn!("S: {}/{} {message}", pool.database.name, pool.user.name);
         pool.last_error.store(Some(Arc::new(ConnectError { message: message.clone(), refused: None })));
-        pool.database.next_host.fetch_add(1, Ordering::Relaxed);
-        lock(&self.shared.core).closed(id, true, self.now);
-        if let Some(client) = client {
-            self.close_client(client, Farewell::told(SqlState::CONNECTION_FAILURE, message));
+        let tries_next = self.tries_next_host(&pool, turn);
+        lock(&self.shared.core).closed(id, !tries_next, self.now);
+        match replication {
+            Some(replication) if tries_next => self.open_replication(pool.clone(), replication),
+            Some((client, _)) => {
+                self.close_client(client, Farewell::told(SqlState::CONNECTION_FAILURE, message));
+            }
+            None => {}
+        }
+        if tries_next {
+            self.try_next_host(&pool);
+        }
+    }
+
+    /// A connection could not be made, or the server is not ready for one. Whether there is another host to be tried at once.
+    pub(super) fn tries_next_host(&self, pool: &Pool, turn: Turn) -> bool {
+        let database = &pool.database;
+        if database.settings.load().load_balance_hosts == LoadBalanceHosts::Disable {
+            // Unless another failure has moved on already.
+            let (from, to) = (turn.number, turn.number.wrapping_add(1));
+            let _ = database.next_host.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        let pauses = lock(&self.shared.core).pauses(pool.id, self.now);
+        !pauses && lock(&pool.round).failed(turn)
+    }
+
+    /// Opens the connection that failed at one host again, at the next one.
+    pub(super) fn try_next_host(&mut self, pool: &Pool) {
+        self.launch(pool.id);
+        // Those who would wait are refused while connecting fails.
+        self.relaunch(pool.id);
+    }
+
+    /// A connection for one replication client, which has none.
+    pub(super) fn open_replication(&mut self, pool: Arc<Pool>, replication: (Key, Vec<(String, String)>)) {
+        let id = lock(&self.shared.core).open_dedicated(pool.id, self.now);
+        match id {
+            Some(id) => self.open(id, pool, Some(replication)),
+            None => self.close_client(
+                replication.0,
+                Farewell::told(
+                    SqlState::TOO_MANY_CONNECTIONS,
+                    "no server connection left for replication (pool_size)",
+                ),
+            ),
         }
     }
 
     /// Something happened on the socket of a server that logs in.
     pub(super) fn server_login_event(&mut self, key: Key) {
         if let Err(reason) = self.server_login_step(key) {
-            let failed_host = self.server(key).map(|server| server.pool.clone());
-            if let Some(pool) = failed_host {
-                pool.database.next_host.fetch_add(1, Ordering::Relaxed);
-            }
             self.close_server(key, &reason);
         }
     }
@@ -321,6 +360,7 @@ impl Worker {
         server.parameters = set.clone();
         let pool = server.pool.clone();
         pool.last_error.store(None);
+        lock(&pool.round).succeeded();
         if let Some((client, _)) = login.replication {
             return self.replication_ready(key, client);
         }
@@ -358,17 +398,7 @@ impl Worker {
         if let Phase::Login(login) = &mut client.phase {
             login.step = crate::client::LoginStep::Welcome;
         }
-        let id = lock(&self.shared.core).open_dedicated(pool.id, self.now);
-        match id {
-            Some(id) => self.open(id, pool, Some((key, parameters))),
-            None => self.close_client(
-                key,
-                Farewell::told(
-                    SqlState::TOO_MANY_CONNECTIONS,
-                    "no server connection left for replication (pool_size)",
-                ),
-            ),
-        }
+        self.open_replication(pool, (key, parameters));
     }
 
     fn replication_ready(&mut self, key: Key, client: Key) {
