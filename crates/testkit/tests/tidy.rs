@@ -9,13 +9,14 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
 /// ARCHITECTURE.md, "Layers": a crate may use crates of lower layers only. Crates for development stand above all others.
-const LAYERS: [(&str, u32); 15] = [
+const LAYERS: [(&str, u32); 17] = [
     ("underpass-wire", 0),
     ("underpass-config", 0),
+    ("underpass-sql", 0),
     ("underpass-auth", 1),
     ("underpass-pool", 1),
     ("underpass-console", 1),
-    ("underpass-sql", 1),
+    ("underpass-mirror", 1),
     ("underpass-tls", 1),
     ("underpass-trace", 1),
     // A tool of the build: it runs before the kernel edges are compiled and uses none of our crates.
