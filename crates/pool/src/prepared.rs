@@ -161,7 +161,7 @@ pub fn nonexistent(name: &[u8]) -> Vec<u8> {
 }
 
 /// A client's statements: its own names, each with the content it stands for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct ClientStatements {
     names: HashMap<Box<[u8]>, Arc<Statement>, RandomState>,
 }
@@ -183,6 +183,11 @@ impl ClientStatements {
     /// Forgets all.
     pub fn clear(&mut self) {
         self.names.clear();
+    }
+
+    /// All names with what they stand for, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Statement)> {
+        self.names.iter().map(|(name, statement)| (&**name, &**statement))
     }
 
     /// How many names there are.

@@ -24,6 +24,7 @@ use crate::control::{self, Control};
 use crate::gather::{self, Facts, Part, Periods};
 use crate::kernel_rows;
 use crate::lanes::Lanes;
+use crate::mirrors::Mirrors;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -175,6 +176,7 @@ fn serve(
         |threads| threads as usize,
     );
     let shared = share(settings, lanes, control, threads)?;
+    shared.mirrors.configure(&shared.settings.load().config);
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -231,6 +233,7 @@ fn share(
         resolver: Resolver::start()?,
         control,
         lanes,
+        mirrors: Mirrors::default(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         periods: Mutex::new(Periods::new(logging::now())),

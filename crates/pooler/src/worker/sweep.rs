@@ -38,6 +38,7 @@ impl Worker {
             self.fast_close();
         }
         self.sweep_cancels(&settings);
+        self.sweep_mirrors();
         // Pools belong to no worker: the first one looks after them.
         if self.index == 0 {
             self.sweep_pools();
