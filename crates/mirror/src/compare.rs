@@ -66,11 +66,19 @@ pub fn compare(here: &CommandResult, there: &CommandResult) -> Option<Difference
         (Some(_), None) => Some(Difference::ErrorHere),
         (Some(one), Some(other)) if one != other => Some(Difference::SqlState),
         (Some(_), Some(_)) => None,
+        // The end of a transaction that failed on one of them.
+        (None, None) if is_end(&here.tag) && is_end(&there.tag) && here.tag != there.tag => {
+            Some(Difference::Cascade)
+        }
         (None, None) if here.rows != there.rows => Some(Difference::RowCount),
         (None, None) if here.tag != there.tag => Some(Difference::Tag),
         (None, None) if here.hash != there.hash => Some(Difference::Rows),
         (None, None) => None,
     }
+}
+
+fn is_end(tag: &str) -> bool {
+    matches!(tag, "COMMIT" | "ROLLBACK")
 }
 
 #[cfg(test)]
@@ -99,6 +107,7 @@ mod tests {
             (ok("UPDATE 1", 0, 0), error(b"25P02"), Some(Difference::Cascade)),
             (error(b"25P02"), ok("UPDATE 1", 0, 0), Some(Difference::Cascade)),
             (error(b"25P02"), error(b"25P02"), None),
+            (ok("COMMIT", 0, 0), ok("ROLLBACK", 0, 0), Some(Difference::Cascade)),
         ];
         for (here, there, expected) in cases {
             assert_eq!(compare(&here, &there), expected, "{here:?} {there:?}");

@@ -268,7 +268,8 @@ impl Entry {
 fn is_expected(difference: Difference, statement: &Statement, hash: RowHash) -> bool {
     match difference {
         Difference::Rows => {
-            statement.traits.may_differ() || (hash == RowHash::Ordered && statement.traits.varies(Varies::Unordered))
+            statement.traits.may_differ()
+                || (hash == RowHash::Ordered && statement.traits.varies(Varies::Unordered))
         }
         Difference::Tag | Difference::RowCount => statement.traits.may_differ(),
         Difference::ErrorThere

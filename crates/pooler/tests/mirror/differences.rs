@@ -40,6 +40,7 @@ fn a_wrong_row_a_missing_table_and_a_slower_plan_are_found() -> Result<()> {
     client.query("select now(), random()")?.ok()?;
     client.query("select id from t where id in (3, 5) order by v")?.ok()?;
     client.query("select nextval('s')")?.ok()?;
+    pair.settled()?;
     pair.there.sql("select nextval('s')")?;
     client.query("select nextval('s')")?.ok()?;
 

@@ -279,7 +279,6 @@ fn only_what_reads_is_sent_where_that_is_asked() -> Result<()> {
 #[test]
 fn a_sample_is_a_share_of_the_clients() -> Result<()> {
     let pair = Pair::start("sample = 50")?;
-    pair.wait_on().ok();
     eventually("somebody is in the sample", || {
         drop(pair.client()?);
         Ok(pair.mirrors()?.first().is_some_and(|row| row["state"] == "on"))
@@ -290,6 +289,5 @@ fn a_sample_is_a_share_of_the_clients() -> Result<()> {
     }
     let seen = pair.settled()?.get("transactions") - before;
     assert!((10..=50).contains(&seen), "{seen} of 60");
-    assert!(pair.pooler.port() > 0);
     Ok(())
 }

@@ -174,6 +174,9 @@ impl Worker {
             return;
         }
         for key in self.clients.keys() {
+            if self.silent_waits_in_vain(key) {
+                continue;
+            }
             match self.clients.get(key).and_then(|client| client.mirror.as_deref()) {
                 Some(Role::Source(_)) => self.source_sweep(key),
                 Some(Role::Shadow(_)) => self.shadow_sweep(key),
@@ -181,6 +184,16 @@ impl Worker {
             }
         }
         self.flush_compared();
+    }
+
+    /// Closes a shadow or probe in a queue that nothing moves: a mirror that cannot be reached is tried again later, by another one.
+    fn silent_waits_in_vain(&mut self, key: Key) -> bool {
+        let Some(client) = self.clients.get(key).filter(|client| client.is_silent) else { return false };
+        let (Phase::Waiting { since, .. }, Some(pool)) = (&client.phase, &client.pool) else { return false };
+        let waited = self.now.saturating_duration_since(*since);
+        let Some(farewell) = self.failing_fast(pool.id, waited) else { return false };
+        self.close_client(key, farewell);
+        true
     }
 
     fn collect_compared(&mut self, compared: Compared) {

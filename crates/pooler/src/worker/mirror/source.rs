@@ -270,6 +270,9 @@ impl Worker {
             .filter(|tap| tap.state.begin_check(now))
             .map(|tap| tap.state.clone())
             .collect();
+        if due.is_empty() {
+            return;
+        }
         let Some(pool) = self.clients.get(key).and_then(|client| client.pool.clone()) else { return };
         for state in due {
             let there = self.shared.mirrors.pool(&self.shared, &state, &pool, now);
