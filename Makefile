@@ -59,7 +59,9 @@ bench: ## the benchmarks against PgBouncer and a direct connection (QUICK=1: som
 fuzz-smoke: ## every fuzz target for a short time (FUZZ_SECONDS=...)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
+# With the program that the tests have built: half a minute more, and every behaviour that PgBouncer's users rely on.
 ci: lint test ## what every change must pass
+	UNDERPASS_BIN=$${UNDERPASS_BIN:-$(realpath $(or $(CARGO_TARGET_DIR),target))/debug/underpass} tests/compat/run.sh
 
 ci-full: ## everything; writes docs/ci-full.md
 	@scripts/ci-full.sh

@@ -354,7 +354,9 @@ def transaction_mode(t):
     assert backend_pid(two) != pid
     same(backend_pid(one), pid)
     one.query("COMMIT")
-    same(backend_pid(one), backend_pid(two), "the server is shared between transactions")
+    # Several times: an answer may reach its client a moment before the server is free for the next one.
+    shared = any(backend_pid(one) == backend_pid(two) for _ in range(20))
+    assert shared, "the server is shared between transactions"
 
 
 @check("mode/session-resets-between-clients")

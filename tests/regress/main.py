@@ -20,9 +20,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 
 from upkit import host, pooler, postgres, report
 
-# pg_regress asks for the first three by PGOPTIONS and environment. A pooler turns start-up values into SET, so that
-# RESET goes to the server's default instead: as server settings they are the same thing.
-SETTINGS = {"intervalstyle": "postgres_verbose", "datestyle": "postgres, mdy", "timezone": "PST8PDT", "max_prepared_transactions": "10", "max_connections": "150"}
+SETTINGS = {"max_prepared_transactions": "10", "max_connections": "150"}
 RUN_TIMEOUT_S = 1800
 
 
@@ -123,6 +121,19 @@ def build_library(suite, package, major):
     return directory
 
 
+def defaults(suite):
+    """What pg_regress asks for by PGOPTIONS and environment, which differs between minor versions.
+
+    A pooler turns start-up values into SET, so that RESET goes to the server's default instead: as server settings they are the
+    same thing.
+    """
+    with open(os.path.join(suite, "pg_regress.c"), encoding="utf-8") as source:
+        text = source.read()
+    wanted = {"timezone": r'"PGTZ", "([^"]+)"', "datestyle": r'"PGDATESTYLE", "([^"]+)"',
+              "intervalstyle": r"-c intervalstyle=(\w+)"}
+    return {name: re.search(pattern, text)[1] for name, pattern in wanted.items()}
+
+
 def run_suite(name, suite, library, port, schedule):
     """Runs pg_regress against `port`; test -> (status, output), and what it printed."""
     work = host.temp_dir(f"regress-{name}")
@@ -147,7 +158,7 @@ def run_suite(name, suite, library, port, schedule):
             if os.path.exists(path):
                 with open(path, encoding="utf-8", errors="replace") as out:
                     # What differs between any two runs: the port, and the directory of the run.
-                    text = out.read().replace(str(port), "PORT").replace(work, "WORK")
+                    text = re.sub(rf"\b{port}\b", "PORT", out.read()).replace(work, "WORK")
             outcome[found[1]] = (found[2], text)
     shutil.rmtree(work, ignore_errors=True)
     return outcome, done.stdout + done.stderr
@@ -171,11 +182,12 @@ def main():
     differences = report.Differences(os.path.join(HERE, "differences.tsv"), label)
     results = report.Report("regress", label, differences, options.o, options.v)
 
-    with postgres.Postgres(settings=SETTINGS, tls=False) as server:
+    server_settings = {**SETTINGS, **defaults(suite)}
+    with postgres.Postgres(settings=server_settings, tls=False) as server:
         direct, said = run_suite("direct", suite, library, server.port, options.s)
         if direct.get("test_setup", ("ok",))[0] != "ok" or not direct:
             raise host.SetupError(f"the suite does not work directly: {said[-800:]}")
-    with postgres.Postgres(settings=SETTINGS, tls=False) as server:
+    with postgres.Postgres(settings=server_settings, tls=False) as server:
         # Roles come and go in the suite, so they are asked from the server; the password is never needed.
         settings = {"pool_mode": "session", "auth_type": "trust", "max_client_conn": 200, "default_pool_size": 100,
                     "ignore_startup_parameters": "options", "auth_user": "postgres",

@@ -14,6 +14,7 @@ pub const BASELINE: &str = "pgbouncer";
 /// A view of results that answers questions about one experiment.
 #[derive(Debug)]
 pub struct View<'a> {
+    without: &'a BTreeMap<String, String>,
     samples: BTreeMap<&'a str, BTreeMap<&'a Point, Vec<&'a Sample>>>,
 }
 
@@ -25,7 +26,7 @@ impl<'a> View<'a> {
         for sample in results.samples.iter().filter(|s| s.experiment == experiment && s.error.is_none()) {
             samples.entry(&sample.system).or_default().entry(&sample.point).or_default().push(sample);
         }
-        Self { samples }
+        Self { without: &results.meta.without, samples }
     }
 
     /// Points in reading order.
@@ -47,13 +48,20 @@ impl<'a> View<'a> {
             .collect()
     }
 
+    /// The most rounds that any system has at any point.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.samples.values().flat_map(BTreeMap::values).map(Vec::len).max().unwrap_or(0)
+    }
+
     /// All good samples of a system at a point.
     #[must_use]
     pub fn samples(&self, system: &str, point: &Point) -> &[&'a Sample] {
         self.samples.get(system).and_then(|points| points.get(point)).map_or(&[], Vec::as_slice)
     }
 
-    /// A metric by round. The tax is the CPU above the direct connection's of the same round.
+    /// A metric by round. The tax is the CPU above the direct connection's of the same round; what a mirror adds is
+    /// above the same system without it.
     #[must_use]
     pub fn by_round(&self, system: &str, point: &Point, name: &str) -> BTreeMap<u32, f64> {
         let plain = |system: &str, name: &str| -> BTreeMap<u32, f64> {
@@ -62,13 +70,17 @@ impl<'a> View<'a> {
                 .filter_map(|sample| Some((sample.round, *sample.metrics.get(name)?)))
                 .collect()
         };
-        if name != metric::TAX {
-            return plain(system, name);
-        }
-        let direct = plain(DIRECT, metric::CPU);
-        plain(system, metric::CPU)
+        let without = self.without.get(system).map(String::as_str);
+        let (name, base) = match name {
+            metric::TAX => (metric::CPU, Some(DIRECT)),
+            metric::ADDED_CPU => (metric::CPU, without),
+            metric::ADDED_LATENCY => (metric::LATENCY_MEAN, without),
+            stored => return plain(system, stored),
+        };
+        let base = base.map(|base| plain(base, name)).unwrap_or_default();
+        plain(system, name)
             .into_iter()
-            .filter_map(|(round, cpu)| Some((round, cpu - direct.get(&round)?)))
+            .filter_map(|(round, value)| Some((round, value - base.get(&round)?)))
             .collect()
     }
 
@@ -95,8 +107,9 @@ impl<'a> View<'a> {
             .into_iter()
             .filter_map(|(round, value)| {
                 let base = *base.get(&round)?;
-                // A tax of nothing or less gives no meaningful ratio; such a round is missing, not infinite.
-                (base > 0.0).then_some(value / base)
+                // A tax of nothing or less divides nothing. To drop such rounds would keep those in which noise made
+                // the other's tax large: they count as beyond every bound instead.
+                Some(if base > 0.0 { value / base } else { f64::INFINITY })
             })
             .collect()
     }
@@ -141,6 +154,18 @@ pub(crate) mod tests {
         assert_eq!(view.values("pgbouncer", &point, metric::TAX), vec![10.0, 15.0]);
         let ratio = view.ratio("ours-off", "pgbouncer", &point, metric::TAX).unwrap();
         assert!((ratio.median - 0.8).abs() < 1e-9 && ratio.half_width() < 1e-9);
+    }
+
+    #[test]
+    fn what_a_mirror_adds_is_above_the_same_system_without_it() {
+        let point = Point::default();
+        let mut results = Results::default();
+        results.meta.without.insert("pgpool-mirror".into(), "pgpool".into());
+        results.samples.push(sample("pgpool", 0, &point, 30.0, 1.0));
+        results.samples.push(sample("pgpool-mirror", 0, &point, 130.0, 1.0));
+        let view = View::of(&results, "tax");
+        assert_eq!(view.values("pgpool-mirror", &point, metric::ADDED_CPU), vec![100.0]);
+        assert!(view.values("pgpool", &point, metric::ADDED_CPU).is_empty());
     }
 
     #[test]

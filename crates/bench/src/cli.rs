@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use crate::experiments::{self, EXPERIMENTS, Options};
+use crate::experiments::EXPERIMENTS;
 use crate::hosts::Topology;
 use crate::pgbench::Protocol;
 use crate::sample::Results;
-use crate::{limits, proof, report, run, systems, table, workloads};
+use crate::{limits, profiles, proof, report, run, systems, table, workloads};
 
 #[derive(Parser)]
 #[command(version, about, max_term_width = 110)]
@@ -40,7 +40,7 @@ enum Command {
 /// What to measure.
 #[derive(Args, Debug, Clone)]
 pub struct RunArgs {
-    /// Experiments; see `list`. Without it: all of them, or the short selection with --quick.
+    /// Experiments; see `list`. Without it: all of them, or those of the profile.
     #[arg(short, long, value_delimiter = ',')]
     pub experiment: Vec<String>,
     /// Systems. Without it: the experiment's own, as far as installed.
@@ -55,12 +55,12 @@ pub struct RunArgs {
     /// Workloads, a list, where an experiment has several.
     #[arg(short, long, value_delimiter = ',')]
     pub workloads: Vec<String>,
-    /// Seconds of one measurement; warm-up comes on top.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub seconds: u32,
-    /// Rounds. Below 10 no limit is decided.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
+    /// Seconds of one measurement; without it 1, or what the profile says.
+    #[arg(long, value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Rounds; without it 10, or what the profile says. Below 10 no limit is decided.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
     /// Server connections per pool, a list: the first everywhere, further ones where clients exceed it.
     #[arg(long, value_delimiter = ',', default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub pool_size: Vec<u32>,
@@ -73,7 +73,10 @@ pub struct RunArgs {
     /// Where client, pooler and server are.
     #[arg(long, value_enum, default_value_t)]
     pub topology: Topology,
-    /// A few minutes: fewer experiments, points, clients and rounds.
+    /// A selection with its times: see `list`.
+    #[arg(long, conflicts_with = "quick")]
+    pub profile: Option<String>,
+    /// The profile `quick`: some minutes.
     #[arg(short, long)]
     pub quick: bool,
     /// Result file; the page gets the same name with .html.
@@ -84,21 +87,10 @@ pub struct RunArgs {
     pub systems_file: Option<PathBuf>,
 }
 
-impl RunArgs {
-    /// The part that shapes experiments.
-    #[must_use]
-    pub fn options(&self) -> Options {
-        let list = |values: &Vec<u32>| (!values.is_empty()).then(|| values.clone());
-        Options {
-            clients: list(&self.clients),
-            modes: (!self.modes.is_empty()).then(|| self.modes.clone()),
-            pool_sizes: self.pool_size.clone(),
-            workloads: (!self.workloads.is_empty()).then(|| self.workloads.clone()),
-            rate: self.rate,
-            scale: self.scale,
-            quick: self.quick,
-        }
-    }
+/// A time that a measurement can have.
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.2..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("must be 0.2 to 3600".to_owned()) }
 }
 
 /// Parses the command line and does what it says.
@@ -142,6 +134,10 @@ fn list() -> Result<()> {
     for experiment in EXPERIMENTS {
         println!("  {:12} {} ({})", experiment.name, experiment.title, experiment.paper);
     }
+    println!("\nProfiles");
+    for profile in profiles::table()? {
+        println!("  {:12} {}", profile.name, profile.title);
+    }
     println!("\nSystems");
     for system in systems::table(None)? {
         let state = if system.is_pooler() {
@@ -166,27 +162,4 @@ fn list() -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The experiments that the command line selects.
-///
-/// # Errors
-/// When a name is unknown; lists the known ones.
-pub fn selected(arguments: &RunArgs) -> Result<Vec<&'static experiments::Experiment>> {
-    /// What `--quick` measures without a choice of its own.
-    const QUICK: &[&str] = &["tax", "many", "queries", "slow", "proof"];
-    if arguments.experiment.is_empty() {
-        let all = EXPERIMENTS.iter().filter(|e| !arguments.quick || QUICK.contains(&e.name));
-        return Ok(all.collect());
-    }
-    arguments
-        .experiment
-        .iter()
-        .map(|name| {
-            experiments::find(name).ok_or_else(|| {
-                let known: Vec<&str> = EXPERIMENTS.iter().map(|e| e.name).collect();
-                anyhow::anyhow!("unknown experiment {name}: one of {}", known.join(", "))
-            })
-        })
-        .collect()
 }

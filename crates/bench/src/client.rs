@@ -14,6 +14,9 @@ use crate::systems::Endpoint;
 /// Protocol 3.0 in a StartupMessage.
 const PROTOCOL_3_0: u32 = 196_608;
 
+/// How much is read or written at once in a copy.
+const BUFFER_BYTES: usize = 256 * 1024;
+
 /// A logged-in connection.
 #[derive(Debug)]
 pub struct Client {
@@ -60,24 +63,74 @@ impl Client {
         self.stream.write_all(&message)
     }
 
-    /// Reads to ReadyForQuery and returns the number of CopyData messages and their bytes of content.
+    /// Runs a query and returns the first column of its rows, as text.
     ///
     /// # Errors
     /// When the socket fails or the server answers with an error.
-    pub fn drain_copy(&mut self) -> io::Result<(u64, u64)> {
+    pub fn query(&mut self, sql: &str) -> io::Result<Vec<String>> {
+        self.send_query(sql)?;
+        let (mut rows, mut error) = (Vec::new(), None);
+        loop {
+            let (kind, body) = self.message()?;
+            match kind {
+                b'D' => rows.extend(first_column(&body)),
+                b'E' => error = Some(error_text(&body)),
+                b'Z' => return error.map_or(Ok(rows), |text| Err(io::Error::other(text))),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads a copy out to ReadyForQuery, hands every line to `look` and returns how many there were.
+    ///
+    /// # Errors
+    /// When the socket fails or the server answers with an error.
+    pub fn drain_copy(&mut self, mut look: impl FnMut(&[u8])) -> io::Result<u64> {
         // Messages arrive by the million: a large buffer keeps the reader from being what is measured.
-        let mut reader = io::BufReader::with_capacity(256 * 1024, &self.stream);
-        let (mut messages, mut bytes) = (0, 0);
+        let mut reader = io::BufReader::with_capacity(BUFFER_BYTES, &self.stream);
+        let mut lines = 0;
         let mut body = Vec::new();
         loop {
             let kind = read_message(&mut reader, &mut body)?;
             match kind {
                 b'd' => {
-                    messages += 1;
-                    bytes += body.len() as u64;
+                    lines += 1;
+                    look(&body);
                 }
                 b'E' => return Err(io::Error::other(error_text(&body))),
-                b'Z' => return Ok((messages, bytes)),
+                b'Z' => return Ok(lines),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends `lines` lines of a copy in that was asked for, each filled in by `line`, and returns the command tag.
+    ///
+    /// # Errors
+    /// When the socket fails or the server answers with an error.
+    pub fn send_copy(&mut self, lines: u64, mut line: impl FnMut(&mut Vec<u8>)) -> io::Result<String> {
+        while self.message()?.0 != b'G' {}
+        let mut buffer = Vec::with_capacity(BUFFER_BYTES * 2);
+        for _ in 0..lines {
+            let start = buffer.len();
+            buffer.extend_from_slice(b"d\0\0\0\0");
+            line(&mut buffer);
+            let length = (buffer.len() - start - 1) as u32;
+            buffer[start + 1..start + 5].copy_from_slice(&length.to_be_bytes());
+            if buffer.len() >= BUFFER_BYTES {
+                self.stream.write_all(&buffer)?;
+                buffer.clear();
+            }
+        }
+        buffer.extend_from_slice(b"c\0\0\0\x04");
+        self.stream.write_all(&buffer)?;
+        let mut tag = String::new();
+        loop {
+            let (kind, body) = self.message()?;
+            match kind {
+                b'C' => tag = String::from_utf8_lossy(&body).trim_end_matches('\0').to_owned(),
+                b'E' => return Err(io::Error::other(error_text(&body))),
+                b'Z' => return Ok(tag),
                 _ => {}
             }
         }
@@ -101,6 +154,14 @@ fn read_message(reader: &mut impl Read, body: &mut Vec<u8>) -> io::Result<u8> {
     Ok(head[0])
 }
 
+/// The first column of a DataRow; `None` when it is null or there is none.
+fn first_column(body: &[u8]) -> Option<String> {
+    let (_, rest) = body.split_at_checked(2)?;
+    let (length, rest) = rest.split_at_checked(4)?;
+    let length = usize::try_from(i32::from_be_bytes(length.try_into().ok()?)).ok()?;
+    Some(String::from_utf8_lossy(rest.get(..length)?).into_owned())
+}
+
 /// The message field of an ErrorResponse.
 fn error_text(body: &[u8]) -> String {
     body.split(|byte| *byte == 0)
@@ -121,6 +182,13 @@ mod tests {
         assert_eq!(read_message(&mut bytes, &mut body).unwrap(), b'Z');
         assert!(read_message(&mut &b"d\0\0\0\x03"[..], &mut body).is_err());
         assert!(read_message(&mut &b"d\0\0\0\x09ab"[..], &mut body).is_err());
+    }
+
+    #[test]
+    fn the_first_column_of_a_row_is_read() {
+        assert_eq!(first_column(b"\0\x01\0\0\0\x02hi").as_deref(), Some("hi"));
+        assert_eq!(first_column(b"\0\x01\xff\xff\xff\xff"), None, "null");
+        assert_eq!(first_column(b"\0\x01\0\0\0\x09hi"), None, "shorter than it says");
     }
 
     #[test]

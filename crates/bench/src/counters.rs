@@ -3,11 +3,12 @@
 //!
 //! Busy time of the machine is *elapsed minus idle*. The kernel measures idle time at each transition, while it
 //! samples user, system and softirq once per tick: at 250 Hz and 3 s that sampling alone is worth a few percent
-//! of a transaction. So the sum comes from idle, and the samples only say how to divide it.
+//! of a transaction. So the sum comes from idle, and the samples only say how to divide it. `/proc/stat` cuts idle
+//! time to 10 ms, one percent of a short window; `/proc/timer_list` (root) has the same quantity in nanoseconds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 /// Length of one tick of `/proc/stat` and `/proc/PID/stat` in microseconds (USER_HZ is 100 on every Linux).
@@ -26,16 +27,21 @@ pub struct Machine {
     steal: u64,
     context_switches: u64,
     cpus: u32,
+    /// Idle and iowait of all CPUs in nanoseconds, where the kernel tells.
+    idle_ns: Option<u64>,
 }
 
 impl Machine {
-    /// Reads `/proc/stat`.
+    /// Reads `/proc/stat`, and `/proc/timer_list` where it may.
     ///
     /// # Errors
-    /// When the file cannot be read or has an unknown shape.
+    /// When `/proc/stat` cannot be read or has an unknown shape.
     pub fn read() -> io::Result<Self> {
-        Self::parse(&fs::read_to_string("/proc/stat")?)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/stat: unknown format"))
+        let timers = fs::read_to_string("/proc/timer_list").ok();
+        let mut machine = Self::parse(&fs::read_to_string("/proc/stat")?)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/stat: unknown format"))?;
+        machine.idle_ns = timers.and_then(|text| idle_ns(&text, machine.cpus));
+        Ok(machine)
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -61,6 +67,26 @@ impl Machine {
         }
         (machine.cpus > 0).then_some(machine)
     }
+}
+
+/// `idle_sleeptime` and `iowait_sleeptime` of every CPU of `/proc/timer_list`; `None` when not all are there.
+fn idle_ns(timers: &str, cpus: u32) -> Option<u64> {
+    let all = |name: &str| -> Option<u64> {
+        let values: Vec<u64> = timers
+            .lines()
+            .filter_map(|line| {
+                line.trim_start()
+                    .strip_prefix(name)?
+                    .trim_start_matches([' ', ':'])
+                    .split(' ')
+                    .next()?
+                    .parse()
+                    .ok()
+            })
+            .collect();
+        (values.len() == cpus as usize).then(|| values.iter().sum())
+    };
+    Some(all(".idle_sleeptime")? + all(".iowait_sleeptime")?)
 }
 
 /// CPU time of the machine between two readings, in microseconds over all CPUs.
@@ -92,7 +118,14 @@ impl Busy {
         let softirq = ticks(|m| m.softirq);
         let irq = ticks(|m| m.irq);
         let steal = ticks(|m| m.steal);
-        let away = ticks(|m| m.idle + m.iowait) + steal;
+        let coarse = ticks(|m| m.idle + m.iowait);
+        let idle = match (before.idle_ns, after.idle_ns) {
+            // A CPU that is idle at this moment has not been given its present idle time yet: a long one shows in the
+            // ticks, which have it. They are cut, so up to a tick per CPU below the truth.
+            (Some(before), Some(after)) => (after.saturating_sub(before) as f64 / 1e3).max(coarse - TICK_US),
+            _ => coarse,
+        };
+        let away = idle + steal;
         let total = (elapsed_us * f64::from(after.cpus) - away).max(0.0);
         let sampled = user + system + softirq + irq;
         let scale = if sampled > 0.0 { total / sampled } else { 0.0 };
@@ -175,6 +208,8 @@ impl Tree {
 pub struct Reading {
     /// When it was read.
     pub at: Instant,
+    /// The same moment in microseconds since 1970, as programs log it.
+    pub wall_us: u64,
     /// The whole machine.
     pub machine: Machine,
     /// The pooler; zero for a direct connection.
@@ -188,7 +223,32 @@ impl Reading {
     /// When `/proc` cannot be read.
     pub fn take(pooler: Option<u32>, cgroup: Option<&Path>) -> io::Result<Self> {
         let tree = pooler.map(|pid| Tree::read(pid, cgroup)).transpose()?.unwrap_or_default();
-        Ok(Self { at: Instant::now(), machine: Machine::read()?, pooler: tree })
+        let machine = Machine::read()?;
+        let wall_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        Ok(Self { at: Instant::now(), wall_us, machine, pooler: tree })
+    }
+}
+
+/// A measured window: what was read at its two ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Its beginning.
+    pub from: Reading,
+    /// Its end.
+    pub to: Reading,
+}
+
+impl Window {
+    /// Its length in seconds.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.to.at.duration_since(self.from.at).as_secs_f64()
+    }
+
+    /// CPU of the machine within it.
+    #[must_use]
+    pub fn busy(&self) -> Busy {
+        Busy::between(&self.from.machine, &self.to.machine, self.seconds() * 1e6)
     }
 }
 
@@ -332,6 +392,20 @@ mod tests {
         assert!((busy.user_us / busy.softirq_us - 2.0).abs() < 1e-9);
         assert!((busy.steal_us - 100_000.0).abs() < 1.0);
         assert!((busy.context_switches - 500.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn idle_time_in_nanoseconds_is_preferred_and_never_below_the_ticks() {
+        let text = "  .idle_sleeptime : 1000 nsecs\n  .iowait_sleeptime: 20 nsecs\n";
+        assert_eq!(idle_ns(&text.repeat(2), 2), Some(2040));
+        assert_eq!(idle_ns(text, 2), None, "a CPU is missing");
+        let (mut before, mut after) = (Machine::parse(BEFORE).unwrap(), Machine::parse(AFTER).unwrap());
+        // The ticks say 0.4 s idle.
+        (before.idle_ns, after.idle_ns) = (Some(0), Some(404_000_000));
+        let busy = |after: &Machine| Busy::between(&before, after, 1_300_000.0).total_us;
+        assert!((busy(&after) - 2_096_000.0).abs() < 1.0);
+        after.idle_ns = Some(0);
+        assert!((busy(&after) - 2_110_000.0).abs() < 1.0);
     }
 
     #[test]

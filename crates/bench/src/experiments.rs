@@ -59,6 +59,30 @@ pub enum Work {
     Task(Task),
 }
 
+/// How often a step is measured, when that differs from what the command line asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounds {
+    /// As often as asked.
+    #[default]
+    AsAsked,
+    /// Sizes that no drift of the machine moves, and long tasks.
+    AtMost(u32),
+    /// Differences so small that they need more.
+    AtLeast(u32),
+}
+
+impl Rounds {
+    /// The rounds when `asked` are asked for.
+    #[must_use]
+    pub fn of(self, asked: u32) -> u32 {
+        match self {
+            Self::AsAsked => asked,
+            Self::AtMost(most) => asked.min(most),
+            Self::AtLeast(least) => asked.max(least),
+        }
+    }
+}
+
 /// One point of an experiment, for every system.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -70,6 +94,18 @@ pub struct Step {
     pub setup: Setup,
     /// What is done.
     pub work: Work,
+    /// How often.
+    pub rounds: Rounds,
+    /// Also read TCP's round-trip times on both sides of the pooler.
+    pub round_trips: bool,
+}
+
+impl Step {
+    /// A step that is measured as often as asked.
+    #[must_use]
+    pub fn new(group: u32, point: crate::sample::Point, setup: Setup, work: Work) -> Self {
+        Self { group, point, setup, work, rounds: Rounds::AsAsked, round_trips: false }
+    }
 }
 
 /// The scale at which a paper ran its experiment.
@@ -172,7 +208,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "sweep",
         title: "Concurrency with explicit transactions",
         shows: "Throughput and latency of BEGIN, one query, COMMIT as clients grow past the pool: three round trips \
-                per transaction, in the simple protocol.",
+                per transaction, in the simple protocol. The legs are TCP's own round-trip times, client to pooler \
+                and pooler to server.",
         paper: "kpgpool 6.1 and 6.2, figures 6.1 and 6.2",
         scale: PaperScale { data: "not given", clients: "up to high load, not given", seconds: "not given" },
         systems: ALL,
@@ -223,6 +260,17 @@ pub const EXPERIMENTS: &[Experiment] = &[
         plan: plans::workloads,
     },
     Experiment {
+        name: "tpcc",
+        title: "TPC-C, its five types apart",
+        shows: "The mix of TPC-C as fast as it goes, by go-tpc: mean and p99 of each type, whose lengths differ by a \
+                factor of ten. go-tpc prepares named statements, which PgBouncer 1.18 cannot follow in transaction \
+                pooling; in session pooling all take part.",
+        paper: "Tigger 6.2, table 3 (there at a fixed rate, without prepared statements)",
+        scale: PaperScale { data: "20 warehouses, 2.1 GB", clients: "10,000", seconds: "not given, 5 runs" },
+        systems: ALL,
+        plan: plans::tpcc,
+    },
+    Experiment {
         name: "cores",
         title: "Cores",
         shows: "Throughput when the pooler may use one CPU and when it may use two; the other parts are not limited.",
@@ -252,6 +300,27 @@ pub const EXPERIMENTS: &[Experiment] = &[
         plan: plans::logins,
     },
     Experiment {
+        name: "names",
+        title: "Application names and a small pool",
+        shows: "16 clients on 4 server connections, all with one application_name, then with four: a server that last \
+                served another name must be told the new one first, unless a server with the right name is free. \
+                The share of transactions that a lane carried is shown.",
+        paper: "none; the prototypes know no session state",
+        scale: NONE,
+        systems: ALL,
+        plan: plans::names,
+    },
+    Experiment {
+        name: "unix",
+        title: "Unix sockets",
+        shows: "The tax with clients on unix sockets, and with the server reached by unix socket too: what an \
+                application on the pooler's own host would choose.",
+        paper: "Tigger 6.5 has unix sockets to the server only",
+        scale: NONE,
+        systems: &["direct", "pgbouncer", "ours-off", "ours-off-1"],
+        plan: plans::unix,
+    },
+    Experiment {
         name: "idle",
         title: "Idle clients",
         shows: "Memory of the pooler (Pss) with many logged-in clients that do nothing, and the latency of 2,000 \
@@ -263,14 +332,44 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "slow",
-        title: "Slow readers",
-        shows: "A client asks for 2.4 GB and stops reading. What the pooler's process and the kernel (MemAvailable) \
-                hold for it after a while must be a small constant, as for a direct connection; then it reads on and \
-                must get every byte.",
+        title: "Readers and servers that stop",
+        shows: "Clients ask for large results and stop reading, or send large copies to a server that has stopped. What \
+                the pooler's process and the kernel (MemAvailable) hold for each after a while must be a small \
+                constant, as on a direct connection; then all goes on and every byte must arrive.",
         paper: "none; the papers do not treat it",
         scale: NONE,
         systems: ALL,
         plan: plans::slow,
+    },
+    Experiment {
+        name: "copy",
+        title: "A large copy",
+        shows: "Elapsed time and CPU of COPY of 2.4 GB out of the server and into it, one at a time, without a pause.",
+        paper: "none; Tigger 6.7 has pg_dump",
+        scale: NONE,
+        systems: ALL,
+        plan: plans::copy,
+    },
+    Experiment {
+        name: "mirroring",
+        title: "Mirroring to a second server",
+        shows: "The same work on a second, equal server: at a rate that leaves half of the machine idle, and at full \
+                speed. `sync` is the papers' meaning, the next statement waits until both servers are ready; `async` \
+                never waits. Each is compared with the same pooler without a mirror, so what is added is what counts.",
+        paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
+        scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
+        systems: &["ours-off", "ours-mirror-async", "ours-mirror-sync", "pgpool", "pgpool-mirror"],
+        plan: plans::mirroring,
+    },
+    Experiment {
+        name: "tracing",
+        title: "Tracing a server",
+        shows: "Throughput of PostgreSQL alone, with log_statement = all, and with a tracer beside it in three stages: \
+                attached only, parsed and thrown away, and written to disk. No pooler takes part.",
+        paper: "ANTtrail's evaluation, its five scenarios",
+        scale: PaperScale { data: "YCSB, size not given", clients: "50", seconds: "not given" },
+        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist"],
+        plan: plans::tracing,
     },
     Experiment {
         name: "dump",

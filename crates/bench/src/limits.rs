@@ -8,8 +8,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::analysis::View;
-use crate::sample::{Point, Results};
-use crate::stats::Estimate;
+use crate::lanes::SHARE_MIN;
+use crate::sample::{Point, Results, metric};
+use crate::stats::{Estimate, Summary};
 
 const TABLE: &str = include_str!("../../../bench/limits.toml");
 
@@ -28,7 +29,7 @@ pub struct Limit {
     pub experiment: String,
     /// System.
     pub system: String,
-    /// Metric, see [`crate::sample::metric`].
+    /// Metric, see [`metric`].
     pub metric: String,
     /// System whose value of the same round divides it; without, the value itself is limited.
     pub relative_to: Option<String>,
@@ -36,11 +37,40 @@ pub struct Limit {
     #[serde(default, rename = "where")]
     pub at: BTreeMap<String, OneOrMany>,
     /// Upper bound.
-    pub at_most: Option<f64>,
+    pub at_most: Option<Bound>,
     /// Lower bound.
-    pub at_least: Option<f64>,
+    pub at_least: Option<Bound>,
     /// What we would like beyond the bound.
-    pub aim: Option<f64>,
+    pub aim: Option<Bound>,
+    /// What may come on top of `at_most` times the other's value, in the metric's unit.
+    #[serde(default)]
+    pub plus: f64,
+    /// Share by which the bounds are looser for `-M extended` and `-M prepared`.
+    pub loosened: Option<f64>,
+    /// Rounds that decide, where it is not [`MIN_ROUNDS`]: a size in bytes does not drift with the machine.
+    pub min_rounds: Option<usize>,
+    /// The pooler may choose user space here, so the lane's share decides nothing.
+    #[serde(default)]
+    pub any_path: bool,
+}
+
+/// A number, or one for each number of clients.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Bound {
+    /// Everywhere.
+    One(f64),
+    /// By the coordinate `clients`; at others there is no bound.
+    ByClients(BTreeMap<String, f64>),
+}
+
+impl Bound {
+    fn at(&self, point: &Point) -> Option<f64> {
+        match self {
+            Self::One(bound) => Some(*bound),
+            Self::ByClients(bounds) => bounds.get(point.get("clients")).copied(),
+        }
+    }
 }
 
 /// A value or several.
@@ -62,6 +92,28 @@ impl OneOrMany {
     }
 }
 
+/// The bounds of a limit at one point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Upper bound.
+    pub at_most: Option<f64>,
+    /// Lower bound.
+    pub at_least: Option<f64>,
+    /// What we would like.
+    pub aim: Option<f64>,
+}
+
+impl fmt::Display for Bounds {
+    /// `<= 1.00` or `>= 0.95`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.at_most, self.at_least) {
+            (Some(most), _) => write!(f, "<= {most:.2}"),
+            (None, Some(least)) => write!(f, ">= {least:.2}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct Table {
     limit: Vec<Limit>,
@@ -79,6 +131,11 @@ pub fn table() -> Result<Vec<Limit>> {
             "bench/limits.toml: {}: exactly one of at_most and at_least",
             limit.source
         );
+        ensure!(
+            limit.plus == 0.0 || (limit.at_most.is_some() && limit.relative_to.is_some()),
+            "bench/limits.toml: {}: plus belongs to at_most of a ratio",
+            limit.source
+        );
     }
     Ok(limits)
 }
@@ -92,6 +149,8 @@ pub enum Verdict {
     NotMet,
     /// Too few rounds or too wide an interval.
     Undecided,
+    /// User space served more than a few of the transactions that a lane should have carried.
+    NotCarried,
 }
 
 impl fmt::Display for Verdict {
@@ -100,6 +159,7 @@ impl fmt::Display for Verdict {
             Self::Met => "met",
             Self::NotMet => "not met",
             Self::Undecided => "undecided",
+            Self::NotCarried => "failed: not in the lane",
         })
     }
 }
@@ -111,6 +171,8 @@ pub struct Judged {
     pub limit: Limit,
     /// The point.
     pub point: Point,
+    /// Its bounds there.
+    pub bounds: Bounds,
     /// What was measured.
     pub estimate: Estimate,
     /// The verdict.
@@ -118,30 +180,62 @@ pub struct Judged {
 }
 
 impl Limit {
-    /// The verdict on an estimate.
-    #[must_use]
-    pub fn judge(&self, estimate: &Estimate) -> Verdict {
+    /// The bounds at a point, `None` where the limit does not hold.
+    fn bounds(&self, point: &Point) -> Option<Bounds> {
+        if !self.at.iter().all(|(name, values)| values.has(point.get(name))) {
+            return None;
+        }
+        let unnamed = matches!(point.get("mode"), "extended" | "prepared");
+        let looser = self.loosened.filter(|_| unnamed).unwrap_or(0.0);
+        let of = |bound: &Option<Bound>| bound.as_ref().and_then(|bound| bound.at(point));
+        let bounds = Bounds {
+            at_most: of(&self.at_most).map(|bound| bound * (1.0 + looser)),
+            at_least: of(&self.at_least).map(|bound| bound * (1.0 - looser)),
+            aim: of(&self.aim),
+        };
+        (bounds.at_most.is_some() || bounds.at_least.is_some()).then_some(bounds)
+    }
+
+    fn verdict(&self, bounds: &Bounds, estimate: &Estimate) -> Verdict {
         // The width rule is about ratios; of a plain quantity the same share of its size is asked.
         let width = match self.relative_to {
             Some(_) => estimate.half_width(),
             None => estimate.half_width() / estimate.median.abs().max(f64::MIN_POSITIVE),
         };
-        if estimate.rounds < MIN_ROUNDS || width > MAX_HALF_WIDTH {
+        // What lies wholly on one side of its bound needs no narrow interval where no ratio of taxes is asked.
+        let beyond = |value: f64| bounds.at_most.is_some_and(|most| value > most);
+        let one_side = self.min_rounds.is_some() && beyond(estimate.low) == beyond(estimate.high);
+        // Written so that a width that is not a number decides nothing either.
+        let narrow = width <= MAX_HALF_WIDTH || one_side;
+        if estimate.rounds < self.min_rounds.unwrap_or(MIN_ROUNDS) || !narrow {
             return Verdict::Undecided;
         }
-        let within = self.at_most.is_none_or(|most| estimate.median <= most)
-            && self.at_least.is_none_or(|least| estimate.median >= least);
+        let within = bounds.at_most.is_none_or(|most| estimate.median <= most)
+            && bounds.at_least.is_none_or(|least| estimate.median >= least);
         if within { Verdict::Met } else { Verdict::NotMet }
     }
 
-    /// `<= 1.00` or `>= 0.95`.
-    #[must_use]
-    pub fn bound(&self) -> String {
-        match (self.at_most, self.at_least) {
-            (Some(most), _) => format!("<= {most:.2}"),
-            (None, Some(least)) => format!(">= {least:.2}"),
-            (None, None) => String::new(),
+    /// What was measured of it at a point.
+    fn estimate(&self, view: &View<'_>, point: &Point) -> Option<Estimate> {
+        let Some(other) = &self.relative_to else {
+            return Estimate::of(&view.values(&self.system, point, &self.metric));
+        };
+        if self.plus == 0.0 {
+            return view.ratio(&self.system, other, point, &self.metric);
         }
+        let base = view.by_round(other, point, &self.metric);
+        let rounds = view.by_round(&self.system, point, &self.metric).into_iter();
+        let ratios = rounds.filter_map(|(round, value)| {
+            let (value, base) = ((value - self.plus).max(0.0), *base.get(&round)?);
+            Some(if value == 0.0 {
+                0.0
+            } else if base > 0.0 {
+                value / base
+            } else {
+                f64::INFINITY
+            })
+        });
+        Estimate::of(&ratios.collect::<Vec<_>>())
     }
 }
 
@@ -152,20 +246,21 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
     for limit in limits {
         let view = View::of(results, &limit.experiment);
         for point in view.points() {
-            if !limit.at.iter().all(|(name, values)| values.has(point.get(name))) {
-                continue;
-            }
-            let estimate = match &limit.relative_to {
-                Some(other) => view.ratio(&limit.system, other, point, &limit.metric),
-                None => Estimate::of(&view.values(&limit.system, point, &limit.metric)),
-            };
-            if let Some(estimate) = estimate {
-                let verdict = limit.judge(&estimate);
-                judged.push(Judged { limit: limit.clone(), point: point.clone(), estimate, verdict });
-            }
+            let Some(bounds) = limit.bounds(point) else { continue };
+            let Some(estimate) = limit.estimate(&view, point) else { continue };
+            let carried = limit.any_path || carried(&view, &limit.system, point) != Some(false);
+            let verdict = if carried { limit.verdict(&bounds, &estimate) } else { Verdict::NotCarried };
+            judged.push(Judged { limit: limit.clone(), point: point.clone(), bounds, estimate, verdict });
         }
     }
     judged
+}
+
+/// Whether the system's lane carried what it should at a point; `None` for a system without a lane.
+#[must_use]
+pub fn carried(view: &View<'_>, system: &str, point: &Point) -> Option<bool> {
+    let share = Summary::of(&view.values(system, point, metric::LANE_SHARE))?;
+    Some(share.median >= SHARE_MIN)
 }
 
 #[cfg(test)]
@@ -180,9 +275,13 @@ mod tests {
             metric: "tax_us".into(),
             relative_to: Some("pgbouncer".into()),
             at: BTreeMap::new(),
-            at_most: Some(1.0),
+            at_most: Some(Bound::One(1.0)),
             at_least: None,
             aim: None,
+            plus: 0.0,
+            loosened: None,
+            min_rounds: None,
+            any_path: false,
         }
     }
 
@@ -192,10 +291,55 @@ mod tests {
 
     #[test]
     fn verdicts_follow_median_width_and_rounds() {
-        assert_eq!(limit().judge(&estimate(0.99, 0.10, 10)), Verdict::Met);
-        assert_eq!(limit().judge(&estimate(1.01, 0.10, 10)), Verdict::NotMet);
-        assert_eq!(limit().judge(&estimate(0.50, 0.16, 10)), Verdict::Undecided);
-        assert_eq!(limit().judge(&estimate(0.50, 0.01, 9)), Verdict::Undecided);
+        let limit = limit();
+        let bounds = limit.bounds(&Point::default()).unwrap();
+        let verdict =
+            |limit: &Limit, median, half, rounds| limit.verdict(&bounds, &estimate(median, half, rounds));
+        assert_eq!(verdict(&limit, 0.99, 0.10, 10), Verdict::Met);
+        assert_eq!(verdict(&limit, 1.01, 0.10, 10), Verdict::NotMet);
+        assert_eq!(verdict(&limit, 0.50, 0.16, 10), Verdict::Undecided);
+        assert_eq!(verdict(&limit, 0.50, 0.01, 9), Verdict::Undecided);
+        let size = Limit { min_rounds: Some(3), relative_to: None, ..limit };
+        assert_eq!(verdict(&size, 0.02, 0.02, 3), Verdict::Met, "of next to nothing any width is wide");
+        assert_eq!(verdict(&size, 0.9, 0.2, 3), Verdict::Undecided);
+        assert_eq!(verdict(&size, 9.0, 2.0, 3), Verdict::NotMet);
+    }
+
+    #[test]
+    fn bounds_differ_by_clients_and_are_looser_for_some_modes() {
+        let by_clients = BTreeMap::from([("1".to_owned(), 0.5), ("8".to_owned(), 0.8)]);
+        let limit = Limit { at_most: Some(Bound::ByClients(by_clients)), loosened: Some(0.1), ..limit() };
+        let bound = |clients: u32, mode: &str| {
+            let bounds = limit.bounds(&Point::default().with("clients", clients).with("mode", mode))?;
+            bounds.at_most
+        };
+        assert_eq!(bound(1, "simple"), Some(0.5));
+        assert_eq!(bound(8, "simple"), Some(0.8));
+        assert_eq!(bound(64, "simple"), None);
+        assert!((bound(1, "prepared").unwrap() - 0.55).abs() < 1e-9);
+        let least = Limit { at_least: limit.at_most.clone(), at_most: None, ..limit.clone() };
+        let point = Point::default().with("clients", 1).with("mode", "extended");
+        assert!((least.bounds(&point).unwrap().at_least.unwrap() - 0.45).abs() < 1e-9);
+    }
+
+    #[test]
+    fn something_may_come_on_top() {
+        let point = Point::default().with("clients", 32);
+        let mut results = Results::default();
+        for (round, ours) in [(0, 0.9), (1, 3.0), (2, 5.0)] {
+            let sample = |system, value| crate::analysis::tests::sample(system, round, &point, 0.0, value);
+            results.samples.push(sample("direct", 1.0));
+            results.samples.push(sample("ours-d", ours));
+        }
+        let limit = Limit {
+            system: "ours-d".into(),
+            relative_to: Some("direct".into()),
+            metric: "tps".into(),
+            plus: 1.0,
+            ..limit()
+        };
+        let estimate = limit.estimate(&View::of(&results, "tax"), &point).unwrap();
+        assert_eq!((estimate.median, estimate.rounds), (2.0, 3));
     }
 
     #[test]
@@ -208,6 +352,28 @@ mod tests {
             }
             assert!(crate::experiments::find(&limit.experiment).is_some(), "{}", limit.experiment);
         }
+    }
+
+    #[test]
+    fn a_row_that_its_lane_did_not_carry_fails_whatever_its_numbers() {
+        let point = Point::default().with("clients", 8);
+        let mut results = Results::default();
+        for round in 0..10 {
+            let sample = crate::analysis::tests::sample;
+            results.samples.push(sample("direct", round, &point, 20.0, 1.0));
+            results.samples.push(sample("pgbouncer", round, &point, 30.0, 1.0));
+            let mut lane = sample("ours-d", round, &point, 22.0, 1.0);
+            lane.metrics.insert(metric::LANE_SHARE.to_owned(), 0.94);
+            results.samples.push(lane);
+        }
+        let of = |limit: Limit| judge(&[limit], &results)[0].verdict;
+        let limit = Limit { system: "ours-d".into(), ..limit() };
+        assert_eq!(of(Limit { any_path: true, ..limit.clone() }), Verdict::Met);
+        assert_eq!(of(limit.clone()), Verdict::NotCarried);
+        for sample in &mut results.samples {
+            sample.metrics.insert(metric::LANE_SHARE.to_owned(), 0.96);
+        }
+        assert_eq!(judge(&[limit], &results)[0].verdict, Verdict::Met);
     }
 
     #[test]

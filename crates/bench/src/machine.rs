@@ -35,6 +35,10 @@ pub fn describe(server: &Server, systems: &[&System], topology: &str) -> Meta {
             / 1024,
         versions,
         topology: topology.to_owned(),
+        without: systems
+            .iter()
+            .filter_map(|system| Some((system.name.clone(), system.without.clone()?)))
+            .collect(),
         titles: systems.iter().map(|system| (system.name.clone(), system.title.clone())).collect(),
         ..Meta::default()
     }

@@ -1,43 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run of pgbench and what it and the kernel say about it.
+//! pgbench as the load, and what its log and the kernel say about a window of it.
 //!
-//! The measured window lies between two progress lines of pgbench: connection set-up, the first second and the end
-//! are outside. CPU is read when such a line arrives, so rate and CPU belong to the same time to within a
-//! millisecond. Latencies come from pgbench's own log of single transactions.
+//! A [`Driver`] is a pgbench that goes on until it is ended. Between its turns it is held by SIGSTOP: the drivers of all
+//! systems stand ready, and systems take turns of about a second each, which no drift of the machine can get between.
+//! A turn costs no start, no connection set-up and no warm-up of PostgreSQL's caches.
+//!
+//! pgbench logs every transaction with the microsecond of its end. A window is any stretch of time whose ends were
+//! read from the kernel's counters; its transactions are those that ended in it. So rate, latency and CPU
+//! belong to the same time. Logging costs about a microsecond of CPU per transaction, the same for every system:
+//! it is in the direct connection's figures too and not in any tax.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
+use nix::unistd::{AccessFlags, access};
+use serde::Deserialize;
 
-use crate::counters::{Busy, Reading};
+use crate::counters::{Reading, Window};
 use crate::procs::{Launch, Running, find_program};
 use crate::sample::{Latency, metric};
 use crate::systems::{Instance, Place};
 
-/// Seconds before the window, in which caches, pools and the scheduler settle.
+/// Seconds between the first transaction and the earliest window, in which caches, pools and the scheduler settle:
+/// pgbench's first progress line ends them.
 const WARM_UP_S: u32 = 1;
 
-/// Clients for which the warm-up grows by a second: a direct connection's first query fills its backend's caches, which
-/// takes a millisecond or two of CPU, and with a fixed rate every client must have had its turn.
-const CLIENTS_PER_WARM_UP_S: u32 = 250;
+/// How long a driver runs after it was held before its window begins.
+pub const SETTLE: Duration = Duration::from_millis(300);
 
-/// Seconds after the window: pgbench prints no progress line at its very end.
-const TAIL_S: u32 = 1;
+/// Seconds that a load that is not ended by us runs on after its window.
+const TAIL_S: f64 = 0.05;
 
-/// Share of transactions that are logged when nothing limits the rate; a full log would cost about a microsecond each.
-const LOG_SHARE: &str = "0.1";
+/// How a line of `-P` begins.
+const PROGRESS: &str = "progress: ";
+
+/// What `-T` says where we end the run by pgbench's own timer signal.
+const UNTIL_ENDED_S: u32 = 1_000_000;
 
 /// How pgbench submits statements; its option `-M`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// Query messages.
     Simple,
@@ -74,6 +85,8 @@ pub struct Load {
     pub rate: Option<f64>,
     /// Connect for each transaction.
     pub reconnect: bool,
+    /// How many values of `application_name` the clients share; each makes a pgbench of its own.
+    pub application_names: u32,
 }
 
 impl Load {
@@ -87,6 +100,7 @@ impl Load {
             variables: Vec::new(),
             rate: None,
             reconnect: false,
+            application_names: 1,
         }
     }
 }
@@ -94,83 +108,285 @@ impl Load {
 /// Metrics and the latency distribution of one run.
 pub type Measured = (BTreeMap<String, f64>, Option<Latency>);
 
-/// One progress line and the readings that were taken when it came.
-struct Progress {
-    tps: f64,
-    latency_ms: f64,
-    failed: f64,
-    reading: Reading,
-    wall: SystemTime,
+/// pgbench, running until it is ended; one process for each application name.
+#[derive(Debug)]
+pub struct Driver {
+    processes: Vec<Running>,
+    folder: tempfile::TempDir,
+    lines: Receiver<(usize, String)>,
+    messages: Vec<String>,
+    patience: Duration,
+    held: bool,
+    ends_itself: bool,
 }
 
-/// Runs pgbench against `instance` for `seconds` plus warm-up and tail.
+impl Driver {
+    /// Starts pgbench against `instance`; [`Driver::wait_until_warm`] says when transactions flow.
+    ///
+    /// With a fixed rate it runs for the warm-up and `seconds` and ends by itself: only so do clients that wait for
+    /// their next turn end at once. Without, it runs until [`Driver::finish`].
+    ///
+    /// # Errors
+    /// When pgbench is missing or cannot be started.
+    pub fn start(load: &Load, seconds: f64, instance: &Instance, place: Place<'_>) -> Result<Self> {
+        let folder = log_folder(place.folder)?;
+        let limit = match load.rate {
+            Some(_) => (f64::from(warm_up_s(load)) + seconds + TAIL_S).ceil() as u32,
+            None => UNTIL_ENDED_S,
+        };
+        let (sender, lines) = mpsc::channel();
+        let mut processes = Vec::new();
+        for index in 0..load.application_names as usize {
+            let mut command = command(load, limit, instance, place, folder.path())?;
+            command.env("PGAPPNAME", format!("pgbench-{index}"));
+            let mut pgbench = Running::start(command, "pgbench", Signal::SIGTERM)?;
+            let stderr = pgbench.child().stderr.take().context("pgbench has no standard error")?;
+            let sender = sender.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(stderr).lines().map_while(std::result::Result::ok) {
+                    if sender.send((index, line)).is_err() {
+                        return;
+                    }
+                }
+            });
+            processes.push(pgbench);
+        }
+        // Logins of many clients through a slow system take their time.
+        let patience = Duration::from_secs(60 + u64::from(load.clients / 50));
+        let (messages, ends_itself) = (Vec::new(), load.rate.is_some());
+        Ok(Self { processes, folder, lines, messages, patience, held: false, ends_itself })
+    }
+
+    /// Waits until all clients are connected and the first second of transactions is over.
+    ///
+    /// # Errors
+    /// When pgbench fails or hangs, or `stop` is set.
+    pub fn wait_until_warm(&mut self, stop: &AtomicBool) -> Result<()> {
+        let started = Instant::now();
+        let mut warm = BTreeSet::new();
+        while warm.len() < self.processes.len() {
+            match self.lines.recv_timeout(Duration::from_millis(20)) {
+                Ok((index, line)) if line.starts_with(PROGRESS) => drop(warm.insert(index)),
+                Ok((_, line)) => self.messages.push(line),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.failure()),
+                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => bail!("interrupted"),
+                Err(RecvTimeoutError::Timeout) if started.elapsed() > self.patience => {
+                    let patience = self.patience.as_secs();
+                    bail!("pgbench hangs: no transaction after {patience} s; {}", self.words())
+                }
+                Err(RecvTimeoutError::Timeout) => self.check_running()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops it where it stands; what its clients have asked for is answered meanwhile and read when it goes on.
+    pub fn hold(&mut self) {
+        self.signal(Signal::SIGSTOP);
+        self.held = true;
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&mut self) {
+        self.signal(Signal::SIGCONT);
+        self.held = false;
+    }
+
+    /// Fails when pgbench has ended, with what it said.
+    ///
+    /// # Errors
+    /// As said.
+    pub fn check_running(&mut self) -> Result<()> {
+        for process in &mut self.processes {
+            if process.ended()?.is_some() {
+                return Err(self.failure());
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets it end as its own timer would, so that it writes the rest of its log, and reads that log.
+    ///
+    /// # Errors
+    /// When a client was aborted, or pgbench does not end.
+    pub fn finish(mut self) -> Result<Log> {
+        if self.held {
+            self.go_on();
+        }
+        if !self.ends_itself {
+            // pgbench's -T is an alarm(2); its handler tells every client that this transaction is the last.
+            self.signal(Signal::SIGALRM);
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        for index in 0..self.processes.len() {
+            let status = loop {
+                if let Some(status) = self.processes[index].ended()? {
+                    break status;
+                }
+                if Instant::now() > deadline {
+                    bail!("pgbench does not end; {}", self.words());
+                }
+                thread::sleep(Duration::from_millis(5));
+            };
+            if !status.success() {
+                return Err(self.failure());
+            }
+        }
+        Log::read(self.folder.path())
+    }
+
+    fn signal(&self, signal: Signal) {
+        for process in &self.processes {
+            process.signal(signal);
+        }
+    }
+
+    fn words(&mut self) -> String {
+        let lines = self.lines.try_iter().map(|(_, line)| line);
+        self.messages.extend(lines.filter(|line| !line.starts_with(PROGRESS)));
+        self.messages.iter().take(3).cloned().collect::<Vec<_>>().join("; ")
+    }
+
+    fn failure(&mut self) -> anyhow::Error {
+        // Its last words may still be on their way through the thread that reads them.
+        thread::sleep(Duration::from_millis(50));
+        let ends = self.processes.iter_mut().filter_map(|process| process.ended().ok().flatten());
+        let status = ends.map(|status| status.to_string()).collect::<Vec<_>>().join(", ");
+        anyhow::anyhow!("pgbench failed ({status}): {}", self.words())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // A stopped process would not see its end coming.
+        if self.held {
+            self.go_on();
+        }
+    }
+}
+
+/// Every transaction of a run, in the order in which each thread of pgbench finished them.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// End in microseconds since 1970, and latency in microseconds; `None` where it failed or was skipped.
+    entries: Vec<(u64, Option<u32>)>,
+}
+
+impl Log {
+    fn read(folder: &Path) -> Result<Self> {
+        let mut log = Self::default();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log")) {
+                let text = fs::read_to_string(&path)?;
+                log.entries.extend(text.lines().filter_map(parse_log));
+            }
+        }
+        Ok(log)
+    }
+
+    /// What happened within a window.
+    ///
+    /// # Errors
+    /// When no transaction ended in it.
+    pub fn measured(&self, window: &Window) -> Result<Measured> {
+        let within = window.from.wall_us..window.to.wall_us;
+        let ended = self.entries.iter().filter(|(end_us, _)| within.contains(end_us));
+        let (mut latencies_ms, mut failed) = (Vec::new(), 0);
+        for (_, latency_us) in ended {
+            match latency_us {
+                Some(us) => latencies_ms.push(f64::from(*us) / 1e3),
+                None => failed += 1,
+            }
+        }
+        let Some(latency) = Latency::of(latencies_ms) else { bail!("no transaction ended in the window") };
+        let transactions = latency.count as f64;
+        let busy = window.busy();
+        let pooler = window.to.pooler.since(&window.from.pooler);
+        let each = |value: f64| value / transactions;
+        let metrics = [
+            (metric::TPS, transactions / window.seconds()),
+            (metric::LATENCY_MEAN, latency.mean),
+            (metric::LATENCY_P99, latency.p99),
+            (metric::CPU, each(busy.total_us)),
+            (metric::CPU_USER, each(busy.user_us)),
+            (metric::CPU_SYSTEM, each(busy.system_us)),
+            (metric::CPU_SOFTIRQ, each(busy.softirq_us + busy.irq_us)),
+            (metric::CPU_STEAL, each(busy.steal_us)),
+            (metric::POOLER_CPU, each(pooler.user_us + pooler.system_us)),
+            (metric::POOLER_USER, each(pooler.user_us)),
+            (metric::SWITCHES, each(busy.context_switches)),
+            (metric::POOLER_SWITCHES, each(pooler.context_switches)),
+            (metric::FAILED, f64::from(failed)),
+        ];
+        Ok((metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(), Some(latency)))
+    }
+}
+
+/// Runs a load of its own start and end for `seconds`, for what cannot be held between turns.
 ///
 /// # Errors
-/// When pgbench fails, hangs or is interrupted by `stop`.
+/// When pgbench fails or hangs, or `stop` is set.
 pub fn measure(
     load: &Load,
-    seconds: u32,
+    seconds: f64,
     instance: &Instance,
     place: Place<'_>,
     stop: &AtomicBool,
+    mut during: impl FnMut(),
 ) -> Result<Measured> {
-    let folder = tempfile::Builder::new().prefix("pgbench-").tempdir_in(place.folder)?;
-    let command = command(load, seconds, instance, place, folder.path())?;
-    let mut pgbench = Running::start(command, "pgbench", Signal::SIGTERM)?;
-    let stderr = pgbench.child().stderr.take().context("pgbench has no standard error")?;
-    let (sender, receiver) = mpsc::channel();
-    let (pid, cgroup) = (instance.pid(), instance.cgroup().map(Path::to_path_buf));
-    let reader = thread::spawn(move || read_lines(BufReader::new(stderr), pid, cgroup, &sender));
-
-    // Logins of many clients through a slow system come on top of the run itself.
-    let patience = Duration::from_secs(
-        u64::from(seconds + warm_up_s(load) + TAIL_S) + 60 + u64::from(load.clients / 50),
-    );
-    let began = std::time::Instant::now();
-    let (mut lines, mut messages) = (Vec::new(), Vec::new());
-    loop {
-        match receiver.recv_timeout(Duration::from_millis(100)) {
-            Ok(Ok(progress)) => lines.push(progress),
-            Ok(Err(message)) => messages.push(message),
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => bail!("interrupted"),
-            Err(RecvTimeoutError::Timeout) if began.elapsed() > patience => {
-                bail!("pgbench hangs: no end after {} s; {}", patience.as_secs(), messages.join("; "))
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
-    let status = pgbench.child().wait()?;
-    // The channel is closed, so the reader has ended.
-    let _ = reader.join();
-    if stop.load(Ordering::Relaxed) {
-        bail!("interrupted");
-    }
-    if !status.success() {
-        let first = messages.iter().take(3).cloned().collect::<Vec<_>>().join("; ");
-        bail!("pgbench failed ({status}): {first}");
-    }
-    // The first line ends the first second.
-    let lines = lines.split_off(lines.len().min(warm_up_s(load) as usize - 1));
-    let (Some(first), Some(last), true) = (lines.first(), lines.last(), lines.len() > 1) else {
-        bail!("pgbench printed {} progress lines, too few for a window", lines.len());
-    };
-    let mut metrics = evaluate(first, last, &lines[1..])?;
-    let log = read_logs(folder.path(), epoch_us(first.wall)..epoch_us(last.wall))?;
-    let latency = Latency::of(log);
-    if let Some(latency) = latency {
-        metrics.insert(metric::LATENCY_P99.to_owned(), latency.p99);
-    }
-    Ok((metrics, latency))
+    let mut driver = Driver::start(load, seconds, instance, place)?;
+    driver.wait_until_warm(stop)?;
+    thread::sleep(Duration::from_secs(u64::from(warm_up_s(load) - WARM_UP_S)));
+    let window = window(seconds, instance, stop, &mut during)?;
+    driver.finish()?.measured(&window)
 }
 
-fn warm_up_s(load: &Load) -> u32 {
-    WARM_UP_S + load.clients / CLIENTS_PER_WARM_UP_S
+/// Waits for `seconds` between two readings, and looks in on `during` five times a second.
+///
+/// # Errors
+/// When the counters cannot be read or `stop` is set.
+pub fn window(
+    seconds: f64,
+    instance: &Instance,
+    stop: &AtomicBool,
+    mut during: impl FnMut(),
+) -> Result<Window> {
+    let from = Reading::take(instance.pid(), instance.cgroup())?;
+    let end = from.at + Duration::from_secs_f64(seconds);
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        thread::sleep(left.min(Duration::from_millis(200)));
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        if Instant::now() >= end {
+            break;
+        }
+        during();
+    }
+    let to = Reading::take(instance.pid(), instance.cgroup())?;
+    Ok(Window { from, to })
+}
+
+/// With a fixed rate every client should have had its turn: a direct connection's first query fills its backend's
+/// caches, which takes milliseconds of CPU. After two mean intervals 86 % have, and 98 % after four.
+#[must_use]
+pub fn warm_up_s(load: &Load) -> u32 {
+    let interval = load.rate.map_or(0.0, |rate| f64::from(load.clients) / rate);
+    WARM_UP_S.max((3.0 * interval).ceil() as u32)
+}
+
+/// A folder for logs in memory where there is one: writing them back to a disk would be CPU in somebody else's turn.
+fn log_folder(otherwise: &Path) -> Result<tempfile::TempDir> {
+    let memory = Path::new("/dev/shm");
+    let parent = if access(memory, AccessFlags::W_OK).is_ok() { memory } else { otherwise };
+    Ok(tempfile::Builder::new().prefix("underpass-bench-log-").tempdir_in(parent)?)
 }
 
 fn command(
     load: &Load,
-    seconds: u32,
+    limit_s: u32,
     instance: &Instance,
     place: Place<'_>,
     folder: &Path,
@@ -179,16 +395,15 @@ fn command(
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u32;
     let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
     let mut command = launch.command(place.account, program);
+    let clients = (load.clients / load.application_names).max(1);
     command
         .args(["-n", "-P", "1", "-l", "--log-prefix"])
         .arg(folder.join("log"))
-        .args(["-c", &load.clients.to_string(), "-j", &load.clients.min(cpus).to_string()])
-        .args(["-M", load.protocol.name(), "-T", &(seconds + warm_up_s(load) + TAIL_S).to_string()]);
-    match load.rate {
-        Some(rate) => command.args(["-R", &rate.to_string()]),
-        None if load.reconnect => &mut command,
-        None => command.args(["--sampling-rate", LOG_SHARE]),
-    };
+        .args(["-c", &clients.to_string(), "-j", &clients.min(cpus).to_string()])
+        .args(["-M", load.protocol.name(), "-T", &limit_s.to_string()]);
+    if let Some(rate) = load.rate {
+        command.args(["-R", &(rate / f64::from(load.application_names)).to_string()]);
+    }
     if load.reconnect {
         command.arg("-C");
     }
@@ -205,106 +420,14 @@ fn command(
     Ok(command)
 }
 
-fn read_lines(
-    stderr: impl BufRead,
-    pid: Option<u32>,
-    cgroup: Option<PathBuf>,
-    sender: &mpsc::Sender<std::result::Result<Progress, String>>,
-) {
-    for line in stderr.lines().map_while(std::result::Result::ok) {
-        let reading = Reading::take(pid, cgroup.as_deref());
-        let wall = SystemTime::now();
-        let sent = match (parse_progress(&line), reading) {
-            (Some((tps, latency_ms, failed)), Ok(reading)) => {
-                sender.send(Ok(Progress { tps, latency_ms, failed, reading, wall }))
-            }
-            (Some(_), Err(error)) => sender.send(Err(format!("cannot read counters: {error}"))),
-            (None, _) => sender.send(Err(line)),
-        };
-        if sent.is_err() {
-            return;
-        }
-    }
-}
-
-/// Rate, mean latency and failures of `progress: 1.0 s, 33512.9 tps, lat 0.030 ms stddev 0.009, 0 failed`.
-fn parse_progress(line: &str) -> Option<(f64, f64, f64)> {
-    let rest = line.strip_prefix("progress: ")?;
-    let (mut tps, mut latency, mut failed) = (None, 0.0, 0.0);
-    for part in rest.split(", ") {
-        let words: Vec<&str> = part.split(' ').collect();
-        match words[..] {
-            [value, "tps"] => tps = value.parse().ok(),
-            // pgbench prints NaN for a second without a transaction.
-            ["lat", value, ..] => latency = value.parse().unwrap_or(f64::NAN),
-            [value, "failed"] => failed = value.parse().ok()?,
-            _ => {}
-        }
-    }
-    Some((tps?, latency, failed))
-}
-
-fn evaluate(first: &Progress, last: &Progress, lines: &[Progress]) -> Result<BTreeMap<String, f64>> {
-    let mut transactions = 0.0;
-    let mut latency_sum = 0.0;
-    let mut before = first.reading.at;
-    for line in lines {
-        let count = line.tps * line.reading.at.duration_since(before).as_secs_f64();
-        before = line.reading.at;
-        transactions += count;
-        latency_sum += if line.latency_ms.is_finite() { line.latency_ms * count } else { 0.0 };
-    }
-    if transactions < 1.0 {
-        bail!("no transaction finished in the window");
-    }
-    let elapsed = last.reading.at.duration_since(first.reading.at).as_secs_f64();
-    let busy = Busy::between(&first.reading.machine, &last.reading.machine, elapsed * 1e6);
-    let pooler = last.reading.pooler.since(&first.reading.pooler);
-    let each = |value: f64| value / transactions;
-    Ok([
-        (metric::TPS, transactions / elapsed),
-        (metric::LATENCY_MEAN, latency_sum / transactions),
-        (metric::CPU, each(busy.total_us)),
-        (metric::CPU_USER, each(busy.user_us)),
-        (metric::CPU_SYSTEM, each(busy.system_us)),
-        (metric::CPU_SOFTIRQ, each(busy.softirq_us + busy.irq_us)),
-        (metric::CPU_STEAL, each(busy.steal_us)),
-        (metric::POOLER_CPU, each(pooler.user_us + pooler.system_us)),
-        (metric::POOLER_USER, each(pooler.user_us)),
-        (metric::SWITCHES, each(busy.context_switches)),
-        (metric::POOLER_SWITCHES, each(pooler.context_switches)),
-        (metric::FAILED, lines.iter().map(|line| line.failed).sum()),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect())
-}
-
-fn epoch_us(wall: SystemTime) -> u128 {
-    wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()
-}
-
-/// Latencies in milliseconds of logged transactions that ended within `window` (microseconds since 1970).
-fn read_logs(folder: &Path, window: std::ops::Range<u128>) -> Result<Vec<f64>> {
-    let mut latencies = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log")) {
-            let text = fs::read_to_string(&path)?;
-            latencies.extend(text.lines().filter_map(|line| parse_log(line, &window)));
-        }
-    }
-    Ok(latencies)
-}
-
-/// The latency of `client transaction latency_us script seconds microseconds [...]`, if it ended in the window.
-/// A skipped or failed transaction has a word in place of its latency and is left out.
-fn parse_log(line: &str, window: &std::ops::Range<u128>) -> Option<f64> {
+/// End and latency of `client transaction latency_us script seconds microseconds [...]`. A skipped or failed transaction
+/// has a word in place of its latency.
+fn parse_log(line: &str) -> Option<(u64, Option<u32>)> {
     let mut words = line.split(' ');
-    let latency_us: f64 = words.nth(2)?.parse().ok()?;
-    let seconds: u128 = words.nth(1)?.parse().ok()?;
-    let micros: u128 = words.next()?.parse().ok()?;
-    window.contains(&(seconds * 1_000_000 + micros)).then_some(latency_us / 1_000.0)
+    let latency_us = words.nth(2)?.parse::<f64>().ok().map(|us| us as u32);
+    let seconds: u64 = words.nth(1)?.parse().ok()?;
+    let micros: u64 = words.next()?.parse().ok()?;
+    Some((seconds * 1_000_000 + micros, latency_us))
 }
 
 #[cfg(test)]
@@ -312,23 +435,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_lines_of_both_kinds_are_read() {
-        let plain = "progress: 2.0 s, 33512.9 tps, lat 0.030 ms stddev 0.009, 0 failed";
-        assert_eq!(parse_progress(plain), Some((33512.9, 0.03, 0.0)));
-        let limited = "progress: 1.0 s, 2001.1 tps, lat 0.4 ms stddev 0.2, 3 failed, lag 0.10 ms";
-        assert_eq!(parse_progress(limited), Some((2001.1, 0.4, 3.0)));
-        let empty = "progress: 1.0 s, 0.0 tps, lat NaN ms stddev NaN, 0 failed";
-        assert!(parse_progress(empty).unwrap().1.is_nan());
-        assert_eq!(parse_progress("pgbench: error: client 1 aborted"), None);
+    fn log_lines_are_read_and_garbage_is_not() {
+        assert_eq!(parse_log("0 7 1500 0 11 5"), Some((11_000_005, Some(1500))));
+        assert_eq!(parse_log("0 7 1500 0 11 5 250"), Some((11_000_005, Some(1500))), "with a schedule lag");
+        assert_eq!(parse_log("0 7 skipped 0 11 5"), Some((11_000_005, None)));
+        assert_eq!(parse_log("garbage"), None);
+        assert_eq!(parse_log("0 7 1500 0 11"), None, "the end of a torn file");
     }
 
     #[test]
-    fn log_lines_count_only_inside_the_window() {
-        let window = 10_000_000..12_000_000;
-        assert_eq!(parse_log("0 7 1500 0 11 5", &window), Some(1.5));
-        assert_eq!(parse_log("0 7 1500 0 12 5", &window), None);
-        assert_eq!(parse_log("0 7 1500 0 11 5 250", &window), Some(1.5));
-        assert_eq!(parse_log("0 7 skipped 0 11 5", &window), None);
-        assert_eq!(parse_log("garbage", &window), None);
+    fn only_what_ended_in_the_window_counts() {
+        let mut from = Reading::take(None, None).unwrap();
+        let mut to = from;
+        (from.wall_us, to.wall_us) = (1_000, 2_001_000);
+        to.at = from.at + Duration::from_secs(2);
+        let log = Log {
+            entries: vec![
+                (999, Some(9000)),
+                (1_000, Some(100)),
+                (2_000_000, Some(300)),
+                (5_000, None),
+                (2_001_000, Some(9000)),
+            ],
+        };
+        let (metrics, latency) = log.measured(&Window { from, to }).unwrap();
+        assert!((metrics[metric::TPS] - 1.0).abs() < 1e-9);
+        assert!((metrics[metric::LATENCY_MEAN] - 0.2).abs() < 1e-9);
+        assert_eq!((metrics[metric::FAILED], latency.unwrap().count), (1.0, 2));
+        assert!(Log::default().measured(&Window { from, to }).is_err());
+    }
+
+    #[test]
+    fn a_fixed_rate_over_many_clients_warms_up_longer() {
+        let mut load = Load::new(1000, Protocol::Simple, ";");
+        assert_eq!(warm_up_s(&load), 1);
+        load.rate = Some(2000.0);
+        assert_eq!(warm_up_s(&load), 2);
+        load.clients = 10_000;
+        assert_eq!(warm_up_s(&load), 15);
     }
 }

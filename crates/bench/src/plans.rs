@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The points of each experiment.
 
-use crate::experiments::{Options, Step, Work};
+use crate::experiments::{Options, Rounds, Step, Work};
 use crate::pgbench::{Load, Protocol};
 use crate::sample::Point;
 use crate::systems::{Login, PoolMode, Setup};
-use crate::tasks::Task;
+use crate::tasks::{CopyDirection, Task};
 use crate::workloads;
 
 const ALL_MODES: &[Protocol] = &[Protocol::Simple, Protocol::Extended, Protocol::Prepared];
 const SELECT_1: &str = "select 1;\n";
+
+/// Rounds of the proof: a difference of 5 % must be told from one of 2.5 %, which ten rounds do only on a machine that is
+/// as quiet as can be.
+const PROOF_ROUNDS: u32 = 30;
 
 /// Clients that the system must admit beyond those of the load: checks and administration.
 const SPARE_CLIENTS: u32 = 20;
@@ -27,7 +31,7 @@ fn most(clients: &[u32]) -> u32 {
 }
 
 fn pgbench(group: u32, point: Point, setup: Setup, load: Load) -> Step {
-    Step { group, point, setup, work: Work::Pgbench { load, workload: String::new() } }
+    Step::new(group, point, setup, Work::Pgbench { load, workload: String::new() })
 }
 
 fn workload_step(
@@ -41,7 +45,7 @@ fn workload_step(
     let workload = workloads::find(name).expect("names are checked before a plan is made");
     load.scripts = workload.scripts();
     load.variables = workload.variables(options.scale);
-    Step { group, point, setup, work: Work::Pgbench { load, workload: name.to_owned() } }
+    Step::new(group, point, setup, Work::Pgbench { load, workload: name.to_owned() })
 }
 
 /// Named statements are compared with PgBouncer's unnamed ones, so those are measured beside them.
@@ -158,7 +162,8 @@ pub fn sweep(options: &Options) -> Vec<Step> {
     let steps = clients.iter().enumerate().map(|(index, &count)| {
         let point = Point::default().with("clients", count);
         let load = Load::new(count, Protocol::Simple, "begin;\nselect 1;\ncommit;\n");
-        pgbench(index as u32, point, setup(options, most(&clients)), load)
+        let step = pgbench(index as u32, point, setup(options, most(&clients)), load);
+        Step { round_trips: true, ..step }
     });
     steps.collect()
 }
@@ -222,7 +227,11 @@ pub fn cpu(options: &Options) -> Vec<Step> {
 /// Each workload at full speed.
 pub fn workloads(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[16]);
-    let names = options.workloads_or(if options.quick { &["ycsb"] } else { workloads::NAMES });
+    let names = options.workloads_or(if options.quick {
+        &["ycsb"]
+    } else {
+        &["noop", "select1", "ycsb", "ycsb-mixed", "smallbank", "tatp", "tpcb", "twitter"]
+    });
     let mut steps = Vec::new();
     for &count in &clients {
         for name in &names {
@@ -230,6 +239,27 @@ pub fn workloads(options: &Options) -> Vec<Step> {
             let load = Load::new(count, Protocol::Simple, "");
             let group = steps.len() as u32;
             steps.push(workload_step(group, point, setup(options, most(&clients)), load, name, options));
+        }
+    }
+    steps
+}
+
+/// TPC-C in both pool modes.
+pub fn tpcc(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[20]);
+    let warehouses = if options.quick { 1 } else { 4 } * options.scale;
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
+            let mut setup = Setup { pool_mode, ..setup(options, most(&clients)) };
+            // go-tpc holds some connections beside those of its clients.
+            setup.pool_size = setup.pool_size.max(count + 5);
+            let point = Point::default()
+                .with("clients", count)
+                .with("pooling", pool_mode.name())
+                .with("warehouses", warehouses);
+            let work = Work::Task(Task::Tpcc { clients: count, warehouses });
+            steps.push(Step::new(steps.len() as u32, point, setup, work));
         }
     }
     steps
@@ -288,48 +318,131 @@ pub fn logins(options: &Options) -> Vec<Step> {
     steps
 }
 
+/// Clients that share a pool smaller than themselves under several application names.
+pub fn names(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[16]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for names in [1, 4] {
+            let mut setup = setup(options, most(&clients));
+            setup.pool_size = setup.pool_size.min(4);
+            let point =
+                Point::default().with("clients", count).with("names", names).with("pool", setup.pool_size);
+            let mut load = Load::new(count, Protocol::Simple, SELECT_1);
+            load.application_names = names;
+            steps.push(pgbench(steps.len() as u32, point, setup, load));
+        }
+    }
+    steps
+}
+
+/// select 1 with clients on unix sockets, servers too or not.
+pub fn unix(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[8] } else { &[1, 8, 64] });
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for server_unix in [false, true] {
+            let setup = Setup { client_unix: true, server_unix, ..setup(options, most(&clients)) };
+            let point = Point::default()
+                .with("clients", count)
+                .with("server", if server_unix { "unix" } else { "tcp" });
+            let load = Load::new(count, Protocol::Simple, SELECT_1);
+            steps.push(pgbench(steps.len() as u32, point, setup, load));
+        }
+    }
+    steps
+}
+
 /// Idle clients beside a fixed rate.
 pub fn idle(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(if options.quick { &[1000] } else { &[10_000] });
-    let steps = clients.iter().enumerate().map(|(index, &count)| Step {
-        group: index as u32,
-        point: Point::default().with("clients", count),
-        setup: setup(options, count + 64),
-        work: Work::Task(Task::Idle { clients: count, rate: options.rate }),
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let point = Point::default().with("clients", count);
+        let work = Work::Task(Task::Idle { clients: count, rate: options.rate });
+        Step::new(index as u32, point, setup(options, count + 64), work)
     });
     steps.collect()
 }
 
-/// Readers that stop.
+/// Readers of a large result that stop, and a server that stops under large copies in.
 pub fn slow(options: &Options) -> Vec<Step> {
-    let readers = options.clients_or(if options.quick { &[1] } else { &[1, 8] });
-    let megabytes = if options.quick { 300 } else { 2400 };
-    let steps = readers.iter().enumerate().map(|(index, &count)| {
-        let mut setup = setup(options, most(&readers));
-        setup.pool_size = setup.pool_size.max(count);
-        Step {
-            group: index as u32,
-            point: Point::default().with("clients", count).with("mb", megabytes),
-            setup,
-            work: Work::Task(Task::SlowReader {
-                readers: count,
-                megabytes,
-                pause_s: if options.quick { 5 } else { 15 },
-            }),
+    let clients = options.clients_or(if options.quick { &[1] } else { &[1, 32] });
+    let directions: &[CopyDirection] =
+        if options.quick { &[CopyDirection::Out] } else { &[CopyDirection::Out, CopyDirection::In] };
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for &direction in directions {
+            let mut setup = setup(options, most(&clients));
+            setup.pool_size = setup.pool_size.max(count);
+            // One copy has the size that the project's limits name; of many the bytes are divided among them.
+            let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) };
+            let point =
+                Point::default().with("clients", count).with("copy", direction.name()).with("mb", megabytes);
+            let pause_s = if options.quick { 5 } else { 15 };
+            let work = Work::Task(Task::Stalled { clients: count, direction, megabytes, pause_s });
+            let rounds = Rounds::AtMost(3);
+            steps.push(Step { rounds, ..Step::new(steps.len() as u32, point, setup, work) });
         }
+    }
+    steps
+}
+
+/// A copy of 2.4 GB out and in, without any pause.
+pub fn copy(options: &Options) -> Vec<Step> {
+    let megabytes = if options.quick { 300 } else { 2400 };
+    let steps = [CopyDirection::Out, CopyDirection::In].into_iter().enumerate().map(|(index, direction)| {
+        let point = Point::default().with("copy", direction.name()).with("mb", megabytes);
+        let work = Work::Task(Task::Copy { direction, megabytes });
+        Step::new(index as u32, point, setup(options, 1), work)
     });
     steps.collect()
+}
+
+/// A fixed rate with a second server that gets the same, and full speed.
+pub fn mirroring(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[20]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for name in options.workloads_or(&["ycsb", "tpcb"]) {
+            for rate in [Some(options.rate.min(500.0)), None] {
+                let mut setup = Setup { pool_mode: PoolMode::Session, ..setup(options, most(&clients)) };
+                setup.pool_size = setup.pool_size.max(count);
+                let speed = rate.map_or_else(|| "full".to_owned(), |rate| format!("{rate}/s"));
+                let point =
+                    Point::default().with("clients", count).with("rate", speed).with("workload", &name);
+                let mut load = Load::new(count, Protocol::Simple, "");
+                load.rate = rate;
+                let group = steps.len() as u32;
+                steps.push(workload_step(group, point, setup, load, &name, options));
+            }
+        }
+    }
+    steps
+}
+
+/// The server under a tracer: eight clients, and fifty on the mixes of the tracing paper.
+pub fn tracing(options: &Options) -> Vec<Step> {
+    let own: &[&str] =
+        if options.quick { &["select1"] } else { &["select1", "tpcb", "ycsb-90-10", "ycsb-10-90"] };
+    let mut steps = Vec::new();
+    for name in options.workloads_or(own) {
+        let clients = options.clients_or(if name.starts_with("ycsb") { &[50] } else { &[8] });
+        for &count in &clients {
+            let point = Point::default().with("clients", count).with("workload", &name);
+            let load = Load::new(count, Protocol::Simple, "");
+            let group = steps.len() as u32;
+            steps.push(workload_step(group, point, setup(options, most(&clients)), load, &name, options));
+        }
+    }
+    steps
 }
 
 /// pg_dump of many tables.
 pub fn dump(options: &Options) -> Vec<Step> {
     let rows = if options.quick { 100_000 } else { 1_000_000 } * u64::from(options.scale);
-    vec![Step {
-        group: 0,
-        point: Point::default().with("tables", 20).with("rows", rows),
-        setup: Setup { pool_mode: PoolMode::Session, ..setup(options, 20) },
-        work: Work::Task(Task::Dump { tables: 20, rows }),
-    }]
+    let setup = Setup { pool_mode: PoolMode::Session, ..setup(options, 20) };
+    let point = Point::default().with("tables", 20).with("rows", rows);
+    vec![Step::new(0, point, setup, Work::Task(Task::Dump { tables: 20, rows }))]
 }
 
 /// select 1 with one client: the slowed twin loses what it is stopped for.
@@ -337,12 +450,9 @@ pub fn proof(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[1]);
     let steps = clients.iter().enumerate().map(|(index, &count)| {
         let point = Point::default().with("clients", count).with("mode", "simple");
-        pgbench(
-            index as u32,
-            point,
-            setup(options, most(&clients)),
-            Load::new(count, Protocol::Simple, SELECT_1),
-        )
+        let load = Load::new(count, Protocol::Simple, SELECT_1);
+        let step = pgbench(index as u32, point, setup(options, most(&clients)), load);
+        Step { rounds: Rounds::AtLeast(PROOF_ROUNDS), ..step }
     });
     steps.collect()
 }

@@ -48,10 +48,16 @@ impl Server {
     ///
     /// # Errors
     /// When a program is missing or fails, with the end of its log.
-    pub fn start(folder: &Path, account: &Account, hosts: &Hosts, needs: ServerNeeds) -> Result<Self> {
+    pub fn start(
+        folder: &Path,
+        name: &str,
+        account: &Account,
+        hosts: &Hosts,
+        needs: ServerNeeds,
+    ) -> Result<Self> {
         let initdb = find_program("initdb").context("initdb not found: install postgresql")?;
         let postgres = find_program("postgres").context("postgres not found: install postgresql")?;
-        let folder = folder.join("postgres");
+        let folder = folder.join(name);
         fs::create_dir(&folder)?;
         account.give(&folder)?;
         let data = folder.join("data");

@@ -13,6 +13,7 @@ use crate::pgbench::Protocol;
 use crate::postgres::ServerNeeds;
 use crate::procs::find_program;
 use crate::systems::{Setup, System};
+use crate::tasks::{self, Task};
 
 /// Memory of one PostgreSQL backend in MiB that is not shared, once it has run a few statements. Measured on
 /// PostgreSQL 15: 2 to 4 with small catalogs.
@@ -34,10 +35,11 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     if system.is_pooler() && !system.pool_modes.contains(&setup.pool_mode) {
         return Some(format!("{} has no {} pooling", system.title, setup.pool_mode.name()));
     }
-    if let Work::Pgbench { load, .. } = &step.work
-        && load.protocol == Protocol::Prepared
-        && !system.prepared.contains(&setup.pool_mode)
-    {
+    let names_statements = match &step.work {
+        Work::Pgbench { load, .. } => load.protocol == Protocol::Prepared,
+        Work::Task(task) => task.names_statements(),
+    };
+    if names_statements && !system.prepared.contains(&setup.pool_mode) {
         return Some(format!(
             "{} has no named statements in {} pooling",
             system.title,
@@ -83,7 +85,7 @@ fn server_connections(system: &str, setup: &Setup) -> u32 {
 fn clients_of(step: &Step) -> u32 {
     match &step.work {
         Work::Pgbench { load, .. } => load.clients,
-        Work::Task(task) => u32::try_from(task.descriptors()).unwrap_or(u32::MAX),
+        Work::Task(task) => task.connections(),
     }
 }
 
@@ -110,6 +112,11 @@ pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) ->
                 problems.push(format!("{program} not found: install {package}, or use --topology loopback"));
             }
         }
+    }
+    if planned.iter().any(|(step, _)| matches!(step.work, Work::Task(Task::Tpcc { .. })))
+        && let Err(error) = tasks::tpcc::program()
+    {
+        problems.push(format!("{error:#}"));
     }
     let mut named = BTreeSet::new();
     for (_, system) in planned {
@@ -160,8 +167,9 @@ fn memory_problem(planned: &[Planned<'_>], needs: ServerNeeds) -> Option<String>
         .map(|(step, _)| step.setup.max_clients)
         .max()
         .unwrap_or(0);
+    let servers = if planned.iter().any(|(_, system)| system.mirrored) { 2.0 } else { 1.0 };
     let mib = f64::from(needs.connections) * BACKEND_MIB
-        + f64::from(needs.shared_buffers_mib)
+        + f64::from(needs.shared_buffers_mib) * servers
         + f64::from(clients) * CLIENT_MIB
         + f64::from(children) * PGPOOL_CHILD_MIB;
     let available = memory_available_mib().ok()?;
@@ -182,12 +190,9 @@ mod tests {
     use crate::systems::table;
 
     fn step(clients: u32, protocol: Protocol) -> Step {
-        Step {
-            group: 0,
-            point: Point::default(),
-            setup: Setup::plain(20, clients + 20),
-            work: Work::Pgbench { load: Load::new(clients, protocol, "select 1;"), workload: String::new() },
-        }
+        let load = Load::new(clients, protocol, "select 1;");
+        let work = Work::Pgbench { load, workload: String::new() };
+        Step::new(0, Point::default(), Setup::plain(20, clients + 20), work)
     }
 
     fn system(name: &str) -> System {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::stats::quantile_sorted;
 
 /// Version of the result file; raised when a field changes its meaning.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Names of the metrics of a sample. Times are microseconds unless the name says `ms` or `s`.
 pub mod metric {
@@ -41,16 +41,28 @@ pub mod metric {
     pub const POOLER_SWITCHES: &str = "pooler_switches";
     /// CPU time per transaction above the direct connection's of the same round; derived, not stored.
     pub const TAX: &str = "tax_us";
+    /// Mean latency above that of the same system without its mirror, in the same round; derived, not stored.
+    pub const ADDED_LATENCY: &str = "added_latency_ms";
+    /// CPU per transaction above that of the same system without its mirror, in the same round; derived, not stored.
+    pub const ADDED_CPU: &str = "added_cpu_us";
     /// Memory of the pooler (Pss) in MiB.
     pub const MEMORY: &str = "memory_mib";
     /// Growth of the pooler's memory in MiB.
     pub const MEMORY_GROWTH: &str = "memory_growth_mib";
     /// Shrinkage of MemAvailable in MiB: kernel memory included.
     pub const UNAVAILABLE: &str = "unavailable_mib";
+    /// Growth of [`UNAVAILABLE`] in the last two thirds of a pause.
+    pub const CREEP: &str = "creep_mib";
     /// Elapsed time of one whole task in seconds.
     pub const SECONDS: &str = "seconds";
     /// CPU of the whole machine for one whole task in seconds.
     pub const CPU_SECONDS: &str = "cpu_s";
+    /// Smoothed TCP round-trip time of the clients' sockets.
+    pub const CLIENT_LEG: &str = "client_leg_us";
+    /// Smoothed TCP round-trip time of the pooler's sockets to the server.
+    pub const SERVER_LEG: &str = "server_leg_us";
+    /// Share of transactions that the system's lane carried, 0 to 1.
+    pub const LANE_SHARE: &str = "lane_share";
     /// Transactions that failed.
     pub const FAILED: &str = "failed";
 }
@@ -72,7 +84,7 @@ pub struct Latency {
     pub max: f64,
     /// Mean.
     pub mean: f64,
-    /// Transactions that were logged; a sample of all when the load is not rate limited.
+    /// Transactions.
     pub count: usize,
 }
 
@@ -178,12 +190,13 @@ pub struct Meta {
     pub command: String,
     /// Titles of systems by name.
     pub titles: BTreeMap<String, String>,
+    /// For systems with a mirror, the same system without it.
+    #[serde(default)]
+    pub without: BTreeMap<String, String>,
     /// Rows and MB of each workload that was loaded.
     pub data: BTreeMap<String, LoadedData>,
-    /// Seconds of one measurement.
-    pub seconds: u32,
-    /// Rounds asked for.
-    pub rounds: u32,
+    /// Seconds of one measurement, by experiment.
+    pub seconds: BTreeMap<String, f64>,
     /// Points left out because a system cannot do them, with the reason.
     pub skipped: Vec<String>,
 }
@@ -195,6 +208,15 @@ pub struct LoadedData {
     pub rows: u64,
     /// Size of its tables and indexes in MB (10^6 bytes).
     pub mb: f64,
+}
+
+impl LoadedData {
+    /// Reads `rows|mb` of psql.
+    #[must_use]
+    pub fn parse(answer: &str) -> Option<Self> {
+        let (rows, mb) = answer.trim().split_once('|')?;
+        Some(Self { rows: rows.parse().ok()?, mb: mb.parse().ok()? })
+    }
 }
 
 /// A result file.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +86,22 @@ pub struct System {
     /// Lines for the template.
     #[serde(default)]
     pub extra: String,
+    /// PGOPTIONS of the clients.
+    #[serde(default)]
+    pub pgoptions: String,
+    /// Program and arguments that run during its turns.
+    #[serde(default)]
+    pub beside: Vec<String>,
+    /// There is a second server with the same data.
+    #[serde(default)]
+    pub mirrored: bool,
+    /// The same system without its mirror.
+    #[serde(default)]
+    pub without: Option<String>,
+    /// The lane that it is about, by its name in SHOW KERNEL: a row in which that lane carried less than
+    /// [`crate::lanes::SHARE_MIN`] of the transactions fails.
+    #[serde(default)]
+    pub lane: Option<String>,
     /// Same program as that system; for the proof of the method.
     #[serde(default)]
     pub twin_of: Option<String>,
@@ -147,6 +163,22 @@ impl System {
             };
             format!("system {}: program {name} not found: {advice}", self.name)
         })
+    }
+
+    /// Whether it can be started here.
+    ///
+    /// # Errors
+    /// What is missing, with what to do.
+    pub fn ready(&self) -> Result<()> {
+        if self.is_pooler() {
+            self.program()?;
+        }
+        if let [name, command, ..] = &self.beside[..] {
+            let program = find_program(name).with_context(|| format!("system {}: no {name}", self.name))?;
+            let knows = Command::new(program).args([command, "--help"]).output()?.status.success();
+            ensure!(knows, "system {}: this {name} has no command {command}", self.name);
+        }
+        Ok(())
     }
 
     /// The first line that its program prints about its version.
@@ -224,6 +256,8 @@ pub struct Endpoint {
     pub user: &'static str,
     /// TLS.
     pub tls: bool,
+    /// PGOPTIONS.
+    pub options: String,
 }
 
 impl Endpoint {
@@ -235,6 +269,7 @@ impl Endpoint {
             .env("PGUSER", self.user)
             .env("PGDATABASE", DATABASE)
             .env("PGPASSWORD", PASSWORD)
+            .env("PGOPTIONS", &self.options)
             .env("PGSSLMODE", if self.tls { "require" } else { "disable" })
             .env("PGGSSENCMODE", "disable")
             .env("PGCONNECT_TIMEOUT", "20");
@@ -252,6 +287,8 @@ pub struct Place<'a> {
     pub hosts: &'a Hosts,
     /// PostgreSQL.
     pub server: &'a Server,
+    /// A second one with the same data, where a system mirrors to it.
+    pub mirror: Option<&'a Server>,
 }
 
 /// A system that runs with one setup.
@@ -283,7 +320,8 @@ impl Instance {
             } else {
                 place.hosts.server_from_client.to_owned()
             };
-            let endpoint = Endpoint { host, port: place.server.port, user, tls: setup.client_tls };
+            let (port, tls) = (place.server.port, setup.client_tls);
+            let endpoint = Endpoint { host, port, user, tls, options: system.pgoptions.clone() };
             Self { process: None, cgroup: None, log: PathBuf::new(), endpoint }
         };
         instance.wait_until_answers(system, place)?;
@@ -323,7 +361,8 @@ impl Instance {
         } else {
             place.hosts.pooler_from_client.to_owned()
         };
-        let endpoint = Endpoint { host, port, user, tls: setup.client_tls };
+        let options = system.pgoptions.clone();
+        let endpoint = Endpoint { host, port, user, tls: setup.client_tls, options };
         Ok(Self { process: Some(process), cgroup, log, endpoint })
     }
 
@@ -357,12 +396,13 @@ impl Instance {
     ///
     /// # Errors
     /// When psql fails.
-    pub fn ask(&self, place: Place<'_>, sql: &str) -> Result<String> {
+    pub fn ask(&self, place: Place<'_>, database: &str, sql: &str) -> Result<String> {
         let psql = find_program("psql").context("psql not found")?;
         let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
         let mut command = launch.command(place.account, psql);
         command.args(["-X", "-q", "-A", "-t", "-c", sql]);
         self.endpoint.apply(&mut command);
+        command.env("PGDATABASE", database);
         crate::procs::output(command, "psql")
     }
 
@@ -370,7 +410,7 @@ impl Instance {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             self.check_alive().with_context(|| format!("system {} does not start", system.name))?;
-            match self.ask(place, "select 42") {
+            match self.ask(place, DATABASE, "select 42") {
                 Ok(answer) if answer.trim() == "42" => return Ok(()),
                 Ok(answer) => bail!("system {}: select 42 gave {answer:?}", system.name),
                 Err(error) if Instant::now() > deadline => {
@@ -378,8 +418,64 @@ impl Instance {
                         [self.log.clone(), self.log.with_file_name("pooler.log")].map(|path| log_tail(&path));
                     bail!("system {} does not answer: {error:#}\n{}", system.name, log.concat());
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
+        }
+    }
+}
+
+/// A program that runs beside a system during one turn.
+#[derive(Debug)]
+pub struct Beside {
+    program: Running,
+    log: PathBuf,
+}
+
+impl Beside {
+    /// Starts the system's program and gives it a second to take hold; `None` for a system without one.
+    ///
+    /// # Errors
+    /// When it cannot be started or ends at once, with the end of what it said.
+    pub fn start(system: &System, place: Place<'_>) -> Result<Option<Self>> {
+        let [name, arguments @ ..] = &system.beside[..] else { return Ok(None) };
+        let folder = unused_folder(place.folder, &system.name)?;
+        let values = BTreeMap::from([
+            ("dir", folder.display().to_string()),
+            ("server_port", place.server.port.to_string()),
+        ]);
+        let launch = Launch { netns: place.hosts.server.clone(), cpus: None, keep_user: true };
+        let mut command =
+            launch.command(place.account, find_program(name).with_context(|| format!("{name} not found"))?);
+        for argument in arguments {
+            command.arg(template::fill(argument.clone(), &values)?);
+        }
+        let log = folder.join("output.log");
+        let sink = fs::File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(sink.try_clone()?).stderr(sink);
+        let mut beside = Self { program: Running::start(command, name, Signal::SIGINT)?, log };
+        std::thread::sleep(Duration::from_secs(1));
+        beside.check_running()?;
+        Ok(Some(beside))
+    }
+
+    /// Fails when it has ended.
+    ///
+    /// # Errors
+    /// Carries its exit status and the end of what it said.
+    pub fn check_running(&mut self) -> Result<()> {
+        if let Some(status) = self.program.ended()? {
+            bail!("the program beside it has ended ({status}):\n{}", log_tail(&self.log));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.program.stop(Duration::from_secs(10));
+        // What it wrote may be large, and the next turn writes as much again.
+        if let Some(folder) = self.log.parent() {
+            let _ = fs::remove_dir_all(folder);
         }
     }
 }
@@ -426,8 +522,14 @@ fn values(
         }
     };
     let as_root = system.as_root && place.account.switch_to.is_some();
-    let extra =
+    let mut extra =
         if system.is_ours() { system.extra.clone() } else { format!("{}\n{}", system.extra, setup.extra) };
+    if let Some(mirror) = place.mirror {
+        // Both servers are on the same host.
+        let values =
+            BTreeMap::from([("mirror_host", server_host.clone()), ("mirror_port", mirror.port.to_string())]);
+        extra = template::fill(extra, &values).with_context(|| format!("system {}: extra", system.name))?;
+    }
     Ok(BTreeMap::from([
         ("server_host", server_host),
         ("server_port", place.server.port.to_string()),

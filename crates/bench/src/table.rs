@@ -20,13 +20,29 @@ pub const COLUMNS: &[Column] = &[
     (metric::LATENCY_P99, "p99 ms", 3),
     (metric::CPU, "CPU us", 1),
     (metric::TAX, "tax us", 1),
+    (metric::ADDED_LATENCY, "added ms", 3),
+    (metric::ADDED_CPU, "added us", 1),
     (metric::POOLER_CPU, "pooler us", 1),
     (metric::SWITCHES, "switches", 2),
+    (metric::LANE_SHARE, "in lane", 3),
+    (metric::CLIENT_LEG, "client leg us", 0),
+    (metric::SERVER_LEG, "server leg us", 0),
     (metric::MEMORY, "MiB", 1),
     (metric::MEMORY_GROWTH, "growth MiB", 2),
     (metric::UNAVAILABLE, "unavail. MiB", 1),
+    (metric::CREEP, "creep MiB", 2),
     (metric::SECONDS, "seconds", 2),
     (metric::CPU_SECONDS, "CPU s", 2),
+    ("delivery_mean_ms", "Delivery", 2),
+    ("delivery_p99_ms", "p99", 2),
+    ("new_order_mean_ms", "NewOrder", 2),
+    ("new_order_p99_ms", "p99", 2),
+    ("order_status_mean_ms", "OrderStatus", 2),
+    ("order_status_p99_ms", "p99", 2),
+    ("payment_mean_ms", "Payment", 2),
+    ("payment_p99_ms", "p99", 2),
+    ("stock_level_mean_ms", "StockLevel", 2),
+    ("stock_level_p99_ms", "p99", 2),
 ];
 
 /// The metric of which a table shows the ratio to PgBouncer: the tax where there is one.
@@ -100,8 +116,8 @@ pub fn of_limits(judged: &[Judged]) -> String {
         rows.push(vec![
             one.limit.source.clone(),
             one.point.label(),
-            one.limit.bound(),
-            one.limit.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
+            one.bounds.to_string(),
+            one.bounds.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
             interval(&one.estimate),
             one.estimate.rounds.to_string(),
             one.verdict.to_string(),
@@ -119,7 +135,8 @@ pub fn short(name: &str) -> &str {
 /// `0.82 [0.79, 0.86]`, marked when it is too wide to decide anything.
 #[must_use]
 pub fn interval(estimate: &Estimate) -> String {
-    let wide = if estimate.half_width() > crate::limits::MAX_HALF_WIDTH { " wide" } else { "" };
+    let narrow = estimate.half_width() <= crate::limits::MAX_HALF_WIDTH;
+    let wide = if narrow { "" } else { " wide" };
     format!("{:.2} [{:.2}, {:.2}]{wide}", estimate.median, estimate.low, estimate.high)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Tables, mixes and skew follow BenchBase, the framework of the Tigger paper; a test holds the numbers to its.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::postgres::{DATABASE, Server};
 use crate::sample::LoadedData;
@@ -36,150 +36,119 @@ pub struct Workload {
     pub transactions: &'static [Transaction],
 }
 
-macro_rules! script {
-    ($file:literal) => {
-        include_str!(concat!("../../../bench/workloads/", $file))
+/// Transactions as `BenchBaseName weight "file"`, the file in a folder of bench/workloads.
+macro_rules! transactions {
+    ($folder:literal: $($name:ident $weight:literal $file:literal),+ $(,)?) => {
+        &[$(Transaction {
+            name: stringify!($name),
+            weight: $weight,
+            script: script!($folder, $file),
+        }),+]
     };
+}
+
+macro_rules! script {
+    ($folder:literal, $file:literal) => {
+        include_str!(concat!("../../../bench/workloads/", $folder, "/", $file, ".sql"))
+    };
+}
+
+/// A workload without data: one statement.
+const fn statement(name: &'static str, transactions: &'static [Transaction]) -> Workload {
+    Workload { name, load: "", rows: 0, benchbase_rows: 0, tables: &[], transactions }
+}
+
+/// One of the mixes over YCSB's table, which each have a copy of it, because some delete from it.
+const fn ycsb(
+    name: &'static str,
+    table: &'static [&'static str; 1],
+    transactions: &'static [Transaction],
+) -> Workload {
+    let load = script!("ycsb", "load");
+    Workload { name, load, rows: 100_000, benchbase_rows: 1_000, tables: table, transactions }
 }
 
 /// Every workload.
 pub const WORKLOADS: &[Workload] = &[
-    Workload {
-        name: "noop",
-        load: "",
-        rows: 0,
-        benchbase_rows: 0,
-        tables: &[],
-        transactions: &[Transaction { name: "NoOp", weight: 1, script: ";\n" }],
-    },
-    Workload {
-        name: "select1",
-        load: "",
-        rows: 0,
-        benchbase_rows: 0,
-        tables: &[],
-        transactions: &[Transaction { name: "Select1", weight: 1, script: "select 1;\n" }],
-    },
-    Workload {
-        name: "ycsb",
-        load: script!("ycsb/load.sql"),
-        rows: 100_000,
-        benchbase_rows: 1_000,
-        tables: &["usertable"],
-        transactions: &[Transaction {
-            name: "ReadRecord",
-            weight: 100,
-            script: script!("ycsb/read_record.sql"),
-        }],
-    },
-    Workload {
-        name: "ycsb-mixed",
-        load: script!("ycsb/load.sql"),
-        rows: 100_000,
-        benchbase_rows: 1_000,
-        tables: &["usertable_mixed"],
-        transactions: &[
-            Transaction { name: "ReadRecord", weight: 50, script: script!("ycsb/read_record.sql") },
-            Transaction { name: "InsertRecord", weight: 5, script: script!("ycsb/insert_record.sql") },
-            Transaction { name: "ScanRecord", weight: 15, script: script!("ycsb/scan_record.sql") },
-            Transaction { name: "UpdateRecord", weight: 10, script: script!("ycsb/update_record.sql") },
-            Transaction { name: "DeleteRecord", weight: 10, script: script!("ycsb/delete_record.sql") },
-            Transaction {
-                name: "ReadModifyWriteRecord",
-                weight: 10,
-                script: script!("ycsb/read_modify_write_record.sql"),
-            },
-        ],
-    },
+    statement("noop", &[Transaction { name: "NoOp", weight: 1, script: ";\n" }]),
+    statement("select1", &[Transaction { name: "Select1", weight: 1, script: "select 1;\n" }]),
+    ycsb("ycsb", &["usertable"], transactions!("ycsb": ReadRecord 100 "read_record")),
+    ycsb(
+        "ycsb-mixed",
+        &["usertable_mixed"],
+        transactions!("ycsb":
+            ReadRecord 50 "read_record",
+            InsertRecord 5 "insert_record",
+            ScanRecord 15 "scan_record",
+            UpdateRecord 10 "update_record",
+            DeleteRecord 10 "delete_record",
+            ReadModifyWriteRecord 10 "read_modify_write_record",
+        ),
+    ),
+    ycsb(
+        "ycsb-90-10",
+        &["usertable_90_10"],
+        transactions!("ycsb": ReadRecord 90 "read_record", UpdateRecord 10 "update_record"),
+    ),
+    ycsb(
+        "ycsb-10-90",
+        &["usertable_10_90"],
+        transactions!("ycsb": ReadRecord 10 "read_record", UpdateRecord 90 "update_record"),
+    ),
     Workload {
         name: "smallbank",
-        load: script!("smallbank/load.sql"),
+        load: script!("smallbank", "load"),
         rows: 100_000,
         benchbase_rows: 1_000_000,
         tables: &["accounts", "savings", "checking"],
-        transactions: &[
-            Transaction { name: "Amalgamate", weight: 15, script: script!("smallbank/amalgamate.sql") },
-            Transaction { name: "Balance", weight: 15, script: script!("smallbank/balance.sql") },
-            Transaction {
-                name: "DepositChecking",
-                weight: 15,
-                script: script!("smallbank/deposit_checking.sql"),
-            },
-            Transaction { name: "SendPayment", weight: 25, script: script!("smallbank/send_payment.sql") },
-            Transaction {
-                name: "TransactSavings",
-                weight: 15,
-                script: script!("smallbank/transact_savings.sql"),
-            },
-            Transaction { name: "WriteCheck", weight: 15, script: script!("smallbank/write_check.sql") },
-        ],
+        transactions: transactions!("smallbank":
+            Amalgamate 15 "amalgamate",
+            Balance 15 "balance",
+            DepositChecking 15 "deposit_checking",
+            SendPayment 25 "send_payment",
+            TransactSavings 15 "transact_savings",
+            WriteCheck 15 "write_check",
+        ),
     },
     Workload {
         name: "tatp",
-        load: script!("tatp/load.sql"),
+        load: script!("tatp", "load"),
         rows: 20_000,
         benchbase_rows: 100_000,
         tables: &["subscriber", "access_info", "special_facility", "call_forwarding"],
-        transactions: &[
-            Transaction {
-                name: "DeleteCallForwarding",
-                weight: 2,
-                script: script!("tatp/delete_call_forwarding.sql"),
-            },
-            Transaction { name: "GetAccessData", weight: 35, script: script!("tatp/get_access_data.sql") },
-            Transaction {
-                name: "GetNewDestination",
-                weight: 10,
-                script: script!("tatp/get_new_destination.sql"),
-            },
-            Transaction {
-                name: "GetSubscriberData",
-                weight: 35,
-                script: script!("tatp/get_subscriber_data.sql"),
-            },
-            Transaction {
-                name: "InsertCallForwarding",
-                weight: 2,
-                script: script!("tatp/insert_call_forwarding.sql"),
-            },
-            Transaction { name: "UpdateLocation", weight: 14, script: script!("tatp/update_location.sql") },
-            Transaction {
-                name: "UpdateSubscriberData",
-                weight: 2,
-                script: script!("tatp/update_subscriber_data.sql"),
-            },
-        ],
+        transactions: transactions!("tatp":
+            DeleteCallForwarding 2 "delete_call_forwarding",
+            GetAccessData 35 "get_access_data",
+            GetNewDestination 10 "get_new_destination",
+            GetSubscriberData 35 "get_subscriber_data",
+            InsertCallForwarding 2 "insert_call_forwarding",
+            UpdateLocation 14 "update_location",
+            UpdateSubscriberData 2 "update_subscriber_data",
+        ),
     },
     Workload {
         name: "tpcb",
-        load: script!("tpcb/load.sql"),
+        load: script!("tpcb", "load"),
         rows: 1_000_000,
         benchbase_rows: 0,
         tables: &["pgbench_branches", "pgbench_tellers", "pgbench_accounts", "pgbench_history"],
-        transactions: &[Transaction { name: "TpcB", weight: 1, script: script!("tpcb/tpcb.sql") }],
+        transactions: transactions!("tpcb": TpcB 1 "tpcb"),
     },
     Workload {
         name: "twitter",
-        load: script!("twitter/load.sql"),
+        load: script!("twitter", "load"),
         rows: 5_000,
         benchbase_rows: 500,
         tables: &["user_profiles", "followers", "follows", "tweets", "added_tweets"],
-        transactions: &[
-            Transaction { name: "GetTweet", weight: 1, script: script!("twitter/get_tweet.sql") },
-            Transaction {
-                name: "GetTweetsFromFollowing",
-                weight: 1,
-                script: script!("twitter/get_tweets_from_following.sql"),
-            },
-            Transaction { name: "GetFollowers", weight: 7, script: script!("twitter/get_followers.sql") },
-            Transaction { name: "GetUserTweets", weight: 90, script: script!("twitter/get_user_tweets.sql") },
-            Transaction { name: "InsertTweet", weight: 1, script: script!("twitter/insert_tweet.sql") },
-        ],
+        transactions: transactions!("twitter":
+            GetTweet 1 "get_tweet",
+            GetTweetsFromFollowing 1 "get_tweets_from_following",
+            GetFollowers 7 "get_followers",
+            GetUserTweets 90 "get_user_tweets",
+            InsertTweet 1 "insert_tweet",
+        ),
     },
 ];
-
-/// Names of all workloads.
-pub const NAMES: &[&str] = &["noop", "select1", "ycsb", "ycsb-mixed", "smallbank", "tatp", "tpcb", "twitter"];
 
 /// Skew of YCSB's keys in BenchBase.
 const ZIPF_THETA: f64 = 0.99;
@@ -200,10 +169,10 @@ impl Workload {
             .collect()
     }
 
-    /// Two workloads share YCSB's table and one of them deletes from it: each gets a table of its own.
+    /// A text of the workload with YCSB's table under this workload's name for it.
     fn renamed(&self, text: &str) -> String {
         match self.tables {
-            ["usertable_mixed"] => text.replace("usertable", "usertable_mixed"),
+            [table] if table.starts_with("usertable") => text.replace("usertable", table),
             _ => text.to_owned(),
         }
     }
@@ -243,10 +212,7 @@ impl Workload {
             "select sum(greatest(reltuples, 0))::bigint, sum(pg_total_relation_size(oid)) / 1e6 \
              from pg_class where relkind = 'r' and relname in ({names})"
         );
-        let answer = server.psql(DATABASE, &sql)?;
-        let mut words = answer.trim().split('|').map(|word| word.parse::<f64>().unwrap_or(0.0));
-        let (rows, mb) = (words.next().unwrap_or(0.0), words.next().unwrap_or(0.0));
-        Ok(LoadedData { rows: rows as u64, mb })
+        LoadedData::parse(&server.psql(DATABASE, &sql)?).context("no size of the tables")
     }
 }
 
@@ -260,6 +226,8 @@ fn zipf_constants(n: u64) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn mix(name: &str) -> Vec<(&'static str, u32)> {
@@ -353,8 +321,16 @@ mod tests {
     }
 
     #[test]
-    fn every_workload_has_a_name_and_scripts() {
-        assert_eq!(WORKLOADS.iter().map(|workload| workload.name).collect::<Vec<_>>(), NAMES);
+    fn every_workload_has_a_name_of_its_own_and_scripts() {
+        let names: BTreeSet<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
+        assert_eq!(names.len(), WORKLOADS.len());
         assert!(WORKLOADS.iter().all(|workload| !workload.scripts().is_empty()));
+    }
+
+    /// The tracing paper's mixes of YCSB.
+    #[test]
+    fn read_heavy_and_write_heavy_are_nine_to_one() {
+        assert_eq!(mix("ycsb-90-10"), [("ReadRecord", 90), ("UpdateRecord", 10)]);
+        assert_eq!(mix("ycsb-10-90"), [("ReadRecord", 10), ("UpdateRecord", 90)]);
     }
 }

@@ -9,6 +9,7 @@
 //! - [`prepared`]: the table of prepared statements, by content.
 
 pub mod core;
+pub mod fuzzing;
 mod idle;
 pub mod link;
 pub mod params;

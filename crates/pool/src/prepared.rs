@@ -164,6 +164,7 @@ pub fn nonexistent(name: &[u8]) -> Vec<u8> {
 #[derive(Debug, Default, Clone)]
 pub struct ClientStatements {
     names: HashMap<Box<[u8]>, Arc<Statement>, RandomState>,
+    changes: u64,
 }
 
 impl ClientStatements {
@@ -174,6 +175,7 @@ impl ClientStatements {
 
     /// Gives `name` a meaning, or takes it away; returns the one before.
     pub fn set(&mut self, name: &[u8], statement: Option<Arc<Statement>>) -> Option<Arc<Statement>> {
+        self.changes += 1;
         match statement {
             Some(statement) => self.names.insert(name.into(), statement),
             None => self.names.remove(name),
@@ -182,12 +184,18 @@ impl ClientStatements {
 
     /// Forgets all.
     pub fn clear(&mut self) {
+        self.changes += 1;
         self.names.clear();
     }
 
-    /// All names with what they stand for, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Statement)> {
-        self.names.iter().map(|(name, statement)| (&**name, &**statement))
+    /// How often a name got another meaning: who keeps a copy learns from it that the copy is old.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// All names, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Arc<Statement>)> {
+        self.names.iter().map(|(name, statement)| (&**name, statement))
     }
 
     /// How many names there are.
@@ -205,6 +213,7 @@ impl ClientStatements {
 #[derive(Debug, Default)]
 pub struct ServerStatements {
     held: HashMap<u64, (Arc<Statement>, u64), RandomState>,
+    changes: u64,
     uses: u64,
     /// On the server, but to be closed before they are parsed again. They count as absent.
     outdated: Vec<Arc<Statement>>,
@@ -221,11 +230,13 @@ impl ServerStatements {
     /// Notes that the server has it.
     pub fn insert(&mut self, statement: Arc<Statement>) {
         self.uses += 1;
+        self.changes += 1;
         self.held.insert(statement.id, (statement, self.uses));
     }
 
     /// Notes that the server has it no more.
     pub fn remove(&mut self, id: u64) {
+        self.changes += 1;
         self.held.remove(&id);
     }
 
@@ -234,15 +245,23 @@ impl ServerStatements {
         if self.held.len() < max.max(1) {
             return None;
         }
+        self.changes += 1;
         let oldest = self.held.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id)?;
         self.held.remove(&oldest).map(|(statement, _)| statement)
     }
 
     /// The server's plan of it is of no use any more.
     pub fn outdate(&mut self, id: u64) {
+        self.changes += 1;
         if let Some((statement, _)) = self.held.remove(&id) {
             self.outdated.push(statement);
         }
+    }
+
+    /// The same of all: one of them is outdated, and nobody knows which.
+    pub fn outdate_all(&mut self) {
+        self.changes += 1;
+        self.outdated.extend(self.held.drain().map(|(_, (statement, _))| statement));
     }
 
     /// Whether it is on the server with an outdated plan; the caller closes it.
@@ -253,8 +272,19 @@ impl ServerStatements {
 
     /// Forgets all.
     pub fn clear(&mut self) {
+        self.changes += 1;
         self.held.clear();
         self.outdated.clear();
+    }
+
+    /// As [`ClientStatements::changes`].
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// All that the server has, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Statement>> {
+        self.held.values().map(|(statement, _)| statement)
     }
 
     /// How many the server has.

@@ -2,7 +2,7 @@
 //! The kernel lanes as the pooler sees them: which sockets are in them, and the idle set that it shares with their programs.
 
 use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -12,9 +12,12 @@ use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use underpass_config::{Config, KernelPath, PoolMode, SameHost};
 use underpass_pool::core::ClientRef;
+use underpass_pool::prepared::{ClientStatements, ServerStatements, Statement};
 use underpass_pool::{ServerId, SharedIdle};
 use underpass_sockmap::selftest::{self, Report};
-use underpass_sockmap::{ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
+use underpass_sockmap::{
+    ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX, ServerSlot, ServerSpec,
+};
 
 use crate::client::Client;
 use crate::logging::log_socket;
@@ -34,6 +37,10 @@ pub(crate) const USER_INTEREST: EventFlags =
 /// millisecond or less apart, and gives half of those that are idle back at once; contended
 /// pools stay in their lanes. Read once at start.
 const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
+
+/// Transactions in the lane that make up for a refusal, and refusals in a row that nothing made up for before a client is left alone.
+const CARRIED_MIN: u64 = 4;
+const REFUSALS_MAX: u32 = 8;
 
 /// The idle set of a pool whose servers the programs take too.
 type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
@@ -160,7 +167,11 @@ impl Lanes {
                     read_total: 0,
                     drained: true,
                     linked: false,
+                    refusals: 0,
+                    refused_after: 0,
                     not_before: None,
+                    statements: HashMap::default(),
+                    statement_changes: 0,
                     counted: Default::default(),
                 }));
                 true
@@ -199,6 +210,8 @@ impl Lanes {
                     lane,
                     read_total: 0,
                     drained: true,
+                    statements: HashSet::default(),
+                    statement_changes: 0,
                     epoll,
                 }));
             }
@@ -235,17 +248,64 @@ pub(crate) struct ClientLane {
     pub drained: bool,
     /// The datapath holds a link that user space has taken over.
     pub linked: bool,
-    /// Sends what a lane does not forward: user space keeps it until then.
+    /// Refusals by its requests' nature with hardly a transaction in the lane between them, and the transactions at the last one.
+    refusals: u32,
+    refused_after: u64,
+    /// It does so again and again: user space keeps it until then.
     pub not_before: Option<Instant>,
+    /// What the programs know of its prepared statements, and as of which change.
+    statements: HashMap<Box<[u8]>, u32, RandomState>,
+    statement_changes: u64,
     /// What has been added to the statistics already.
     pub counted: underpass_sockmap::ClientStats,
 }
 
+/// The number by which programs know a statement that they can rename from `name`: ids that do not fit, and names of another length
+/// than the servers', stay with user space.
+fn lane_statement(name: &[u8], statement: &Statement) -> Option<u32> {
+    let fits = name.len() <= STATEMENT_NAME_MAX && statement.name.len() == name.len();
+    u32::try_from(statement.id).ok().filter(|_| fits)
+}
+
 impl ClientLane {
+    /// Brings what the programs know of the client's statements up to date. Only while user space holds the client.
+    pub fn tell_statements(&mut self, now: &ClientStatements) {
+        if self.statement_changes == now.changes() {
+            return;
+        }
+        self.statement_changes = now.changes();
+        let (datapath, slot) = (&self.lanes.datapath, self.slot);
+        self.statements.retain(|name, number| {
+            let same = now.get(name).and_then(|statement| lane_statement(name, statement)) == Some(*number);
+            if !same {
+                let _ = datapath.forget_client_statement(slot, name);
+            }
+            same
+        });
+        for (name, statement) in now.iter() {
+            let Some(number) = lane_statement(name, statement) else { continue };
+            if !self.statements.contains_key(name)
+                && datapath.set_client_statement(slot, name, number).is_ok()
+            {
+                self.statements.insert(name.into(), number);
+            }
+        }
+    }
+
     /// Whether user space may write to the client.
     pub fn is_clear(&mut self) -> bool {
         self.drained = self.drained || self.lanes.datapath.client_drained(self.slot).unwrap_or(true);
         self.drained
+    }
+
+    /// The lane refused what the client sent, by its nature. True if that is what this client mostly does; a few refusals may be the
+    /// first Parse messages of statements that are used for hours.
+    pub fn refused(&mut self) -> bool {
+        let carried = self.lanes.datapath.client_info(self.slot).map_or(0, |info| info.stats.xacts);
+        let worthwhile = carried - self.refused_after >= CARRIED_MIN;
+        self.refused_after = carried;
+        self.refusals = if worthwhile { 0 } else { self.refusals + 1 };
+        self.refusals > REFUSALS_MAX
     }
 
     /// Ends a link that user space took over.
@@ -268,6 +328,9 @@ impl Drop for ClientLane {
             }
         }
         let _ = self.lanes.datapath.unlink(self.slot);
+        for name in self.statements.keys() {
+            let _ = self.lanes.datapath.forget_client_statement(self.slot, name);
+        }
         if let Err(error) = self.lanes.datapath.free_client(self.slot) {
             log::error!("kernel lanes: free_client: {error}");
         }
@@ -284,11 +347,36 @@ pub(crate) struct ServerLane {
     pub read_total: u64,
     /// All that programs forwarded to it has arrived: user space may write.
     pub drained: bool,
+    /// What the programs know of its prepared statements, and as of which change.
+    statements: HashSet<u32, RandomState>,
+    statement_changes: u64,
     /// The home worker's epoll.
     pub epoll: Arc<OwnedFd>,
 }
 
 impl ServerLane {
+    /// As [`ClientLane::tell_statements`], while user space owns the server.
+    fn tell_statements(&mut self, now: &ServerStatements) {
+        if self.statement_changes == now.changes() {
+            return;
+        }
+        self.statement_changes = now.changes();
+        let (datapath, slot) = (&self.lanes.datapath, self.slot);
+        let mut held = HashSet::with_hasher(RandomState::default());
+        for statement in now.iter() {
+            let Some(number) = lane_statement(&statement.name, statement) else { continue };
+            if self.statements.contains(&number)
+                || datapath.set_server_statement(slot, number, &statement.name).is_ok()
+            {
+                held.insert(number);
+            }
+        }
+        for &gone in self.statements.difference(&held) {
+            let _ = datapath.forget_server_statement(slot, gone);
+        }
+        self.statements = held;
+    }
+
     /// Whether user space may write to the server.
     pub fn is_clear(&mut self) -> bool {
         self.drained = self.drained || self.lanes.datapath.server_drained(self.slot).unwrap_or(true);
@@ -304,6 +392,9 @@ impl ServerLane {
 impl Drop for ServerLane {
     fn drop(&mut self) {
         let _ = self.lanes.datapath.take_idle(self.slot);
+        for &number in &self.statements {
+            let _ = self.lanes.datapath.forget_server_statement(self.slot, number);
+        }
         if let Err(error) = self.lanes.datapath.free_server(self.slot) {
             log::error!("kernel lanes: free_server: {error}");
         }
@@ -368,6 +459,7 @@ impl SharedIdle<Box<Server>> for LaneIdle {
             self.slots.resize(index + 1, None);
         }
         self.slots[index] = Some(lane.slot);
+        lane.tell_statements(&server.link.statements);
         // Before the push: from then on a program may be reading.
         if lane.is_watched_apart() {
             let token = crate::worker::server_token(server.key);

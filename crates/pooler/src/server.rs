@@ -58,10 +58,19 @@ pub(crate) struct ServerLogin {
     pub parameters: ParameterSet,
     /// Which of the hosts it is.
     pub turn: Turn,
+    /// With TLS or without, after the other way has failed: see `server_tls_sslmode`.
+    pub second_try: Option<Encryption>,
     /// Host name as configured, for certificate verification.
     pub host: String,
     /// The replication client that this connection is made for, and its startup parameters.
     pub replication: Option<(Key, Vec<(String, String)>)>,
+}
+
+/// Whether a connection asks for TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encryption {
+    Plain,
+    Tls,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

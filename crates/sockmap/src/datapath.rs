@@ -48,6 +48,8 @@ pub struct Config {
     pub response_run_bytes_max: u32,
     /// Largest length field of a message; PostgreSQL's own limit is 1 GiB.
     pub message_length_max: u32,
+    /// Names of clients' prepared statements that programs know at once, and statements on servers, likewise.
+    pub statements_max: u32,
     /// Size of the event ring, a power of two and a multiple of the page size.
     pub event_ring_bytes: u32,
 }
@@ -62,6 +64,7 @@ impl Default for Config {
             response_queue_bytes_max: 256 << 10,
             response_run_bytes_max: 0,
             message_length_max: 1 << 30,
+            statements_max: 65_536,
             event_ring_bytes: 256 << 10,
         }
     }
@@ -250,6 +253,8 @@ impl Datapath {
             (&mut open.maps.backend_socks, servers),
             (&mut open.maps.server_cookie, servers.saturating_mul(2)),
             (&mut open.maps.pools, pools),
+            (&mut open.maps.client_statements, config.statements_max.max(1)),
+            (&mut open.maps.server_statements, config.statements_max.max(1)),
             (&mut open.maps.events, config.event_ring_bytes),
         ];
         for (map, entries) in sized {
@@ -521,7 +526,7 @@ fn cookie_of(fd: BorrowedFd<'_>) -> Result<u64, Error> {
     rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::System { what: "SO_COOKIE", source: e.into() })
 }
 
-fn insert(map: &impl MapCore, key: &[u8], value: &[u8]) -> io::Result<()> {
+pub(crate) fn insert(map: &impl MapCore, key: &[u8], value: &[u8]) -> io::Result<()> {
     map.update(key, value, MapFlags::ANY).map_err(|e| io::Error::other(format!("{e:#}")))
 }
 

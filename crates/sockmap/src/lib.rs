@@ -74,6 +74,11 @@
 //!
 //! **Session pooling.** Link once with [`LinkState::pinned`]; the kernel then never releases it.
 //!
+//! **Named prepared statements.** A program renames uses of statements (Bind, Describe) whose names it knows: a client's by
+//! [`Datapath::set_client_statement`], told while user space holds the client; a server's by [`Datapath::set_server_statement`],
+//! told while user space owns the server. Parse and Close go to user space, and so does the use of a statement that the linked server
+//! does not have ([`Reason::Unprepared`]). Before a slot is freed, or its names change their meaning, the old ones are forgotten.
+//!
 //! # Memory
 //!
 //! Per client at most [`Config::request_budget_bytes`] of requests and [`Config::response_queue_bytes_max`] of responses
@@ -91,6 +96,7 @@ pub mod selftest;
 mod shared;
 mod skel;
 mod socket;
+mod statements;
 mod view;
 mod words;
 
@@ -100,4 +106,5 @@ pub use events::Event;
 pub use handover::{Claim, Give, LinkState, Taken, TransactionStatus};
 pub use names::{Counter, Reason};
 pub use shared::StreamState;
+pub use statements::STATEMENT_NAME_MAX;
 pub use view::{ClientInfo, ClientStats, ProgramCost};

@@ -10,7 +10,7 @@ use underpass_sockmap::Config;
 /// Instructions that the verifier may walk per program on the development kernel (6.18). The kernel's own limit is
 /// a million; growing towards it makes older kernels refuse the object. Raise one only with a reason in the commit.
 const BUDGET: [(&str, u32); 4] =
-    [("request_skb", 180_000), ("response_skb", 120_000), ("response_msg", 130_000), ("backend_queue", 100)];
+    [("request_skb", 180_000), ("response_skb", 150_000), ("response_msg", 190_000), ("backend_queue", 100)];
 
 #[test]
 fn the_programs_load_within_their_budgets() {

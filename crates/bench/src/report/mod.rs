@@ -104,8 +104,8 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
         "<div class=\"scroll\"><table><tr><th>scale</th><th>data</th><th>clients</th><th>seconds</th></tr>\
          <tr><td>here</td><td>{ours}</td><td>{most_clients}</td><td>{} in each of {} rounds</td></tr>\
          <tr><td>paper</td><td>{}</td><td>{}</td><td>{}</td></tr></table></div><p class=\"paper\">{verdict}</p>",
-        results.meta.seconds,
-        results.meta.rounds,
+        results.meta.seconds.get(experiment.name).copied().unwrap_or_default(),
+        view.rounds(),
         escape(experiment.scale.data),
         escape(experiment.scale.clients),
         escape(experiment.scale.seconds),
@@ -115,6 +115,7 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
 /// Points name their workload where an experiment has several; those with one fixed workload run on YCSB.
 fn uses(experiment: &Experiment, point: &Point, workload: &str) -> bool {
     match point.get("workload") {
+        "" if experiment.name == "tpcc" => workload == "tpcc",
         "" => workload == "ycsb" && matches!(experiment.name, "cpu" | "serverless"),
         name => name == workload,
     }
@@ -209,7 +210,7 @@ fn limits(judged: &[Judged]) -> String {
     for one in judged {
         let class = match one.verdict {
             Verdict::Met => "met",
-            Verdict::NotMet => "not-met",
+            Verdict::NotMet | Verdict::NotCarried => "not-met",
             Verdict::Undecided => "undecided",
         };
         let _ = write!(
@@ -217,8 +218,8 @@ fn limits(judged: &[Judged]) -> String {
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td></tr>",
             escape(&one.limit.source),
             escape(&one.point.label()),
-            escape(&one.limit.bound()),
-            one.limit.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
+            escape(&one.bounds.to_string()),
+            one.bounds.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
             interval(&one.estimate),
             one.estimate.rounds,
             one.verdict

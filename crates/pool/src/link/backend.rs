@@ -55,7 +55,7 @@ impl Link {
             let body = &input[at + HEADER..at + there];
 
             if self.foreign > 0 {
-                match self.foreign_message(tag, length, body, complete, observer)? {
+                match self.foreign_message(tag, length, body, complete, client.as_deref_mut(), observer)? {
                     Some(()) => {}
                     None => break,
                 }
@@ -98,6 +98,8 @@ impl Link {
                 }
                 b'I' | b's' => self.executed(tag)?,
                 b'G' => self.copy_in_begins()?,
+                // Nobody is there whom the stream could go to.
+                b'W' if hidden => return Err(LinkError::OutOfOrder('W')),
                 b'W' => self.copy_both = true,
                 b'E' => {
                     let statement = self.pending.front().map_or(0, |op| op.statement);
@@ -146,6 +148,11 @@ impl Link {
             self.backend_left = (total - there) as u32;
             self.backend_left_hidden = !show;
             at += there;
+            if self.copy_both {
+                // From here on nothing is looked at, wherever this read ended.
+                out.keep(input, at..input.len());
+                return Ok(input.len());
+            }
             if self.backend_left == 0 {
                 self.make_up(input, out);
             }
@@ -153,16 +160,20 @@ impl Link {
         Ok(at)
     }
 
-    /// A message that answers what a lane forwarded: only ReadyForQuery is counted, parameters are noted. `None` = more bytes are needed.
+    /// A message that answers what a lane forwarded: ReadyForQuery is counted; parameters and what happens to statements are noted.
+    /// `None` = more bytes are needed.
     fn foreign_message(
         &mut self,
         tag: u8,
         length: u32,
         body: &[u8],
         complete: bool,
+        client: Option<&mut ClientSide>,
         observer: &mut impl BackendObserver,
     ) -> Result<Option<()>, LinkError> {
         match tag {
+            b'E' if !complete && length as usize <= HELD_MAX => return Ok(None),
+            b'C' if !complete && length as usize <= TAG_MAX => return Ok(None),
             b'Z' | b'S' if !complete => {
                 return if length as usize > HELD_MAX {
                     Err(LinkError::TooLarge(tag as char, length))
@@ -179,7 +190,14 @@ impl Link {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
                 observer.parameter_status(name, value, false);
             }
-            b'C' if matches!(body, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0") => self.statements.clear(),
+            b'C' if matches!(body, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0") => {
+                self.statements.clear();
+                if let Some(client) = client {
+                    client.forget_statements();
+                }
+            }
+            // Which statement it was is not known: each is prepared again before its next use.
+            b'E' if is_plan_changed(body) => self.statements.outdate_all(),
             // The request is known now: from here on it is followed as if it had passed here.
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
@@ -269,7 +287,7 @@ impl Link {
             // What was sent behind it still comes to be.
             let mut client = client;
             if let Some(client) = client.as_deref_mut() {
-                client.statements = None;
+                client.forget_statements();
             }
             for effect in self.pending.iter().filter_map(|op| op.effect.as_deref()) {
                 effect.redo(client.as_deref_mut(), &mut self.statements);

@@ -199,6 +199,10 @@ impl Link {
         context: &mut FrontendContext<'_>,
         out: &mut Splice<'_>,
     ) -> Result<Option<usize>, LinkError> {
+        if message.body.is_empty() && !message.complete {
+            // Whether it has a name, and with that which limit holds, is not known yet.
+            return Ok(None);
+        }
         if message.body.first() == Some(&0) {
             // Unnamed: remembered, if it is not too large for that.
             if !message.complete && message.total <= UNNAMED_MAX {

@@ -151,6 +151,12 @@ pub struct ClientSide {
 }
 
 impl ClientSide {
+    fn forget_statements(&mut self) {
+        if let Some(statements) = &mut self.statements {
+            statements.clear();
+        }
+    }
+
     fn statements(&mut self) -> &mut ClientStatements {
         self.statements.get_or_insert_default()
     }
@@ -163,6 +169,11 @@ impl ClientSide {
         for (name, statement) in self.statements.iter().flat_map(|statements| statements.iter()) {
             each(name, &statement.body);
         }
+    }
+
+    /// The client's names for statements, if it ever had any.
+    pub fn named_statements(&self) -> Option<&ClientStatements> {
+        self.statements.as_deref()
     }
 
     /// How many prepared statements the client has.

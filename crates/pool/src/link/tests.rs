@@ -469,3 +469,26 @@ fn the_unnamed_statement_of_a_lane_is_the_clients_own() {
         assert_eq!(to_server == bind, ours);
     }
 }
+
+#[test]
+fn a_long_unnamed_parse_may_be_cut_behind_its_header() {
+    let mut b = Bench::new();
+    b.link.set_options(LinkOptions { statement_bytes_max: 100, ..LinkOptions::default() });
+    let parse = m(b'P', &[b"\0".as_slice(), &[b' '; 200], b"\0\0\0"].concat());
+    let mut context =
+        FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut Vec::new() };
+    let mut buffer = Vec::new();
+    let fed = b.link.frontend(&parse[..5], &mut context, &mut Splice::new(&mut buffer));
+    assert_eq!(fed, Ok((0, FrontendEvent::Fed)), "the limit is for named ones");
+    assert_eq!(b.client_sends(std::slice::from_ref(&parse)).0, parse);
+}
+
+#[test]
+fn a_replication_stream_for_nobody_ends_the_link() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'Q', b"start_replication\0")]);
+    assert!(b.link.abandon(&mut Vec::new()));
+    let (input, mut buffer) = (m(b'W', b"\0\0\0"), Vec::new());
+    let fed = b.link.backend(&input, None, &mut b.seen, &mut Splice::new(&mut buffer));
+    assert_eq!(fed, Err(LinkError::OutOfOrder('W')));
+}

@@ -21,7 +21,7 @@ use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
 
-/// A client whose requests a lane refuses by their nature is not offered again for this long.
+/// A client whose requests a lane refuses by their nature again and again is not offered again for this long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
 impl Client {
@@ -85,7 +85,6 @@ impl Worker {
             || client.replication != Replication::None
             || client.readable
             || client.ended
-            || client.side.statement_count() > 0
             || !client.inbox.is_empty()
             || !client.outbox.is_unhindered()
         {
@@ -100,6 +99,9 @@ impl Worker {
         let Some(lane) = &mut client.lane else { return };
         if lane.not_before.is_some_and(|until| self.now < until) {
             return;
+        }
+        if let Some(statements) = client.side.named_statements() {
+            lane.tell_statements(statements);
         }
         let (slot, read_total) = (lane.slot, lane.read_total);
         let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
@@ -203,12 +205,14 @@ impl Worker {
                 | Reason::UnnamedBind
                 | Reason::UnnamedParse
                 | Reason::NamedPortal
+                | Reason::Statements
                 | Reason::Batch
         );
         if let (true, Some(lane)) =
             (refused, self.clients.get_mut(key).and_then(|client| client.lane.as_mut()))
         {
-            lane.not_before = Some(self.now + REFUSED_PAUSE);
+            let pause = lane.refused();
+            lane.not_before = pause.then(|| self.now + REFUSED_PAUSE);
         }
         self.lane_client_up(key);
     }

@@ -555,7 +555,7 @@ impl Worker {
         true
     }
 
-    fn log_close(&self, server: &mut Server, reason: &str) {
+    pub(super) fn log_close(&self, server: &mut Server, reason: &str) {
         let config = &self.shared.settings.load().config;
         let age = self.now.saturating_duration_since(server.connected_at).as_secs();
         if config.log_disconnections {

@@ -25,7 +25,7 @@ use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::pool::{ConnectError, Pool};
 use crate::resolver::Answer;
-use crate::server::{Server, ServerLogin, ServerLoginStep, SettleStep, Work};
+use crate::server::{Encryption, Server, ServerLogin, ServerLoginStep, SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::lock;
 use crate::table::Key;
@@ -41,6 +41,7 @@ pub(super) struct Plan {
     pub id: ServerId,
     pub pool: Arc<Pool>,
     pub turn: Turn,
+    pub second_try: Option<Encryption>,
     pub host: String,
     pub port: u16,
     /// Startup parameters of a replication client, and the client.
@@ -84,7 +85,7 @@ impl Worker {
                 UnixSocketDir::Off => Host::Unix(PathBuf::from(SOCKET_DIRECTORY)),
             });
         if let Some(path) = host.socket_path(port) {
-            let plan = Plan { id, pool, turn, host: String::new(), port, replication };
+            let plan = Plan { id, pool, turn, second_try: None, host: String::new(), port, replication };
             return self.connect(plan, Ok(Endpoint::Unix(path, port)));
         }
         let name = match host {
@@ -92,7 +93,7 @@ impl Worker {
             Host::Name(name) => name,
             Host::Unix(_) | Host::Abstract(_) => unreachable!("a socket path was found for these"),
         };
-        let plan = Plan { id, pool, turn, host: name.clone(), port, replication };
+        let plan = Plan { id, pool, turn, second_try: None, host: name.clone(), port, replication };
         let config = &settings.config;
         match self.shared.resolver.cached(&name, config.dns_max_ttl, config.dns_nxdomain_ttl) {
             Some(answer) => self.connect_to_any(plan, answer),
@@ -157,6 +158,7 @@ impl Worker {
                     auth: None,
                     parameters: ParameterSet::default(),
                     turn: plan.turn,
+                    second_try: plan.second_try,
                     host: plan.host,
                     replication: plan.replication,
                 })),
@@ -234,9 +236,65 @@ impl Worker {
 
     /// Something happened on the socket of a server that logs in.
     pub(super) fn server_login_event(&mut self, key: Key) {
-        if let Err(reason) = self.server_login_step(key) {
-            self.close_server(key, &reason);
+        let Err(reason) = self.server_login_step(key) else { return };
+        match self.second_try(key, &reason) {
+            Some((plan, address)) => self.connect(plan, Ok(address)),
+            None => {
+                self.tell_replication_client(key);
+                self.close_server(key, &reason);
+            }
         }
+    }
+
+    /// A replication client hears the refusal of its own connection in PostgreSQL's words.
+    fn tell_replication_client(&mut self, key: Key) {
+        let Some(Entry::Here(server)) = self.servers.get(key) else { return };
+        let (Work::Login(login), Some(refusal)) = (&server.work, &server.refusal) else { return };
+        let Some((client, _)) = &login.replication else { return };
+        if let Some(client) = self.clients.get_mut(*client) {
+            let mut out = Vec::new();
+            crate::message(&mut out, b'E', refusal);
+            let _ = client.outbox.send(&mut client.transport, &out);
+        }
+    }
+
+    /// `server_tls_sslmode` allow and prefer: the other way of the two, once, at the same address. As in libpq, that is when the server
+    /// does not let this connection in (its pg_hba.conf may want the other kind) or the handshake fails, and not for a wrong password.
+    fn second_try(&mut self, key: Key, reason: &str) -> Option<(Plan, Endpoint)> {
+        let settings = self.shared.settings.load_full();
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return None };
+        let sslmode = settings.server_tls.as_ref()?.sslmode;
+        let first = encryption(server, &settings);
+        let Work::Login(login) = &server.work else { return None };
+        let is_let_in = || {
+            let code = server.refusal.as_ref().map(|body| crate::error_field(body, b'C'));
+            code.and_then(|code| SqlState::new(code.as_bytes()))
+                != Some(SqlState::INVALID_AUTHORIZATION_SPECIFICATION)
+        };
+        let second = match (sslmode, first, login.step) {
+            _ if login.second_try.is_some() || !matches!(server.address, Endpoint::Tcp(_)) => return None,
+            (SslMode::Allow, Encryption::Plain, _) if !is_let_in() => Encryption::Tls,
+            (SslMode::Prefer, Encryption::Tls, ServerLoginStep::TlsHandshake) => Encryption::Plain,
+            (SslMode::Prefer, Encryption::Tls, _) if server.transport.tls().is_some() && !is_let_in() => {
+                Encryption::Plain
+            }
+            _ => return None,
+        };
+        // Its slot in the core stays: only the socket is a new one.
+        let Some(Entry::Here(mut server)) = self.servers.remove(key) else { return None };
+        self.log_close(&mut server, reason);
+        let Work::Login(login) = server.work else { return None };
+        let Endpoint::Tcp(address) = server.address else { return None };
+        let plan = Plan {
+            id: server.id,
+            pool: server.pool,
+            turn: login.turn,
+            second_try: Some(second),
+            host: login.host,
+            port: address.port(),
+            replication: login.replication,
+        };
+        Some((plan, Endpoint::Tcp(address)))
     }
 
     fn server_login_step(&mut self, key: Key) -> Result<(), String> {
@@ -252,9 +310,7 @@ impl Worker {
                 let local = net::local_endpoint(server.transport.fd());
                 logging::phrase(Some(server.label()), &text::new_server_connection(local));
             }
-            let wants_tls = settings.server_tls.as_ref().is_some_and(|tls| tls.sslmode != SslMode::Allow)
-                && matches!(server.address, Endpoint::Tcp(_));
-            if wants_tls {
+            if encryption(server, &settings) == Encryption::Tls {
                 let mut out = Vec::new();
                 startup_build::ssl_request(&mut out);
                 send(server, &out)?;
@@ -334,10 +390,6 @@ impl Worker {
             b'K' => server.cancel_key = body.to_vec(),
             b'N' | b'v' => {}
             b'E' => {
-                let replication = login_of(server).replication.as_ref().map(|(client, _)| *client);
-                if let Some(client) = replication.and_then(|client| self.clients.get_mut(client)) {
-                    let _ = client.outbox.send(&mut client.transport, &message);
-                }
                 let (severity, text) = (crate::error_field(body, b'S'), crate::error_field(body, b'M'));
                 let failed = text::server_login_failed(Some((&severity, &text)));
                 logging::phrase(Some(server.label()), &failed);
@@ -446,6 +498,18 @@ fn send(server: &mut Server, bytes: &[u8]) -> Result<(), String> {
         .send(&mut server.transport, bytes)
         .map(drop)
         .map_err(|error| format!("server write failed: {error}"))
+}
+
+/// Whether a server that logs in asks for TLS.
+fn encryption(server: &Server, settings: &Settings) -> Encryption {
+    let Work::Login(login) = &server.work else { return Encryption::Plain };
+    match &settings.server_tls {
+        Some(tls) if matches!(server.address, Endpoint::Tcp(_)) => {
+            let first = if tls.sslmode == SslMode::Allow { Encryption::Plain } else { Encryption::Tls };
+            login.second_try.unwrap_or(first)
+        }
+        _ => Encryption::Plain,
+    }
 }
 
 fn tls_answer(server: &mut Server, settings: &Settings) -> Result<(), String> {

@@ -145,6 +145,11 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 	take_idle(&find);
 	if (!find.server)
 		return REASON_NO_SERVER;
+	if (scan->uses.count && !has_statements(&scan->uses, find.server_index)) {
+		__sync_lock_test_and_set(&find.server->peer, 0);
+		push_idle(find.server);
+		return REASON_UNPREPARED;
+	}
 
 	find.server->run_bytes = 0;
 	c->xact_start_ns = c->query_start_ns = c->active_ns;
@@ -195,12 +200,15 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 {
 	__u64 old = *(volatile __u64 *)&c->link, wanted;
 	struct lane_control *ctl = lanes_control();
-	struct request_scan scan = { .skb = skb, .w = c->req, .end = skb->len, .unbound_at = skb->len };
+	struct request_scan scan = {
+		.skb = skb, .w = c->req, .end = skb->len, .unbound_at = skb->len, .client = index,
+	};
 	struct server_slot *s = NULL;
-	__u32 reason, server, cycle;
+	__u32 reason, server, cycle, named;
 
 	if (!ctl || ctl->off)
 		return REASON_OFF;
+	scan.uses.count = ctl->zero;
 	scan.linked = !!(old & LINK_LINKED);
 	scan.copy = !!(old & LINK_COPY);
 	scan.open = !!(c->flags & CLI_BATCH);
@@ -214,9 +222,14 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	if (cycle + skb->len > request_budget_bytes)
 		return REASON_REQUEST_BUDGET;
 
+	/* Now or never: from the point of no return on, renaming cannot fail. */
+	if (scan.uses.count && bpf_skb_pull_data(skb, skb->len))
+		return REASON_GATHER;
 	wanted = (scan.open || !wire_boundary(&scan.w) ? LINK_OPEN : 0) | (scan.extended ? LINK_EXTENDED : 0);
 	c->active_ns = bpf_ktime_get_ns();
 	if (scan.linked) {
+		if (scan.uses.count && !has_statements(&scan.uses, link_server(old)))
+			return REASON_UNPREPARED;
 		reason = extend_link(c, &scan, old, wanted);
 		if (reason)
 			return reason;
@@ -251,8 +264,11 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 		__sync_fetch_and_add(&s->tx_expect, skb->len);
 		count_counter(COUNTER_REQUESTS_D);
 	}
+	if (scan.uses.count)
+		rename_statements(skb, &scan.uses, server);
 	c->req = scan.w;
-	c->flags = (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0);
+	named = scan.uses.count || (scan.linked && c->flags & CLI_NAMED);
+	c->flags = (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) | (named ? CLI_NAMED : 0);
 	c->cycle_bytes = cycle + skb->len;
 	return REASON_NONE;
 
@@ -351,7 +367,7 @@ static __always_inline __u32 queue_reason(struct server_slot *s, struct client_s
 static __always_inline __u32 forward_response(struct __sk_buff *skb, struct server_slot *s, __u32 server,
 					      struct response_commit *done, __u32 *client)
 {
-	struct response_scan scan = { .source = skb, .w = s->resp, .end = skb->len };
+	struct response_scan scan = { .source = skb, .w = s->resp, .end = skb->len, .error_at = skb->len };
 	struct client_slot *c = linked_client(s, client);
 	__u32 reason;
 
@@ -458,7 +474,7 @@ static __always_inline __u32 room_reason(struct client_slot *c, __u32 size)
 static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_slot *s, __u32 server,
 					  struct response_commit *done, __u32 *client)
 {
-	struct response_scan scan = { .source = msg, .w = s->resp, .end = msg->size };
+	struct response_scan scan = { .source = msg, .w = s->resp, .end = msg->size, .error_at = msg->size };
 	struct client_slot *c = linked_client(s, client);
 	__u32 reason;
 

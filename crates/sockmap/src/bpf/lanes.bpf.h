@@ -108,6 +108,23 @@ struct {
 	__type(value, __u32);
 } backend_slot SEC(".maps");
 
+/* Prepared statements. User space changes the entries of a client or server only while it owns it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct client_statement);
+	__type(value, __u32);
+} client_statements SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct server_statement);
+	__type(value, struct statement_name);
+} server_statements SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);

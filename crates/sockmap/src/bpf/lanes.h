@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 2
+#define LANES_ABI 3
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -48,6 +48,7 @@
 /* Flags of a client slot, programs only. */
 #define CLI_UNNAMED 1u /* an unnamed Parse went to the linked server since the link */
 #define CLI_BATCH 2u   /* extended protocol messages without their Sync */
+#define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
 
 /* Flags of a pool slot, user space only. */
 #define POOL_CLOSED 1u /* PAUSE, DISABLE, or lane switched off: programs take no server */
@@ -122,9 +123,33 @@ struct pool_slot {
 	struct pool_member member[POOL_ORDINALS_MAX]; /* user */
 };
 
+/* Names of prepared statements that a program can rename, and uses of them in one chunk. */
+#define STATEMENT_NAME_MAX 63
+#define STATEMENT_USES_MAX 8
+
+/* What a client's name stands for: struct client_statement -> __u32, a number that stands for the content. 0 is none. */
+struct client_statement {
+	__u8 name[STATEMENT_NAME_MAX + 1]; /* zeroes behind it */
+	__u32 client;
+	__u32 pad;
+};
+
+/* What a server has, and under which name, of the same length: struct server_statement -> struct statement_name. */
+struct server_statement {
+	__u32 server;
+	__u32 statement;
+};
+
+struct statement_name {
+	__u32 length;
+	__u8 name[STATEMENT_NAME_MAX];
+	__u8 pad;
+};
+
 struct lane_control {
 	__u64 off;	   /* user: non-zero stops every program from forwarding */
 	__u64 events_lost; /* program: the ring buffer was full; user space scans the slots */
+	__u64 zero;	   /* nobody: a 0 that the verifier does not know, or it would walk a loop anew for each count */
 };
 
 enum lane_event_kind {
@@ -156,7 +181,10 @@ struct lane_event {
 	X(BATCH, "batch", "Extended-protocol messages without their Sync in the same chunk.")                \
 	X(MESSAGES, "messages", "More messages in one chunk than a program may walk.")                        \
 	X(DEPTH, "depth", "Too many ReadyForQuery outstanding.")                                              \
-	X(NAMED_STATEMENT, "named_statement", "A named prepared statement that needs renaming.")             \
+	X(NAMED_STATEMENT, "named_statement", "Parse or Close of a named statement, or a name that the lane does not know.") \
+	X(UNPREPARED, "unprepared", "The server does not have the named statement yet: user space prepares it there.") \
+	X(STATEMENTS, "statements", "More uses of named statements in one chunk than a program renames.")     \
+	X(ERROR, "error", "An error on a link that used named statements: user space looks whether one is outdated.") \
 	X(NAMED_PORTAL, "named_portal", "A Bind to a named portal.")                                          \
 	X(UNNAMED_BIND, "unnamed_bind", "Use of an unnamed statement that was not parsed on this link.")      \
 	X(UNNAMED_PARSE, "unnamed_parse", "An unnamed statement that is not bound in the same chunk: user space remembers its text.") \

@@ -19,6 +19,13 @@ static __always_inline long load_head(struct __sk_buff *skb, __u32 off, void *to
 	return bpf_skb_load_bytes(skb, off, to, n);
 }
 
+/* Uses of named statements in a chunk: where the name is, which statement. */
+struct statement_uses {
+	__u32 count;
+	__u32 at[STATEMENT_USES_MAX];
+	__u32 of[STATEMENT_USES_MAX];
+};
+
 struct request_scan {
 	struct __sk_buff *skb;
 	struct wire_state w;
@@ -37,7 +44,108 @@ struct request_scan {
 	/* Where the unnamed statement was parsed in this chunk, end if it was bound since. A position, because a flag
 	 * that can fall doubles the paths of the verifier. */
 	__u32 unbound_at;
+	__u32 client; /* index of its slot */
+	struct statement_uses uses;
 };
+
+/* The bits of word below its first zero byte; all of it when there is none. */
+static __always_inline __u64 below_nul(__u64 word)
+{
+	__u64 nul = (word - 0x0101010101010101ULL) & ~word & 0x8080808080808080ULL;
+
+	return nul ? ((nul & -nul) >> 7) - 1 : ~0ULL;
+}
+
+/*
+ * What the name at off stands for, by the client's table, in a message that ends at end: 0 if that is unknown here, -1 if the name
+ * does not end in this chunk. A global function, which the verifier walks once and not on each path.
+ */
+__noinline int named_statement(struct __sk_buff *skb, __u32 off, __u32 end, __u32 client)
+{
+	struct client_statement key = { .client = client };
+	__u64 *words = (__u64 *)key.name, keep = ~0ULL;
+	__u32 n, last = end < skb->len ? end : skb->len, *found;
+
+	if (off >= last)
+		return end > skb->len ? -1 : 0;
+	n = last - off;
+	if (n > sizeof(key.name))
+		n = sizeof(key.name);
+	barrier_var(n);
+	if (n < 1 || n > sizeof(key.name) || bpf_skb_load_bytes(skb, off, key.name, n))
+		return -1;
+	/* Behind what was loaded is a zero: a name that is cut there is told by its length. */
+	for (int i = 0; i < (STATEMENT_NAME_MAX + 1) / 8; i++) {
+		__u64 mask = below_nul(words[i]);
+
+		words[i] &= keep & mask;
+		if (mask != ~0ULL)
+			keep = 0;
+	}
+	barrier_var(n);
+	if (n <= STATEMENT_NAME_MAX && key.name[n - 1])
+		return end > skb->len ? -1 : 0;
+	if (keep)
+		return 0;
+	found = bpf_map_lookup_elem(&client_statements, &key);
+	return found ? *found : 0;
+}
+
+/* Notes the use of a named statement, whose name follows the first byte of the body. */
+static __always_inline __u32 use_statement(struct request_scan *s, const struct wire_msg *m)
+{
+	__u32 off = m->body + 1;
+	int statement = named_statement(s->skb, off, m->body + m->length, s->client);
+	__u32 use = s->uses.count;
+
+	if (statement <= 0)
+		return statement ? REASON_SPLIT : REASON_NAMED_STATEMENT;
+	if (use >= STATEMENT_USES_MAX)
+		return REASON_STATEMENTS;
+	s->uses.at[use] = off;
+	s->uses.of[use] = statement;
+	s->uses.count = use + 1;
+	return REASON_NONE;
+}
+
+/* Whether the server has all that the chunk uses. Global, as named_statement(). */
+__noinline int has_statements(struct statement_uses *uses, __u32 server)
+{
+	struct server_statement key = { .server = server };
+
+	if (!uses)
+		return 0;
+	for (__u32 i = 0; i < STATEMENT_USES_MAX && i < uses->count; i++) {
+		key.statement = uses->of[i];
+		if (!bpf_map_lookup_elem(&server_statements, &key))
+			return 0;
+	}
+	return 1;
+}
+
+/* Writes the server's names over the client's, which are as long. The chunk is writable. */
+__noinline int rename_statements(struct __sk_buff *skb, struct statement_uses *uses, __u32 server)
+{
+	struct server_statement key = { .server = server };
+
+	if (!uses)
+		return -1;
+	for (__u32 i = 0; i < STATEMENT_USES_MAX && i < uses->count; i++) {
+		struct statement_name *name;
+		__u32 length;
+
+		key.statement = uses->of[i];
+		name = bpf_map_lookup_elem(&server_statements, &key);
+		if (!name)
+			return -1;
+		length = name->length;
+		barrier_var(length);
+		if (length < 1 || length > STATEMENT_NAME_MAX)
+			return -1;
+		bpf_skb_store_bytes(skb, uses->at[i], name->name, length, 0);
+	}
+	return 0;
+}
 
 /* Parse, Bind, Describe and Close: is it about a named statement? Two bytes of the body decide. */
 static __always_inline __u32 judge_names(struct request_scan *s, const struct wire_msg *m)
@@ -59,7 +167,7 @@ static __always_inline __u32 judge_names(struct request_scan *s, const struct wi
 		if (name[0])
 			return REASON_NAMED_PORTAL;
 		if (name[1])
-			return REASON_NAMED_STATEMENT;
+			return use_statement(s, m);
 		s->unbound_at = s->end;
 		return s->unnamed ? REASON_NONE : REASON_UNNAMED_BIND;
 	}
@@ -67,7 +175,7 @@ static __always_inline __u32 judge_names(struct request_scan *s, const struct wi
 	if (name[0] == 'P')
 		return REASON_NONE;
 	if (name[1])
-		return REASON_NAMED_STATEMENT;
+		return m->type == 'D' ? use_statement(s, m) : REASON_NAMED_STATEMENT;
 	if (m->type == 'D')
 		return s->unnamed ? REASON_NONE : REASON_UNNAMED_BIND;
 	s->unnamed = 0;

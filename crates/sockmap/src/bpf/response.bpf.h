@@ -19,7 +19,8 @@ struct response_scan {
 	__u8 dirty;
 	__u8 copy_in;	/* CopyInResponse behind the last ReadyForQuery */
 	__u8 done;
-	__u8 pad[7];
+	__u8 pad[3];
+	__u32 error_at; /* where an ErrorResponse lies; end if there is none. A position: a flag doubles the verifier's paths */
 };
 
 static __always_inline int status_code(__u8 status)
@@ -48,6 +49,11 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	out->reason = REASON_NONE;
 	out->hold = REASON_NONE;
 	out->released = 0;
+	/* "cached plan must not change result type" must not come again and again. */
+	if (scan->error_at < scan->end && c->flags & CLI_NAMED) {
+		out->reason = REASON_ERROR;
+		return;
+	}
 	if (scan->rfq) {
 		if (status < 0) {
 			out->reason = REASON_RFQ_UNEXPECTED;

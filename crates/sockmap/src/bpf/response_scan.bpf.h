@@ -43,7 +43,6 @@ static long RESPONSE_NAME(response_step)(__u32 i, void *context)
 	case 't':
 	case 's':
 	case 'I':
-	case 'E':
 	case 'N':
 	case 'H':
 	case 'd':
@@ -61,6 +60,9 @@ static long RESPONSE_NAME(response_step)(__u32 i, void *context)
 			s->reason = REASON_DIRTY;
 			return 1;
 		}
+		break;
+	case 'E':
+		s->error_at = m.body;
 		break;
 	case 'A': /* a notification belongs to whoever is linked */
 		break;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! pg_dump, as the Tigger paper has it.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+
+use super::named;
+use crate::counters::{Reading, Window};
+use crate::pgbench::Measured;
+use crate::procs::{Launch, Running, find_program};
+use crate::sample::metric;
+use crate::systems::{Instance, Place};
+
+/// SQL of the tables that are dumped.
+pub(super) fn preparation(tables: u32, rows: u64) -> String {
+    (0..tables)
+        .map(|table| {
+            format!("create table dump_{table} as select g as value from generate_series(1, {rows}) g;\n")
+        })
+        .collect()
+}
+
+/// Runs pg_dump through the system into nothing.
+pub(super) fn run(instance: &Instance, place: Place<'_>, stop: &AtomicBool) -> Result<Measured> {
+    let program = find_program("pg_dump").context("pg_dump not found: install postgresql-client")?;
+    let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
+    let mut command = launch.command(place.account, program);
+    command.args(["--data-only", "-t", "dump_*"]);
+    instance.endpoint.apply(&mut command);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let from = Reading::take(instance.pid(), instance.cgroup())?;
+    let mut running = Running::start(command, "pg_dump", Signal::SIGTERM)?;
+    let status = loop {
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        if let Some(status) = running.ended()? {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let window = Window { from, to: Reading::take(instance.pid(), instance.cgroup())? };
+    if !status.success() {
+        let mut text = String::new();
+        if let Some(mut stderr) = running.child().stderr.take() {
+            std::io::Read::read_to_string(&mut stderr, &mut text)?;
+        }
+        bail!("pg_dump failed ({status}): {}", text.lines().next().unwrap_or(""));
+    }
+    let cpu_s = window.busy().total_us / 1e6;
+    Ok((named([(metric::SECONDS, window.seconds()), (metric::CPU_SECONDS, cpu_s)]), None))
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TLS on both sides, with real certificates: which sslmode does what, and what happens when the peer wants it otherwise.
+
+use std::time::Duration;
+
+use underpass_testkit::{
+    Authority, Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Tls, Underpass,
+};
+
+const IS_ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
+
+/// A pool in front of `port` whose servers are logged in with this `server_tls_sslmode`.
+fn pool(port: u16, sslmode: &str) -> Ini {
+    Ini::new()
+        .database("db", &format!("host=127.0.0.1 port={port} dbname=postgres"))
+        .userlist("postgres", "")
+        .set("pool_mode", "transaction")
+        .set("server_tls_sslmode", sslmode)
+}
+
+/// What a client of the pool is told by `sql`: the value, or the error.
+fn answer(ini: &Ini, sql: &str) -> Result<String> {
+    let pooler = Underpass::start(ini)?;
+    let asked =
+        Client::connect(&pooler.options("postgres", "db")).and_then(|mut client| client.query(sql)?.ok());
+    Ok(asked
+        .map_or_else(|error| error.to_string(), |response| response.value().unwrap_or_default().to_owned()))
+}
+
+#[test]
+fn server_sslmode_follows_what_pg_hba_conf_lets_in() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let both = Postgres::builder().tls(&authority).start()?;
+    let tls_only = Postgres::builder().tls(&authority).hba("hostssl all all all trust").start()?;
+    let plain_only = Postgres::builder().tls(&authority).hba("hostnossl all all all trust").start()?;
+    let none = Postgres::start()?;
+    let cases = [
+        ("disable", &both, "f"),
+        ("allow", &both, "f"),
+        ("prefer", &both, "t"),
+        ("require", &both, "t"),
+        ("allow", &tls_only, "t"),
+        ("prefer", &tls_only, "t"),
+        ("disable", &tls_only, "no encryption"),
+        ("allow", &plain_only, "f"),
+        ("prefer", &plain_only, "f"),
+        ("require", &plain_only, "SSL encryption"),
+        ("allow", &none, "f"),
+        ("prefer", &none, "f"),
+        ("require", &none, "server refused TLS"),
+    ];
+    for (sslmode, server, expected) in cases {
+        let told = answer(&pool(server.port(), sslmode), IS_ENCRYPTED)?;
+        let is_it = if expected.len() == 1 { told == expected } else { told.contains(expected) };
+        assert!(is_it, "{sslmode}: expected {expected}, got {told}");
+    }
+    Ok(())
+}
+
+#[test]
+fn server_certificates_are_checked_as_far_as_the_mode_says() -> Result<()> {
+    let (authority, stranger) = (Authority::new("test")?, Authority::new("stranger")?);
+    let server = Postgres::builder().tls(&authority).start()?;
+    let directory = server.socket_dir();
+    let trusted = authority.write(directory, "trusted")?.display().to_string();
+    let other = stranger.write(directory, "other")?.display().to_string();
+    let to = |host: &str, mode: &str, ca: &str| {
+        Ini::new()
+            .database("db", &format!("host={host} port={} dbname=postgres", server.port()))
+            .userlist("postgres", "")
+            .set("server_tls_sslmode", mode)
+            .set("server_tls_ca_file", ca)
+    };
+    assert_eq!(answer(&to("127.0.0.1", "verify-ca", &trusted), IS_ENCRYPTED)?, "t");
+    assert_eq!(answer(&to("127.0.0.1", "verify-full", &trusted), IS_ENCRYPTED)?, "t");
+    assert_eq!(answer(&to("localhost", "verify-full", &trusted), IS_ENCRYPTED)?, "t");
+    for mode in ["verify-ca", "verify-full"] {
+        let told = answer(&to("127.0.0.1", mode, &other), IS_ENCRYPTED)?;
+        assert!(told.contains("TLS handshake failed"), "{mode}: {told}");
+    }
+    Ok(())
+}
+
+/// A server that agrees to TLS and cannot do it. Prefer goes on without, require does not.
+#[test]
+fn a_handshake_that_fails_is_not_the_end_of_prefer() -> Result<()> {
+    let broken = || {
+        MockServer::start(|index| match index {
+            0 => vec![
+                Step::Startup,
+                Step::Send(Reply::new().raw(b"S")),
+                Step::Send(Reply::new().raw(&[0; 32])),
+                Step::WaitClose,
+            ],
+            _ => vec![Step::Login, Step::Serve],
+        })
+    };
+    let server = broken()?;
+    assert_eq!(answer(&pool(server.port(), "prefer"), "select")?, "1", "the second connection serves");
+    let startups: Vec<_> = server.received().into_iter().filter(|(_, message)| message.tag == 0).collect();
+    assert_eq!(startups.iter().filter(|(index, _)| *index == 1).count(), 1, "no SSLRequest the second time");
+    let server = broken()?;
+    let told = answer(&pool(server.port(), "require"), "select")?;
+    assert!(told.contains("TLS handshake failed"), "{told}");
+    Ok(())
+}
+
+/// A wrong password is wrong with and without TLS, and must not count twice with the server.
+#[test]
+fn a_wrong_password_is_not_tried_the_other_way() -> Result<()> {
+    let refusal = Reply::new().error("FATAL", "28P01", "password authentication failed");
+    let refusals = move |_| vec![Step::Startup, Step::Send(refusal.clone()), Step::WaitClose];
+    let server = MockServer::start(refusals)?;
+    let told = answer(&pool(server.port(), "allow"), "select")?;
+    assert!(told.contains("password authentication failed"), "{told}");
+    assert_eq!(server.received().iter().filter(|(_, message)| message.tag == 0).count(), 1);
+    Ok(())
+}
+
+#[test]
+fn client_sslmodes_and_certificates() -> Result<()> {
+    let (authority, stranger) = (Authority::new("test")?, Authority::new("stranger")?);
+    let server = Postgres::start()?;
+    server.sql("create role joe login")?;
+    let directory = server.socket_dir();
+    let (cert, key) = authority.server(&["localhost", "127.0.0.1"])?.write(directory, "pooler")?;
+    let ca = authority.write(directory, "ca")?;
+    let base = Ini::for_server(&server)
+        .userlist("joe", "")
+        .set("client_tls_cert_file", &cert.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let (joe, forged) = (authority.client("joe")?, stranger.client("joe")?);
+    let anonymous = Tls::new(&authority, None)?;
+    let can = |pooler: &Underpass, tls: Option<&Tls>| {
+        let options = pooler.options("joe", "postgres");
+        let options = tls.map_or(options.clone(), |tls| options.tls(tls.clone()));
+        Client::connect(&options).and_then(|mut client| client.query("select 1")?.ok()).map(drop)
+    };
+
+    for mode in ["allow", "prefer"] {
+        let pooler = Underpass::start(&base.clone().set("client_tls_sslmode", mode))?;
+        can(&pooler, None)?;
+        can(&pooler, Some(&anonymous))?;
+    }
+    let pooler = Underpass::start(&base.clone().set("client_tls_sslmode", "require"))?;
+    can(&pooler, Some(&anonymous))?;
+    assert!(can(&pooler, None).is_err_and(|error| error.to_string().contains("SSL required")));
+    // Unix sockets are not asked for TLS.
+    Client::connect(&pooler.options("joe", "postgres").unix(pooler.directory()))?.query("select 1")?.ok()?;
+
+    let checked =
+        base.set("client_tls_ca_file", &ca.display().to_string()).set("client_tls_sslmode", "verify-full");
+    let pooler = Underpass::start(&checked.clone().set("auth_type", "cert"))?;
+    can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
+    assert!(can(&pooler, Some(&anonymous)).is_err());
+    assert!(can(&pooler, Some(&Tls::new(&authority, Some(&forged))?)).is_err(), "signed by a stranger");
+    let maria = Tls::new(&authority, Some(&authority.client("maria")?))?;
+    let told = can(&pooler, Some(&maria)).expect_err("the certificate names somebody else").to_string();
+    assert!(told.contains("28000") || told.contains("authentication failed"), "{told}");
+    // The handshake of one who says nothing does not hold up others.
+    let silent = Client::open(&pooler.options("joe", "postgres"))?;
+    can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
+    drop(silent);
+    Ok(())
+}
+
+/// `RELOAD` with new certificates: who is connected stays, who comes sees the new one.
+#[test]
+fn certificates_are_exchanged_under_running_clients() -> Result<()> {
+    let (old, new) = (Authority::new("old")?, Authority::new("new")?);
+    let server = Postgres::start()?;
+    let directory = server.socket_dir();
+    let (cert, key) = old.server(&["127.0.0.1"])?.write(directory, "pooler")?;
+    let ini = Ini::for_server(&server)
+        .set("client_tls_sslmode", "require")
+        .set("client_tls_cert_file", &cert.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let pooler = Underpass::start(&ini)?;
+    let by = |authority: &Authority| -> Result<Client> {
+        Client::connect(&pooler.options("postgres", "postgres").tls(Tls::new(authority, None)?))
+    };
+    let mut before = by(&old)?;
+    before.query("begin")?.ok()?;
+    new.server(&["127.0.0.1"])?.write(directory, "pooler")?;
+    pooler.console("RELOAD")?.ok()?;
+    by(&new)?.query("select 1")?.ok()?;
+    assert!(by(&old).is_err());
+    before.query("commit")?.ok()?;
+    // A certificate that cannot be read keeps the one in use.
+    std::fs::write(&cert, "no certificate").expect("the test's own file");
+    assert!(pooler.console("RELOAD").is_err());
+    by(&new)?.query("select 1")?.ok()?;
+    before.set_read_timeout(Duration::from_secs(2))?;
+    before.send(&Batch::new().query("select 2"))?;
+    assert_eq!(before.response()?.ok()?.value(), Some("2"));
+    Ok(())
+}
