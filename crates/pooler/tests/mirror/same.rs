@@ -13,7 +13,7 @@ const ALL: &str = "select id, v from t order by id";
 
 /// Everything that a session can say, in an order that needs each part to have arrived.
 fn say_everything(client: &mut Client) -> Result<()> {
-    client.query("insert into t values (1, 'simple')")?.ok()?;
+    client.query("insert into t values (1, 'simple')")?;
     // Named statements, parameters, a pipeline of two transactions in one batch of bytes.
     client.exchange(&Batch::new().parse("ins", "insert into t values ($1, $2)").sync())?;
     for id in 2..5 {
@@ -28,14 +28,14 @@ fn say_everything(client: &mut Client) -> Result<()> {
         .sync();
     client.exchange(&pipeline)?;
     // Transactions, a failing one, savepoints.
-    client.query("begin")?.ok()?;
-    client.query("insert into t values (7, 'block')")?.ok()?;
-    client.query("savepoint s")?.ok()?;
-    assert!(client.query("insert into t values (7, 'twice')")?.ok().is_err());
-    client.query("rollback to s")?.ok()?;
-    client.query("commit")?.ok()?;
+    client.query("begin")?;
+    client.query("insert into t values (7, 'block')")?;
+    client.query("savepoint s")?;
+    assert!(client.query("insert into t values (7, 'twice')").is_err());
+    client.query("rollback to s")?;
+    client.query("commit")?;
     client.query("begin; insert into t values (8, 'gone'); rollback")?.ok()?;
-    assert!(client.query("select nonsense")?.ok().is_err());
+    assert!(client.query("select nonsense").is_err());
     // COPY by both protocols.
     client.send(&Batch::new().query("copy t from stdin"))?;
     while client.recv()?.tag != b'G' {}
@@ -46,13 +46,13 @@ fn say_everything(client: &mut Client) -> Result<()> {
     client.send(&Batch::new().copy_data(b"12\tcopied\n").copy_done().sync())?;
     client.response()?.ok()?;
     // State of the session.
-    client.query("set timezone = 'Asia/Tokyo'")?.ok()?;
-    client.query("insert into t values (20, timestamptz '2000-01-01 00:00:00+00'::text)")?.ok()?;
-    client.query("set datestyle = 'German'")?.ok()?;
-    client.query("insert into t values (21, date '2000-01-31'::text)")?.ok()?;
+    client.query("set timezone = 'Asia/Tokyo'")?;
+    client.query("insert into t values (20, timestamptz '2000-01-01 00:00:00+00'::text)")?;
+    client.query("set datestyle = 'German'")?;
+    client.query("insert into t values (21, date '2000-01-31'::text)")?;
     // A message of several reads.
     let long = "x".repeat(300_000);
-    client.query(&format!("insert into t values (22, '{long}')"))?.ok()?;
+    client.query(&format!("insert into t values (22, '{long}')"))?;
     client.exchange(&Batch::new().close_statement("ins").sync())?;
     Ok(())
 }
@@ -68,14 +68,14 @@ fn everything_arrives() -> Result<()> {
         say_everything(&mut client)?;
         if mode == "mode = sync" {
             // The client's next statement waits for the mirror.
-            client.query("select 1")?.ok()?;
-            client.query("select 1")?.ok()?;
+            client.query("select 1")?;
+            client.query("select 1")?;
             pair.assert_same(ALL)?;
         }
         let account = pair.settled()?;
         pair.assert_same(ALL)?;
         assert_eq!(account.get("dropped"), 0, "{mode}: {account:?}");
-        assert!(account.get("transactions") >= before + 18, "{mode}: {account:?}");
+        assert!(account.get("transactions") >= before + 15, "{mode}: {account:?}");
         assert_eq!(Pair::calls(&pair.there, "insert into t %")?, Pair::calls(&pair.here, "insert into t %")?);
         let rows = pair.differences()?;
         let differing: Vec<_> = rows.iter().filter(|row| row["differing"] != "0").collect();
@@ -92,10 +92,10 @@ fn session_pooling_keeps_its_sessions() -> Result<()> {
     pair.both(T)?;
     pair.wait_on()?;
     let mut client = pair.client()?;
-    client.query("create temp table mine (id int)")?.ok()?;
-    client.query("set work_mem = '7MB'")?.ok()?;
-    client.query("insert into mine values (4)")?.ok()?;
-    client.query("insert into t select id, current_setting('work_mem') from mine")?.ok()?;
+    client.query("create temp table mine (id int)")?;
+    client.query("set work_mem = '7MB'")?;
+    client.query("insert into mine values (4)")?;
+    client.query("insert into t select id, current_setting('work_mem') from mine")?;
     say_everything(&mut client)?;
     let account = pair.settled()?;
     assert_eq!(account.get("dropped"), 0, "{account:?}");
@@ -104,7 +104,7 @@ fn session_pooling_keeps_its_sessions() -> Result<()> {
     drop(client);
     // Its server there goes back as well.
     eventually("the session there ends", || {
-        let sql = "select count(*) from pg_stat_activity where query ilike '%from mine%'";
+        let sql = "select count(*) from pg_stat_activity where pid <> pg_backend_pid() and query ilike '%from mine%'";
         Ok(pair.there.sql_value(sql)? == "0")
     })
 }
@@ -160,15 +160,15 @@ fn writers_that_do_not_commute_agree_in_sync() -> Result<()> {
                 let mut client = pair.client()?;
                 for n in 0..60 {
                     if n % 3 == 0 {
-                        client.query("begin")?.ok()?;
+                        client.query("begin")?;
                     }
-                    client.query(&format!("update chain set v = md5(v || '{n}') where id = {id}"))?.ok()?;
+                    client.query(&format!("update chain set v = md5(v || '{n}') where id = {id}"))?;
                     if n % 3 == 2 {
-                        client.query(if n % 5 == 0 { "rollback" } else { "commit" })?.ok()?;
+                        client.query(if n % 5 == 0 { "rollback" } else { "commit" })?;
                     }
                 }
                 // Held until the mirror has done all before.
-                client.query("select 1")?.ok().map(drop)
+                client.query("select 1").map(drop)
             });
         }
     });
@@ -189,20 +189,20 @@ fn a_mirror_that_comes_in_mid_session_gets_the_session_as_it_is() -> Result<()> 
     let prepare = Batch::new()
         .parse("ins", "insert into t values ($1, now()::timestamp::text || current_setting('timezone'))");
     client.exchange(&prepare.sync())?;
-    client.query("set timezone = 'Asia/Tokyo'")?.ok()?;
-    client.query("begin")?.ok()?;
+    client.query("set timezone = 'Asia/Tokyo'")?;
+    client.query("begin")?;
     pair.reload(Some("compare_rows = ordered"))?;
     pair.wait_on()?;
     // The transaction that is under way is left alone; the next one is whole.
-    client.query("insert into t values (1, 'before')")?.ok()?;
-    client.query("commit")?.ok()?;
+    client.query("insert into t values (1, 'before')")?;
+    client.query("commit")?;
     client.exchange(&Batch::new().bind("", "ins", &[Some("2")]).execute("", 0).sync())?;
     pair.settled()?;
     assert_eq!(pair.there.sql_value("select id || right(v, 10) from t")?, "2Asia/Tokyo");
     assert_eq!(pair.there.sql_value("select count(*) from t")?, "1");
     // And goes when it is taken away.
     pair.reload(None)?;
-    client.query("insert into t values (3, 'after')")?.ok()?;
+    client.query("insert into t values (3, 'after')")?;
     assert_eq!(pair.there.sql_value("select count(*) from t")?, "1");
     Ok(())
 }
@@ -221,12 +221,12 @@ fn cancels_and_vanished_clients_reach_the_mirror() -> Result<()> {
         thread::sleep(Duration::from_millis(200));
         client.cancel()?;
         assert_eq!(client.response()?.ok().unwrap_err().sqlstate(), Some("57014"));
-        client.query("insert into t values (1, 'behind it')")?.ok()?;
+        client.query("insert into t values (1, 'behind it')")?;
         pair.settled()?;
         pair.assert_same(ALL)?;
         // In the middle of a transaction; and while a statement runs.
-        client.query("begin")?.ok()?;
-        client.query("insert into t values (2, 'never')")?.ok()?;
+        client.query("begin")?;
+        client.query("insert into t values (2, 'never')")?;
         client.reset()?;
         let mut client = pair.client()?;
         client.send(
@@ -261,11 +261,11 @@ fn only_what_reads_is_sent_where_that_is_asked() -> Result<()> {
     )?;
     pair.wait_on()?;
     let mut client = pair.client()?;
-    client.query("insert into t values (1, 'here only')")?.ok()?;
-    client.query("select count(*) from t")?.ok()?;
+    client.query("insert into t values (1, 'here only')")?;
+    client.query("select count(*) from t")?;
     client.query("begin; select 1; update t set v = 'x'; commit")?.ok()?;
     client.exchange(&Batch::new().extended("select v from t where id = $1", &[Some("1")]).sync())?;
-    client.query("select sly()")?.ok()?;
+    client.query("select sly()")?;
     let account = pair.settled()?;
     assert_eq!((account.get("filtered"), account.get("executed")), (2, 3), "{account:?}");
     assert_eq!(pair.there.sql_value("select count(*) from t")?, "0", "a function that writes fails there");
@@ -285,7 +285,7 @@ fn a_sample_is_a_share_of_the_clients() -> Result<()> {
     })?;
     let before = pair.account()?.get("transactions");
     for _ in 0..60 {
-        pair.client()?.query("select 1")?.ok()?;
+        pair.client()?.query("select 1")?;
     }
     let seen = pair.settled()?.get("transactions") - before;
     assert!((10..=50).contains(&seen), "{seen} of 60");

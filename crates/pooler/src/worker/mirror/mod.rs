@@ -49,6 +49,18 @@ pub(crate) struct Restore {
     parameters: SharedParameters,
 }
 
+impl Restore {
+    /// As a session is now; one that may only read begins its transactions so.
+    pub fn of(side: &ClientSide, parameters: &SharedParameters, is_read_only: bool) -> Self {
+        let mut parameters = parameters.clone();
+        if is_read_only {
+            // Before 14 it is not reported, and stays what `connect_query` of the pool made it.
+            Arc::make_mut(&mut parameters).set("default_transaction_read_only", "on");
+        }
+        Self { side: side.clone(), parameters }
+    }
+}
+
 impl Role {
     /// Called before the tracker sees a request: a transaction may begin.
     pub fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters) {
@@ -152,7 +164,7 @@ impl Worker {
         let is_busy = matches!(running, Some(super::Entry::Here(server)) if server.link.is_busy());
         let Some(client) = self.clients.get_mut(key) else { return };
         match client.mirror.take().map(|role| *role) {
-            Some(Role::Source(source)) => self.source_gone(source, is_busy),
+            Some(Role::Source(source)) => self.source_gone(key, source, is_busy),
             Some(Role::Shadow(shadow)) => self.shadow_gone(key, shadow, is_linked, reason),
             Some(Role::Probe(probe)) => self.probe_gone(&probe, reason),
             None => {}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use underpass_config::{MirrorSend, PoolMode};
 use underpass_console::rows::Replication;
-use underpass_mirror::{Answers, Cancel, DropReason, Requests, Transaction};
+use underpass_mirror::{Answers, Cancel, DropReason, Requests, RowHash, Transaction};
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
 
@@ -15,6 +15,7 @@ use super::shadow::Unit;
 use super::{Restore, Role};
 use crate::client::Phase;
 use crate::mirrors::{MirrorState, State, count_hold};
+use crate::pool::Pool;
 use crate::table::Key;
 use crate::worker::{Again, Entry, Worker};
 
@@ -92,8 +93,9 @@ impl Source {
         for tap in &mut self.taps {
             tap.charged = 0;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
-            tap.restore = (tap.fate.is_ok() && tap.resync)
-                .then(|| Restore { side: side.clone(), parameters: parameters.clone() });
+            let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
+            tap.restore =
+                (tap.fate.is_ok() && tap.resync).then(|| Restore::of(side, parameters, is_read_only));
         }
     }
 
@@ -414,7 +416,6 @@ impl Worker {
 
     /// The shadow of a tap, made if there is none.
     fn shadow_of(&mut self, key: Key, index: usize, restore: Option<Restore>) -> Option<Key> {
-        let (now, shared) = (self.now, self.shared.clone());
         let primary = self.clients.get(key)?.pool.clone()?;
         let source = self.source(key)?;
         let hash = source.taps.first()?.state.row_hash();
@@ -426,15 +427,28 @@ impl Worker {
             return Some(shadow);
         }
         let state = tap.state.clone();
-        let pool = shared.mirrors.pool(&shared, &state, &primary, now);
-        let shadow = super::Shadow::new(state, key, hash, now);
-        let shadow = self.silent_client(&pool, restore, Role::Shadow(shadow));
+        let shadow = self.new_shadow(key, state, &primary, hash, restore);
         self.source(key)?.taps.get_mut(index)?.shadow = Some(shadow);
         Some(shadow)
     }
 
+    fn new_shadow(
+        &mut self,
+        owner: Key,
+        state: Arc<MirrorState>,
+        primary: &Pool,
+        hash: RowHash,
+        restore: Option<Restore>,
+    ) -> Key {
+        let pool = self.shared.mirrors.pool(&self.shared, &state, primary, self.now);
+        let shadow = super::Shadow::new(state, owner, hash, self.now);
+        self.silent_client(&pool, restore, Role::Shadow(shadow))
+    }
+
     /// A source closes; its server is `busy` with what it said.
-    pub(super) fn source_gone(&mut self, mut source: Source, is_busy: bool) {
+    pub(super) fn source_gone(&mut self, key: Key, mut source: Source, is_busy: bool) {
+        let primary = self.clients.get(key).and_then(|client| client.pool.clone());
+        let hash = source.taps.first().map(|tap| tap.state.row_hash()).unwrap_or_default();
         let is_under_way = !source.at_boundary && !source.is_partial;
         let ran = if is_busy { source.answers.running_for(self.now) } else { Duration::ZERO };
         let transaction = Arc::new(source.take_transaction(Some(ran)));
@@ -461,6 +475,10 @@ impl Worker {
                 charged,
                 restore: tap.restore.take(),
             };
+            if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !state.is_sync()) {
+                // It is the first that goes there.
+                tap.shadow = Some(self.new_shadow(key, state.clone(), primary, hash, None));
+            }
             match tap.shadow {
                 Some(shadow) if is_sent && state.is_sync() => {
                     self.shadow_expect(shadow, unit);
@@ -477,7 +495,6 @@ impl Worker {
                 None => {
                     state.budget.give_back(charged);
                     if is_sent {
-                        // Its first transaction, and not even finished: nothing of it was ever to stay.
                         state.counters.drop_one(DropReason::SessionLost);
                     }
                 }
