@@ -27,6 +27,9 @@ pub(crate) enum Command {
     Pooler(Pooler),
     /// Says what the kernel lanes can do here, why not, and what they cost; exits with 0 if at least one works.
     Check,
+    /// Records the workload of a running PostgreSQL, with no restart and no change to it.
+    #[command(override_usage = "underpass trace [OPTIONS]", after_help = TRACE_EXAMPLES)]
+    Trace(Box<crate::trace::Trace>),
     /// Prints a completion script for a shell: underpass completions bash > /etc/bash_completion.d/underpass
     Completions {
         /// The shell.
@@ -104,6 +107,19 @@ Examples:
   psql -p 6432 -U ADMIN pgbouncer -c 'SHOW POOLS'      the console"
     };
 }
+
+const TRACE_EXAMPLES: &str = "\
+Examples:
+  underpass trace --list                           what can be recorded, and how
+  underpass trace                                  the only server here, until Ctrl-C
+  underpass trace -p 5432 -o monday -d 3600        an hour of one server, into a new directory
+  underpass trace -p 5432 --require-lossless       status 3 if a single byte is missing
+
+Exit status:
+  0  recorded
+  1  could not start; standard error says why
+  2  the command line is wrong
+  3  something is missing, with --require-lossless";
 
 macro_rules! signals {
     () => {

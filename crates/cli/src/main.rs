@@ -4,6 +4,7 @@
 
 mod args;
 mod check;
+mod trace;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Pooler(pooler) => run(pooler),
         Command::Check => Ok(check::run()),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);

@@ -309,7 +309,8 @@ impl Metrics {
                 plain_counter(&mut family.encode_family(&mirror.labels())?, &value(mirror))?;
             }
         }
-        let gauges: [(&str, &str, Option<Unit>, fn(&MirrorMetrics) -> u64); 3] = [
+        type Gauge = (&'static str, &'static str, Option<Unit>, fn(&MirrorMetrics) -> u64);
+        let gauges: [Gauge; 3] = [
             ("mirror_on", "1 if the mirror gets what clients say.", None, |mirror| mirror.is_on.into()),
             ("mirror_queued", "Transactions that wait or are under way.", None, |mirror| mirror.queued),
             ("mirror_queued", "Memory for them, of all databases.", Some(Unit::Bytes), |mirror| {

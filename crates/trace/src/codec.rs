@@ -519,7 +519,8 @@ numbered!(
     u8,
     Authentication = 0,
     Filter = 1,
-    Replication = 2
+    Replication = 2,
+    Incomplete = 3
 );
 numbered!(
     loss_reason,

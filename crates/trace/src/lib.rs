@@ -26,6 +26,7 @@
 //! blocks with checksums; nothing is ever rewritten, so a recorder that is killed loses its last block at most.
 #![forbid(unsafe_code)]
 
+pub mod assemble;
 mod codec;
 mod error;
 mod format;

@@ -329,6 +329,8 @@ pub enum WithheldReason {
     Filter,
     /// A replication stream.
     Replication,
+    /// The beginning of a message whose rest never came, because the session or its recording ended.
+    Incomplete,
 }
 
 /// Something that should be in the trace and is not.

@@ -163,7 +163,8 @@ pub fn record() -> impl Strategy<Value = Record<'static>> {
             prop::sample::select(&[
                 WithheldReason::Authentication,
                 WithheldReason::Filter,
-                WithheldReason::Replication
+                WithheldReason::Replication,
+                WithheldReason::Incomplete
             ])
         )
             .prop_map(|(session, time_ns, direction, offset, len, reason)| {

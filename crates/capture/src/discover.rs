@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The PostgreSQL servers of this machine, and what is known of their sessions without asking them.
+
+use std::fs;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use foldhash::{HashMap, HashMapExt as _};
+use underpass_trace::assemble::Known;
+
+use crate::event::Ends;
+use crate::procfs;
+use crate::recorder::Lookup;
+
+/// `pg_control`: the system identifier is its first word.
+const PG_CONTROL: &str = "global/pg_control";
+
+/// A running server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// The postmaster.
+    pub pid: u32,
+    /// Its executable, as it sees it.
+    pub executable: PathBuf,
+    /// Its data directory, as it sees it.
+    pub data_directory: PathBuf,
+    /// Major version, from `PG_VERSION`.
+    pub version: String,
+    /// `system_identifier` of `pg_controldata`.
+    pub system_identifier: Option<String>,
+    /// TCP addresses on which it listens.
+    pub addresses: Vec<SocketAddr>,
+    /// Unix sockets on which it listens.
+    pub sockets: Vec<PathBuf>,
+    /// Inode of its network namespace.
+    pub netns: u64,
+    /// The systemd unit, if it is in one.
+    pub unit: Option<String>,
+    /// The container, if it is in one: its 64-digit identifier.
+    pub container: Option<String>,
+    /// Whether its executable exports what the probes need.
+    pub probes: bool,
+}
+
+impl Server {
+    /// The port of its TCP addresses.
+    pub fn port(&self) -> Option<u16> {
+        self.addresses.first().map(SocketAddr::port)
+    }
+
+    /// What the server with this process looks like; `None` when it is no postmaster.
+    pub fn of_process(pid: u32) -> Option<Self> {
+        let executable = fs::read_link(procfs::path(pid, "exe")).ok()?;
+        let name = executable.file_name()?.to_str()?.trim_end_matches(" (deleted)");
+        if !matches!(name, "postgres" | "postmaster") {
+            return None;
+        }
+        let is_child = procfs::parent(pid)
+            .and_then(|parent| fs::read_link(procfs::path(parent, "exe")).ok())
+            .is_some_and(|parent| parent == executable);
+        // A server runs in its data directory.
+        let inside = procfs::path(pid, "cwd");
+        let version = fs::read_to_string(inside.join("PG_VERSION")).ok()?.trim().to_owned();
+        if is_child || !inside.join("postmaster.pid").exists() {
+            return None;
+        }
+        let held = procfs::sockets(pid);
+        let listening = procfs::tcp_sockets(pid);
+        let mut addresses: Vec<SocketAddr> =
+            listening.iter().filter(|s| s.listens && held.contains(&s.inode)).map(|s| s.local).collect();
+        addresses.sort();
+        let unix = procfs::unix_listeners(pid);
+        let mut sockets: Vec<PathBuf> = held.iter().filter_map(|inode| unix.get(inode).cloned()).collect();
+        sockets.sort();
+        let cgroups = procfs::cgroups(pid);
+        Some(Self {
+            pid,
+            data_directory: fs::read_link(&inside).unwrap_or_default(),
+            version,
+            system_identifier: system_identifier(&inside),
+            addresses,
+            sockets,
+            netns: procfs::namespace(pid, "net").unwrap_or(0),
+            unit: cgroups.iter().find_map(|path| unit(path)),
+            container: cgroups.iter().find_map(|path| container(path)),
+            probes: exports(&procfs::path(pid, "exe"), b"secure_read"),
+            executable,
+        })
+    }
+}
+
+/// All servers that this process may look at, by process.
+pub fn servers() -> Vec<Server> {
+    let mut found: Vec<Server> =
+        procfs::pids().into_iter().flatten().filter_map(Server::of_process).collect();
+    found.sort_by_key(|server| server.pid);
+    found
+}
+
+fn system_identifier(data: &Path) -> Option<String> {
+    let mut word = [0; 8];
+    fs::File::open(data.join(PG_CONTROL)).ok()?.read_exact(&mut word).ok()?;
+    Some(u64::from_ne_bytes(word).to_string())
+}
+
+/// The last part of a cgroup's path that names a service.
+fn unit(path: &str) -> Option<String> {
+    path.rsplit('/').find(|part| part.ends_with(".service")).map(str::to_owned)
+}
+
+/// Container engines put the identifier, 64 hexadecimal digits, into the path with or without a prefix.
+fn container(path: &str) -> Option<String> {
+    path.rsplit('/').find_map(|part| {
+        let part = part.trim_end_matches(".scope");
+        let id = part.rsplit('-').next()?;
+        (id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit())).then(|| id.to_owned())
+    })
+}
+
+/// Whether a name stands in a string table of the file. Attaching is what decides; this is for the overview.
+fn exports(path: &Path, name: &[u8]) -> bool {
+    let Ok(bytes) = fs::read(path) else { return false };
+    let mut wanted = vec![0];
+    wanted.extend_from_slice(name);
+    wanted.push(0);
+    memchr::memmem::find(&bytes, &wanted).is_some()
+}
+
+/// Sessions of a server that were there before, from process titles and socket tables.
+#[derive(Debug)]
+pub struct Backends {
+    postmaster: u32,
+    by_remote: HashMap<SocketAddr, u32>,
+    read: Option<Instant>,
+}
+
+/// The tables are read again for an unknown session at most so often.
+const REREAD: Duration = Duration::from_secs(1);
+
+impl Backends {
+    /// Of the server with this postmaster.
+    pub fn new(postmaster: u32) -> Self {
+        Self { postmaster, by_remote: HashMap::new(), read: None }
+    }
+
+    fn children(postmaster: u32) -> impl Iterator<Item = u32> {
+        procfs::pids().into_iter().flatten().filter(move |&pid| procfs::parent(pid) == Some(postmaster))
+    }
+
+    /// Whether a client is connected by a Unix socket now.
+    pub fn has_local(postmaster: u32) -> bool {
+        Self::children(postmaster)
+            .any(|pid| procfs::title(pid).is_some_and(|title| title.contains(" [local] ")))
+    }
+
+    fn read(&mut self) {
+        self.read = Some(Instant::now());
+        self.by_remote.clear();
+        let mut owner = HashMap::new();
+        for pid in Self::children(self.postmaster) {
+            for inode in procfs::sockets(pid) {
+                owner.insert(inode, pid);
+            }
+        }
+        for socket in procfs::tcp_sockets(self.postmaster) {
+            if let Some(&pid) = owner.get(&socket.inode).filter(|_| !socket.listens) {
+                self.by_remote.insert(socket.remote, pid);
+            }
+        }
+    }
+}
+
+impl Lookup for Backends {
+    fn connection(&mut self, ends: &Ends) -> Known {
+        if !self.by_remote.contains_key(&ends.remote) && self.read.is_none_or(|at| at.elapsed() > REREAD) {
+            self.read();
+        }
+        match self.by_remote.get(&ends.remote) {
+            Some(&pid) => self.process(pid),
+            None => Known::default(),
+        }
+    }
+
+    fn process(&mut self, pid: u32) -> Known {
+        let (user, database) = procfs::title(pid).and_then(|title| names(&title)).unzip();
+        Known {
+            backend_pid: Some(pid),
+            user: user.map(String::into_bytes),
+            database: database.map(String::into_bytes),
+            application_name: None,
+        }
+    }
+}
+
+/// User and database of a backend's title, `postgres: [CLUSTER: ]USER DATABASE HOST(PORT) ACTIVITY`. Names with blanks cannot be
+/// told apart, and give nothing.
+fn names(title: &str) -> Option<(String, String)> {
+    let rest = title.strip_prefix("postgres: ")?;
+    let words: Vec<&str> = rest.split(' ').collect();
+    let host = words.iter().position(|w| *w == "[local]" || w.ends_with(')') && w.contains('('))?;
+    let before = &words[..host];
+    let names = match before {
+        [user, database] => [user, database],
+        [cluster, user, database] if cluster.ends_with(':') => [user, database],
+        _ => return None,
+    };
+    Some((names[0].to_string(), names[1].to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn titles_of_backends_are_read() {
+        let told = |title| names(title).map(|(user, database)| format!("{user}/{database}"));
+        assert_eq!(told("postgres: ann shop 127.0.0.1(40112) idle"), Some("ann/shop".into()));
+        assert_eq!(told("postgres: 15/main: ann shop [local] SELECT"), Some("ann/shop".into()));
+        assert_eq!(told("postgres: ann b shop [local] idle"), None, "a blank in a name");
+        assert_eq!(told("postgres: checkpointer "), None);
+    }
+
+    #[test]
+    fn units_and_containers_are_read_from_cgroups() {
+        assert_eq!(
+            unit("/system.slice/system-postgresql.slice/postgresql@15-main.service"),
+            Some("postgresql@15-main.service".into())
+        );
+        let id = "0123456789abcdef".repeat(4);
+        assert_eq!(container(&format!("/system.slice/docker-{id}.scope")), Some(id.clone()));
+        assert_eq!(container(&format!("/kubepods/pod1/{id}")), Some(id));
+        assert_eq!(container("/user.slice"), None);
+    }
+}

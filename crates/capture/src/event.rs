@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Events as the programs send them, decoded.
+#![allow(unsafe_code)]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use underpass_trace::Direction;
+
+use crate::skel::types;
+
+/// Size of the head of every event.
+const HEAD_BYTES: usize = size_of::<types::event_head>();
+
+/// The ends of a TCP connection, seen from the server. IPv4 addresses are IPv4 even on sockets of both families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ends {
+    /// The client.
+    pub remote: SocketAddr,
+    /// The server.
+    pub local: SocketAddr,
+}
+
+/// FIN, SYN and RST of a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpFlags {
+    /// The sender is done.
+    pub fin: bool,
+    /// The sender begins; the byte at the sequence number is not data.
+    pub syn: bool,
+    /// The connection is gone.
+    pub rst: bool,
+}
+
+/// What a program saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// A TCP segment, or a part of one.
+    Packet {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// Of which connection.
+        ends: Ends,
+        /// Which way.
+        direction: Direction,
+        /// Sequence number of the first payload byte.
+        seq: u32,
+        /// The acknowledgement in the same packet: the next byte its sender expects from the other end.
+        ack: u32,
+        /// Flags.
+        flags: TcpFlags,
+        /// Bytes before the payload that were left out by the response level.
+        skipped: u32,
+        /// The payload.
+        payload: &'a [u8],
+    },
+    /// A connection turned to encryption: its packets no longer come.
+    Encrypted {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// Of which connection.
+        ends: Ends,
+    },
+    /// A socket was closed; these are the kernel's own accounts of it.
+    Close {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// Of which connection.
+        ends: Ends,
+        /// Sequence number behind the last byte (and FIN) that was received.
+        rcv_nxt: u32,
+        /// Sequence number behind the last byte (and FIN) that was sent.
+        snd_nxt: u32,
+        /// Data bytes received, `tcp_info.tcpi_bytes_received`.
+        bytes_received: u64,
+        /// Data bytes that the client acknowledged, `tcp_info.tcpi_bytes_acked`.
+        bytes_acked: u64,
+    },
+    /// Bytes that `secure_read` returned or `secure_write` took.
+    Call {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// The backend.
+        process: ProcessId,
+        /// The ends of its connection; `None` for a Unix socket.
+        ends: Option<Ends>,
+        /// Which way.
+        direction: Direction,
+        /// Position of the first payload byte since the probes saw the process first.
+        offset: u64,
+        /// Bytes before the payload that were left out by the response level.
+        skipped: u32,
+        /// The bytes.
+        payload: &'a [u8],
+    },
+    /// A probed process ended.
+    Exit {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// The backend.
+        process: ProcessId,
+        /// Bytes it read while it was probed.
+        bytes_read: u64,
+        /// Bytes it wrote while it was probed.
+        bytes_written: u64,
+    },
+    /// A backend said what it runs.
+    Activity {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// The backend.
+        process: ProcessId,
+        /// The text; cut at 61,440 bytes.
+        text: &'a [u8],
+    },
+}
+
+/// A process, told from later ones with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProcessId {
+    /// The number.
+    pub pid: u32,
+    /// When it started, CLOCK_BOOTTIME nanoseconds.
+    pub start_ns: u64,
+}
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+
+impl<'a> Event<'a> {
+    /// Decodes an event; `None` for what no program of this version sends.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+        // SAFETY: as many bytes as the structure has, of any alignment; it has only integers, for which all bits are valid.
+        let head: types::event_head = unsafe { std::ptr::read_unaligned(head.as_ptr().cast()) };
+        let payload = rest.get(..head.len as usize)?;
+        let time_ns = head.ts_ns;
+        let process = ProcessId { pid: head.pid, start_ns: head.cookie };
+        let direction =
+            if types::event_direction(head.direction.into()) == types::event_direction::DIRECTION_BACKEND {
+                Direction::Backend
+            } else {
+                Direction::Frontend
+            };
+        Some(match types::event_kind(u32::from(head.kind)) {
+            types::event_kind::EVENT_PACKET => Self::Packet {
+                time_ns,
+                ends: ends(&head)?,
+                direction,
+                seq: head.seq,
+                ack: head.ack,
+                flags: TcpFlags {
+                    fin: head.tcp_flags & FIN != 0,
+                    syn: head.tcp_flags & SYN != 0,
+                    rst: head.tcp_flags & RST != 0,
+                },
+                skipped: head.skipped,
+                payload,
+            },
+            types::event_kind::EVENT_TLS => Self::Encrypted { time_ns, ends: ends(&head)? },
+            types::event_kind::EVENT_CLOSE => Self::Close {
+                time_ns,
+                ends: ends(&head)?,
+                rcv_nxt: head.seq,
+                snd_nxt: head.ack,
+                bytes_received: head.offset,
+                bytes_acked: head.more,
+            },
+            types::event_kind::EVENT_CALL => Self::Call {
+                time_ns,
+                process,
+                ends: ends(&head),
+                direction,
+                offset: head.offset,
+                skipped: head.skipped,
+                payload,
+            },
+            types::event_kind::EVENT_EXIT => {
+                Self::Exit { time_ns, process, bytes_read: head.offset, bytes_written: head.more }
+            }
+            types::event_kind::EVENT_ACTIVITY => Self::Activity { time_ns, process, text: payload },
+            _ => return None,
+        })
+    }
+}
+
+fn ends(head: &types::event_head) -> Option<Ends> {
+    let address = |bytes: [u8; 16]| {
+        let [a, b, c, d, ..] = bytes;
+        match head.family {
+            AF_INET => Some(IpAddr::V4(Ipv4Addr::new(a, b, c, d))),
+            AF_INET6 => Some(Ipv6Addr::from(bytes).to_canonical()),
+            _ => None,
+        }
+    };
+    Some(Ends {
+        remote: SocketAddr::new(address(head.remote)?, head.remote_port),
+        local: SocketAddr::new(address(head.local)?, head.local_port),
+    })
+}

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The handle on the programs: loads them, attaches each source, reads rings and accounts.
+//!
+//! Everything is held by links and maps of this process that are not pinned: whatever way it ends, nothing stays behind.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, UprobeOpts, libbpf_sys};
+use underpass_trace::Direction;
+
+use crate::error::Error;
+use crate::event::Event;
+use crate::log::capture_log;
+use crate::privileges;
+use crate::ring::Ring;
+use crate::skel::{CaptureSkel, CaptureSkelBuilder, types};
+
+/// What the probes need of the executable. Exported for extensions by PostgreSQL 14 to 18.
+const SECURE_READ: &str = "secure_read";
+const SECURE_WRITE: &str = "secure_write";
+const REPORT_ACTIVITY: &str = "pgstat_report_activity";
+
+/// Most rings; `RINGS_MAX` of `capture.h`.
+const RINGS_MAX: u32 = 64;
+/// Bytes of a backend message tail that a summary needs: CommandComplete and ReadyForQuery, or an ErrorResponse of usual length.
+const SUMMARY_TAIL_BYTES: u32 = 512;
+
+/// How much of the server's responses the programs take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponseLevel {
+    /// Bytes of one response that are taken whole. A response begins with the first bytes after a request.
+    pub whole_bytes: u32,
+    /// Bytes at the end of each later segment, or call, that are still taken.
+    pub tail_bytes: u32,
+}
+
+impl ResponseLevel {
+    /// Everything.
+    pub const FULL: Self = Self { whole_bytes: u32::MAX, tail_bytes: 0 };
+    /// Enough to frame responses of up to 16 KiB exactly, and to find the end of longer ones.
+    pub const SUMMARY: Self = Self { whole_bytes: 16 << 10, tail_bytes: SUMMARY_TAIL_BYTES };
+    /// Enough for the login and for ReadyForQuery.
+    pub const NONE: Self = Self { whole_bytes: 1 << 10, tail_bytes: 64 };
+}
+
+/// What is fixed while the programs are loaded.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The server's TCP port; `None` when no packets are wanted.
+    pub port: Option<u16>,
+    /// Inode of the server's network namespace (`/proc/PID/ns/net`); `None` for any.
+    pub netns: Option<u32>,
+    /// How much of the responses is taken.
+    pub level: ResponseLevel,
+    /// Size of all rings together, bytes; each is a power of two of at least 128 KiB.
+    pub ring_bytes: u64,
+    /// Number of rings; rounded up to a power of two, at most 64.
+    pub rings: u32,
+}
+
+/// Events and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets or calls; in `recorded` and `lost`, events.
+    pub events: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, other: &types::capture_count) {
+        self.events += other.events;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Accounts of the programs for one source and direction: `seen = recorded + lost + fault + filtered`, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accounts {
+    /// What passed.
+    pub seen: Count,
+    /// What is, or was, in a ring.
+    pub recorded: Count,
+    /// The ring was full.
+    pub lost: Count,
+    /// Could not be read, or was more than the events of one packet or call hold.
+    pub fault: Count,
+    /// Left out by the response level, or because the other source has it.
+    pub filtered: Count,
+}
+
+impl Accounts {
+    /// Whether every byte that was seen is in one of the others.
+    pub fn add_up(&self) -> bool {
+        self.seen.bytes == self.recorded.bytes + self.lost.bytes + self.fault.bytes + self.filtered.bytes
+    }
+
+    /// Bytes that should have come and did not.
+    pub fn missing(&self) -> u64 {
+        self.lost.bytes + self.fault.bytes
+    }
+}
+
+/// Which hooks saw the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceKind {
+    /// cgroup_skb.
+    Packets,
+    /// `secure_read` and `secure_write`.
+    Calls,
+}
+
+/// How often each probe ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hits {
+    /// `secure_read`.
+    pub read: u64,
+    /// `secure_write`.
+    pub write: u64,
+    /// `pgstat_report_activity`.
+    pub activity: u64,
+    /// Connections of which `struct Port` was not understood.
+    pub layout: u64,
+}
+
+/// The loaded programs.
+pub struct Kernel {
+    // Order matters: programs are detached before their rings go.
+    packets: Vec<Link>,
+    probes: Vec<Link>,
+    activity: Option<Link>,
+    rings: Vec<Ring>,
+    _ring_maps: Vec<MapHandle>,
+    skel: CaptureSkel<'static>,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel")
+            .field("packets", &self.packets.len())
+            .field("probes", &self.probes.len())
+            .field("rings", &self.rings.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kernel {
+    /// Loads the programs; attaches nothing.
+    ///
+    /// # Errors
+    /// [`Error::Privileges`], [`Error::Load`], [`Error::System`] when the rings cannot be made.
+    pub fn open(settings: &Settings) -> Result<Self, Error> {
+        privileges::check()?;
+        let log = capture_log();
+        // The skeleton borrows this storage for its whole life; it is a pointer in size and opened once.
+        let storage = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = CaptureSkelBuilder::default().open(storage).map_err(|e| log.error(&e))?;
+        let count = settings.rings.clamp(1, RINGS_MAX).next_power_of_two();
+        if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+            rodata.server_port = settings.port.unwrap_or(0);
+            rodata.server_netns = settings.netns.unwrap_or(0);
+            rodata.rings_mask = count - 1;
+            rodata.response_whole_bytes = settings.level.whole_bytes;
+            rodata.response_tail_bytes = settings.level.tail_bytes;
+        }
+        let skel = open.load().map_err(|e| log.error(&e))?;
+        drop(log);
+
+        let size = (settings.ring_bytes / u64::from(count)).clamp(128 << 10, 1 << 30) as u32;
+        let size = if size.is_power_of_two() { size } else { size.next_power_of_two() / 2 };
+        let mut rings = Vec::new();
+        let mut maps = Vec::new();
+        for index in 0..count {
+            let map = ring_map(size)?;
+            rings.push(Ring::new(&map.as_fd(), size).map_err(Error::system("mapping a ring"))?);
+            skel.maps
+                .rings
+                .update(&index.to_ne_bytes(), &map.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| Error::Load { message: format!("ring {index}: {e:#}") })?;
+            maps.push(map);
+        }
+        Ok(Self { packets: Vec::new(), probes: Vec::new(), activity: None, rings, _ring_maps: maps, skel })
+    }
+
+    /// Attaches the packet source to a cgroup of the version 2 hierarchy, and the audit of closed sockets.
+    ///
+    /// A socket belongs to the cgroup of the process that made it, and what a listener accepted to the listener's: the server must
+    /// have been below this cgroup when it began to listen.
+    ///
+    /// # Errors
+    /// [`Error::Attach`].
+    pub fn attach_packets(&mut self, cgroup: &Path) -> Result<(), Error> {
+        let what = || format!("the packet source to {}", cgroup.display());
+        let failed = |e: libbpf_rs::Error| Error::Attach { what: what(), message: format!("{e:#}") };
+        let directory = File::open(cgroup).map_err(Error::system(what()))?;
+        let fd = directory.as_raw_fd();
+        let progs = &self.skel.progs;
+        let audit =
+            progs.socket_state.attach_raw_tracepoint("inet_sock_set_state").map_err(|e| Error::Attach {
+                what: "the audit to the tracepoint inet_sock_set_state".into(),
+                message: format!("{e:#}"),
+            })?;
+        let links = [
+            audit,
+            // Responses first: a request that is seen without its answer would wait for it.
+            progs.packet_out.attach_cgroup(fd).map_err(failed)?,
+            progs.packet_in.attach_cgroup(fd).map_err(failed)?,
+        ];
+        self.packets.extend(links);
+        Ok(())
+    }
+
+    /// Attaches the probes to an executable, by its inode: to every process that runs it, now and later. Those that are not
+    /// children of `postmaster` only pay for the trap.
+    ///
+    /// # Errors
+    /// [`Error::NoSymbol`], [`Error::Attach`].
+    pub fn attach_probes(&mut self, executable: &Path, postmaster: u32) -> Result<(), Error> {
+        self.set_postmaster(postmaster)?;
+        let progs = &self.skel.progs;
+        let exit = progs.process_exit.attach_raw_tracepoint("sched_process_exit").map_err(|e| {
+            Error::Attach { what: "the tracepoint sched_process_exit".into(), message: format!("{e:#}") }
+        })?;
+        let links = [
+            exit,
+            attach_probe(&progs.write_exit, executable, SECURE_WRITE, true)?,
+            attach_probe(&progs.write_enter, executable, SECURE_WRITE, false)?,
+            attach_probe(&progs.read_exit, executable, SECURE_READ, true)?,
+            attach_probe(&progs.read_enter, executable, SECURE_READ, false)?,
+        ];
+        self.probes.extend(links);
+        Ok(())
+    }
+
+    /// Takes all probes away.
+    pub fn detach_probes(&mut self) {
+        self.probes.clear();
+        self.activity = None;
+    }
+
+    /// Whether the probes are attached.
+    pub fn probes_attached(&self) -> bool {
+        !self.probes.is_empty()
+    }
+
+    /// Attaches the probe that tells what backends run, one trap for each message that runs something.
+    ///
+    /// # Errors
+    /// As [`Self::attach_probes`].
+    pub fn attach_activity(&mut self, executable: &Path, postmaster: u32) -> Result<(), Error> {
+        self.set_postmaster(postmaster)?;
+        self.activity = Some(attach_probe(&self.skel.progs.activity, executable, REPORT_ACTIVITY, false)?);
+        Ok(())
+    }
+
+    /// Takes it away again.
+    pub fn detach_activity(&mut self) {
+        self.activity = None;
+    }
+
+    /// Whether it is there.
+    pub fn activity_attached(&self) -> bool {
+        self.activity.is_some()
+    }
+
+    /// The process whose children are probed; after a restart of the server it is another.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the kernel refuses the update.
+    pub fn set_postmaster(&mut self, pid: u32) -> Result<(), Error> {
+        let mut value = [0; 8];
+        value[..4].copy_from_slice(&pid.to_ne_bytes());
+        self.skel
+            .maps
+            .control
+            .update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)
+            .map_err(|e| Error::Load { message: format!("naming the postmaster: {e:#}") })
+    }
+
+    /// Detaches all programs. What is in the rings stays there.
+    pub fn detach(&mut self) {
+        self.packets.clear();
+        self.probes.clear();
+        self.activity = None;
+    }
+
+    /// Gives the events that wait to `sink`; those of one connection, or one process, are in order. Returns how many.
+    pub fn drain(&mut self, mut sink: impl FnMut(Event<'_>)) -> usize {
+        let mut events = 0;
+        for ring in &mut self.rings {
+            events += ring.drain(|bytes| {
+                if let Some(event) = Event::decode(bytes) {
+                    sink(event);
+                }
+            });
+        }
+        events
+    }
+
+    /// How full the fullest ring is, 0.0 to 1.0.
+    pub fn fill(&self) -> f64 {
+        let full = |ring: &Ring| {
+            let (used, size) = ring.fill();
+            used as f64 / size as f64
+        };
+        self.rings.iter().map(full).fold(0.0, f64::max)
+    }
+
+    /// The programs' accounts.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn accounts(&self, source: SourceKind, direction: Direction) -> Result<Accounts, Error> {
+        let source = match source {
+            SourceKind::Packets => 0u32,
+            SourceKind::Calls => 1,
+        };
+        let key = source * 2 + u32::from(direction == Direction::Backend);
+        let per_cpu = self
+            .skel
+            .maps
+            .counters
+            .lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|e| io::Error::other(format!("{e:#}")))
+            .map_err(Error::system("reading the accounts"))?;
+        let mut sum = Accounts::default();
+        for bytes in per_cpu.iter().flatten() {
+            if bytes.len() < size_of::<types::capture_counters>() {
+                continue;
+            }
+            // SAFETY: as many bytes as the structure has, of any alignment; it has only integers.
+            let one: types::capture_counters = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+            sum.seen.add(&one.seen);
+            sum.recorded.add(&one.recorded);
+            sum.lost.add(&one.lost);
+            sum.fault.add(&one.fault);
+            sum.filtered.add(&one.filtered);
+        }
+        Ok(sum)
+    }
+
+    /// How often the probes ran.
+    pub fn hits(&self) -> Hits {
+        let read = |key: u32| {
+            let value = self.skel.maps.hits.lookup(&key.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+            value.and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
+        };
+        Hits { read: read(0), write: read(1), activity: read(2), layout: read(3) }
+    }
+
+    /// Instructions that the verifier walked, by program: its share of the limit of a million.
+    pub fn verified_instructions(&self) -> Vec<(&'static str, u32)> {
+        let progs = &self.skel.progs;
+        [
+            ("packet_in", &progs.packet_in),
+            ("packet_out", &progs.packet_out),
+            ("socket_state", &progs.socket_state),
+            ("read_enter", &progs.read_enter),
+            ("read_exit", &progs.read_exit),
+            ("write_enter", &progs.write_enter),
+            ("write_exit", &progs.write_exit),
+            ("process_exit", &progs.process_exit),
+            ("activity", &progs.activity),
+        ]
+        .map(|(name, program)| (name, verified(program)))
+        .to_vec()
+    }
+}
+
+fn verified(program: &libbpf_rs::ProgramMut<'_>) -> u32 {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
+    // SAFETY: info is as long as len says and all its pointers are null, so only plain fields are written.
+    let rc = unsafe {
+        libbpf_sys::bpf_obj_get_info_by_fd(program.as_fd().as_raw_fd(), (&raw mut info).cast(), &raw mut len)
+    };
+    if rc == 0 { info.verified_insns } else { 0 }
+}
+
+fn ring_map(size: u32) -> Result<MapHandle, Error> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    MapHandle::create(MapType::RingBuf, Some("capture_ring"), 0, 0, size, &options)
+        .map_err(|e| Error::Load { message: format!("a ring of {size} bytes: {e:#}") })
+}
+
+fn attach_probe(
+    program: &libbpf_rs::ProgramMut<'_>,
+    executable: &Path,
+    symbol: &'static str,
+    retprobe: bool,
+) -> Result<Link, Error> {
+    let log = capture_log();
+    let options = UprobeOpts { retprobe, func_name: Some(symbol.into()), ..UprobeOpts::default() };
+    program.attach_uprobe_with_opts(-1, executable, 0, options).map_err(|e| {
+        if e.kind() == libbpf_rs::ErrorKind::NotFound || log.text().contains("failed to find symbol") {
+            Error::NoSymbol { path: executable.to_owned(), symbol }
+        } else {
+            Error::Attach { what: format!("{symbol} of {}", executable.display()), message: format!("{e:#}") }
+        }
+    })
+}

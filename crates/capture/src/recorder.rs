@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From events to records: finds the connection of each event, puts its streams together, and lets the protocol's machine read them.
+//!
+//! * A connection over TCP is known by its ends, a probed one by its process.
+//! * Texts that backends report come through another ring than the messages they belong to. They are kept until every ring has
+//!   been read once more, so that the message is known before its text.
+
+use std::net::SocketAddr;
+
+use foldhash::{HashMap, HashMapExt as _};
+use underpass_trace::assemble::{
+    Assemble, Audit, Known, Order, Origin, Piece, Postgres, Reassembly, Segment, Sink,
+};
+use underpass_trace::{
+    Cancel, Direction, EndReason, Level, LossReason, Record, SessionEnd, SessionId, Source, Transport,
+};
+
+use crate::event::{Ends, Event, ProcessId, TcpFlags};
+
+/// A connection of which nothing is recorded is forgotten after so long without a byte, nanoseconds.
+const UNUSED_NS: u64 = 60_000_000_000;
+
+/// Knows about sessions that began before the capture.
+pub trait Lookup {
+    /// Of a TCP connection.
+    fn connection(&mut self, ends: &Ends) -> Known;
+    /// Of a backend.
+    fn process(&mut self, pid: u32) -> Known;
+}
+
+/// What the recorder has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Sessions in the trace.
+    pub sessions: u64,
+    /// Of them, joined while under way.
+    pub midstream: u64,
+    /// Sessions that ended.
+    pub ended: u64,
+    /// Of these, with byte accounts that agree with the kernel's in both directions.
+    pub audited: u64,
+    /// Of these, with accounts that do not add up.
+    pub wrong: u64,
+    /// Connections that turned to encryption: the packets do not show them.
+    pub encrypted: u64,
+    /// Messages of clients.
+    pub messages: u64,
+    /// ReadyForQuery of servers.
+    pub answered: u64,
+    /// Bytes in loss records.
+    pub lost_bytes: u64,
+    /// Loss records.
+    pub losses: u64,
+}
+
+struct Connection {
+    front: Reassembly,
+    back: Reassembly,
+    session: Postgres,
+    /// The handshake was seen: both streams are known from their first byte.
+    whole: bool,
+    front_fin: bool,
+    back_fin: bool,
+    reset: bool,
+    encrypted: bool,
+    last_ns: u64,
+}
+
+struct Process {
+    session: Postgres,
+    /// Positions reached.
+    front: u64,
+    back: u64,
+}
+
+/// Counts, and sessions by the process that serves them, for cancel requests.
+#[derive(Debug, Default)]
+struct Ledger {
+    totals: Totals,
+    by_pid: HashMap<u32, SessionId>,
+    /// The programs have counted losses in their rings: holes are explained.
+    ring_was_full: bool,
+}
+
+/// Passes records on and counts them.
+struct Counting<'a> {
+    sink: &'a mut dyn Sink,
+    ledger: &'a mut Ledger,
+}
+
+impl Sink for Counting<'_> {
+    fn record(&mut self, record: Record<'_>) {
+        let totals = &mut self.ledger.totals;
+        match record {
+            Record::SessionStart(ref start) => {
+                totals.sessions += 1;
+                totals.midstream += u64::from(start.midstream);
+                if let Some(pid) = start.backend_pid {
+                    self.ledger.by_pid.insert(pid, start.session);
+                }
+            }
+            Record::Frontend(_) => totals.messages += 1,
+            Record::Ready(_) => totals.answered += 1,
+            Record::Loss(mut loss) => {
+                totals.losses += 1;
+                totals.lost_bytes += loss.len;
+                if loss.reason == LossReason::Gap && self.ledger.ring_was_full {
+                    loss.reason = LossReason::RingFull;
+                }
+                return self.sink.record(Record::Loss(loss));
+            }
+            Record::SessionEnd(SessionEnd { frontend, backend, .. }) => {
+                totals.ended += 1;
+                let agrees = frontend.add_up() && backend.add_up();
+                totals.wrong += u64::from(!agrees);
+                let audited = frontend.audited.is_some() && backend.audited.is_some();
+                totals.audited += u64::from(agrees && audited);
+            }
+            Record::Cancel(cancel) => {
+                let session = self.ledger.by_pid.get(&cancel.backend_pid).copied();
+                return self.sink.record(Record::Cancel(Cancel { session, ..cancel }));
+            }
+            _ => {}
+        }
+        self.sink.record(record);
+    }
+}
+
+/// Turns events into records.
+pub struct Recorder {
+    level: Level,
+    next: u64,
+    connections: HashMap<Ends, Connection>,
+    processes: HashMap<ProcessId, Process>,
+    ledger: Ledger,
+    texts: Vec<Text>,
+    /// Those that came in this round.
+    later: Vec<Text>,
+    lookup: Box<dyn Lookup>,
+    wants_texts: bool,
+}
+
+/// What a backend said it runs.
+struct Text {
+    time_ns: u64,
+    pid: u32,
+    text: Vec<u8>,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// Nothing seen yet.
+    pub fn new(level: Level, lookup: Box<dyn Lookup>) -> Self {
+        Self {
+            level,
+            next: 1,
+            connections: HashMap::new(),
+            processes: HashMap::new(),
+            ledger: Ledger::default(),
+            texts: Vec::new(),
+            later: Vec::new(),
+            lookup,
+            wants_texts: false,
+        }
+    }
+
+    /// What was counted so far.
+    pub fn totals(&self) -> Totals {
+        self.ledger.totals
+    }
+
+    /// Whether sessions use statements that were prepared before the capture: their texts can be had from
+    /// [`Kernel::attach_activity`](crate::Kernel::attach_activity). Known since the last [`Self::tick`].
+    pub fn wants_texts(&self) -> bool {
+        self.wants_texts
+    }
+
+    /// Who knows about sessions has changed: the server was started again.
+    pub fn set_lookup(&mut self, lookup: Box<dyn Lookup>) {
+        self.lookup = lookup;
+    }
+
+    /// The programs lost events because a ring was full: holes from now on are called so.
+    pub fn ring_was_full(&mut self) {
+        self.ledger.ring_was_full = true;
+    }
+
+    /// Takes one event.
+    pub fn event(&mut self, event: Event<'_>, sink: &mut dyn Sink) {
+        match event {
+            Event::Packet { time_ns, ends, direction, seq, ack, flags, skipped, payload } => {
+                let segment = Segment { seq, skipped, bytes: payload, time_ns };
+                self.packet(ends, direction, ack, flags, segment, sink);
+            }
+            Event::Encrypted { ends, .. } => {
+                self.ledger.totals.encrypted += 1;
+                if let Some(connection) = self.connections.get_mut(&ends) {
+                    connection.encrypted = true;
+                }
+            }
+            Event::Close { time_ns, ends, rcv_nxt, snd_nxt, bytes_received, .. } => {
+                if let Some(connection) = self.connections.remove(&ends) {
+                    let mut counting = Counting { sink, ledger: &mut self.ledger };
+                    connection.close(time_ns, rcv_nxt, snd_nxt, bytes_received, &mut counting);
+                }
+            }
+            Event::Call { time_ns, process, ends, direction, offset, skipped, payload } => {
+                let at = offset.saturating_sub(skipped.into());
+                if !self.processes.contains_key(&process) {
+                    self.join_process(process, ends);
+                }
+                let Some(known) = self.processes.get_mut(&process) else { return };
+                let mut counting = Counting { sink, ledger: &mut self.ledger };
+                known.call(time_ns, direction, at, skipped.into(), payload, &mut counting);
+            }
+            Event::Exit { time_ns, process, bytes_read, bytes_written } => {
+                if let Some(mut ended) = self.processes.remove(&process) {
+                    let mut counting = Counting { sink, ledger: &mut self.ledger };
+                    let audit = Audit { frontend: Some(bytes_read), backend: Some(bytes_written) };
+                    ended.session.end(time_ns, EndReason::ServerClosed, audit, &mut counting);
+                }
+            }
+            Event::Activity { time_ns, process, text } => {
+                self.later.push(Text { time_ns, pid: process.pid, text: text.to_vec() });
+            }
+        }
+    }
+
+    /// All rings have been read once since the last call.
+    pub fn round(&mut self, sink: &mut dyn Sink) {
+        let texts = std::mem::replace(&mut self.texts, std::mem::take(&mut self.later));
+        let mut counting = Counting { sink, ledger: &mut self.ledger };
+        for Text { time_ns, pid, text } in texts {
+            let connections = self.connections.values_mut().map(|c| &mut c.session);
+            let processes = self.processes.values_mut().map(|p| &mut p.session);
+            for session in connections.chain(processes) {
+                if session.wants_texts() && session.backend_pid() == Some(pid) {
+                    session.text(time_ns, &text, &mut counting);
+                }
+            }
+        }
+    }
+
+    /// To be called a few times a second: gives up holes that nobody fills, forgets what is not used.
+    pub fn tick(&mut self, now_ns: u64, sink: &mut dyn Sink) {
+        let mut counting = Counting { sink, ledger: &mut self.ledger };
+        for connection in self.connections.values_mut() {
+            let session = &mut connection.session;
+            connection.front.tick(now_ns, &mut |time_ns, piece| {
+                session.piece(Direction::Frontend, time_ns, piece, &mut counting);
+            });
+        }
+        self.wants_texts = self.connections.values().any(|c| c.session.wants_texts())
+            || self.processes.values().any(|p| p.session.wants_texts());
+        self.connections
+            .retain(|_, c| c.session.has_records() || now_ns.saturating_sub(c.last_ns) < UNUSED_NS);
+    }
+
+    /// The capture ends; sessions go on.
+    pub fn finish(&mut self, now_ns: u64, sink: &mut dyn Sink) {
+        self.round(sink);
+        self.round(sink);
+        let mut counting = Counting { sink, ledger: &mut self.ledger };
+        for (_, mut connection) in self.connections.drain() {
+            connection.settle(now_ns, &mut counting);
+            connection.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
+        }
+        for (_, mut process) in self.processes.drain() {
+            process.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
+        }
+    }
+
+    fn origin(&mut self, source: Source, transport: Transport, peer: Option<SocketAddr>) -> Origin {
+        let session = SessionId(self.next);
+        self.next += 1;
+        Origin { session, source, transport, peer, level: self.level }
+    }
+
+    fn packet(
+        &mut self,
+        ends: Ends,
+        direction: Direction,
+        ack: u32,
+        flags: TcpFlags,
+        segment: Segment<'_>,
+        sink: &mut dyn Sink,
+    ) {
+        let begins = flags.syn && direction == Direction::Frontend;
+        if begins && let Some(mut old) = self.connections.remove(&ends) {
+            // Its end was not seen.
+            let mut counting = Counting { sink, ledger: &mut self.ledger };
+            old.settle(segment.time_ns, &mut counting);
+            old.session.end(segment.time_ns, EndReason::Unknown, Audit::default(), &mut counting);
+        }
+        if !self.connections.contains_key(&ends) {
+            if segment.bytes.is_empty() && !begins {
+                return;
+            }
+            let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
+            let mut session = Postgres::new(origin);
+            if !begins {
+                session.joined(self.lookup.connection(&ends));
+            }
+            self.connections.insert(ends, Connection::new(session, begins));
+        }
+        let Some(connection) = self.connections.get_mut(&ends) else { return };
+        let mut counting = Counting { sink, ledger: &mut self.ledger };
+        connection.packet(direction, ack, flags, segment, &mut counting);
+    }
+
+    fn join_process(&mut self, id: ProcessId, ends: Option<Ends>) {
+        let transport = if ends.is_some() { Transport::Tls } else { Transport::Unix };
+        let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
+        let mut session = Postgres::new(origin);
+        session.joined(self.lookup.process(id.pid));
+        self.processes.insert(id, Process { session, front: 0, back: 0 });
+    }
+}
+
+impl Connection {
+    fn new(session: Postgres, whole: bool) -> Self {
+        Self {
+            front: Reassembly::new(Order::Received),
+            back: Reassembly::new(Order::Sent),
+            session,
+            whole,
+            front_fin: false,
+            back_fin: false,
+            reset: false,
+            encrypted: false,
+            last_ns: 0,
+        }
+    }
+
+    fn packet(
+        &mut self,
+        direction: Direction,
+        ack: u32,
+        flags: TcpFlags,
+        segment: Segment<'_>,
+        sink: &mut dyn Sink,
+    ) {
+        let time_ns = segment.time_ns;
+        self.last_ns = time_ns;
+        self.reset |= flags.rst;
+        let session = &mut self.session;
+        match direction {
+            Direction::Frontend => {
+                self.front_fin |= flags.fin;
+                if flags.syn {
+                    self.front.start(segment.seq.wrapping_add(1));
+                }
+                if segment.bytes.is_empty() {
+                    return;
+                }
+                if self.whole && !self.back.started() {
+                    // The client has had nothing from the server before its first packet.
+                    self.back.start(ack);
+                }
+                // A FIN counts as one byte in an acknowledgement.
+                if !self.back_fin {
+                    self.back.acknowledged(ack, time_ns, &mut |time_ns, piece| {
+                        session.piece(Direction::Backend, time_ns, piece, sink);
+                    });
+                }
+                self.front.segment(segment, &mut |time_ns, piece| {
+                    session.piece(Direction::Frontend, time_ns, piece, sink);
+                });
+            }
+            Direction::Backend => {
+                self.back_fin |= flags.fin;
+                if segment.bytes.is_empty() {
+                    return;
+                }
+                if !self.front_fin {
+                    self.front.acknowledged(ack, time_ns, &mut |time_ns, piece| {
+                        session.piece(Direction::Frontend, time_ns, piece, sink);
+                    });
+                }
+                self.back.segment(segment, &mut |time_ns, piece| {
+                    session.piece(Direction::Backend, time_ns, piece, sink);
+                });
+            }
+        }
+    }
+
+    /// What is held back will not be completed any more.
+    fn settle(&mut self, time_ns: u64, sink: &mut dyn Sink) {
+        let session = &mut self.session;
+        self.front.finish(time_ns, &mut |time_ns, piece| {
+            session.piece(Direction::Frontend, time_ns, piece, sink);
+        });
+    }
+
+    fn close(mut self, time_ns: u64, rcv_nxt: u32, snd_nxt: u32, bytes_received: u64, sink: &mut dyn Sink) {
+        self.settle(time_ns, sink);
+        // A FIN counts as one byte in sequence numbers, and in bytes_received, which grows by what rcv_nxt grows.
+        let without = |fin: bool, position: u64| position.saturating_sub(fin.into());
+        let received = if self.whole { Some(bytes_received) } else { self.front.position_of(rcv_nxt) };
+        let received = received.map(|position| without(self.front_fin, position));
+        let sent = self.back.position_of(snd_nxt).map(|position| without(self.back_fin, position));
+        let audit = if self.encrypted {
+            Audit::default()
+        } else {
+            Audit {
+                // TCP refuses what comes after the server has closed: that was seen, and never received.
+                frontend: received.filter(|&received| received >= self.front.position()),
+                backend: sent,
+            }
+        };
+        let reason = match (self.reset, self.front_fin) {
+            (true, _) => EndReason::Reset,
+            (_, true) => EndReason::ClientClosed,
+            _ => EndReason::ServerClosed,
+        };
+        self.session.end(time_ns, reason, audit, sink);
+    }
+}
+
+impl Process {
+    fn call(
+        &mut self,
+        time_ns: u64,
+        direction: Direction,
+        at: u64,
+        skipped: u64,
+        payload: &[u8],
+        sink: &mut dyn Sink,
+    ) {
+        let next = match direction {
+            Direction::Frontend => &mut self.front,
+            Direction::Backend => &mut self.back,
+        };
+        let lost = at.saturating_sub(*next);
+        *next = at + skipped + payload.len() as u64;
+        for piece in [Piece::Lost(lost, LossReason::Gap), Piece::Skipped(skipped), Piece::Bytes(payload)] {
+            self.session.piece(direction, time_ns, piece, sink);
+        }
+    }
+}

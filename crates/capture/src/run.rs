@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A capture from its start to its end.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use underpass_trace::{
+    Clock, Count, Counters, Direction, Level, Meta, Options as WriterOptions, Protocol, Record, Writer,
+    WriterStats,
+};
+
+use crate::discover::{Backends, Server, servers};
+use crate::error::Error;
+use crate::event::Event;
+use crate::kernel::{Accounts, Kernel, ResponseLevel, Settings, SourceKind};
+use crate::procfs;
+use crate::recorder::{Recorder, Totals};
+use crate::selftest;
+
+/// Between two looks into the rings. A ring holds what comes in this time many times over.
+const POLL: Duration = Duration::from_millis(5);
+/// A ring as full as this is looked into again at once.
+const FILL_BUSY: f64 = 0.1;
+/// Housekeeping: holes, statistics, probes that have become necessary.
+const TICK: Duration = Duration::from_millis(200);
+/// Between two reports of progress and accounts.
+const REPORT: Duration = Duration::from_secs(1);
+/// Between two pairs of clocks in the trace.
+const CLOCK: Duration = Duration::from_secs(30);
+/// How long a self-test waits for its own traffic.
+const SELFTEST: Duration = Duration::from_secs(2);
+
+/// How far events go: to measure what each stage costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// The programs run, events are thrown away.
+    Attach,
+    /// Events become records, records are thrown away.
+    Process,
+    /// Records are written.
+    #[default]
+    Persist,
+}
+
+/// When `secure_read` and `secure_write` are probed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Probes {
+    /// As soon as there is a session that needs it.
+    #[default]
+    Auto,
+    /// From the start.
+    Always,
+    /// Not at all: sessions by TLS and Unix sockets are left out.
+    Never,
+}
+
+/// What to capture and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whose traffic.
+    pub server: Server,
+    /// Which port of it; `None`: no packets.
+    pub port: Option<u16>,
+    /// How much of the responses.
+    pub level: Level,
+    /// How far.
+    pub stage: Stage,
+    /// Whether functions of the server are probed.
+    pub probes: Probes,
+    /// The cgroup whose packets are watched; the root of the version 2 hierarchy by default.
+    pub cgroup: Option<PathBuf>,
+    /// The trace's directory, which must not exist or be empty.
+    pub directory: PathBuf,
+    /// All rings together, bytes.
+    pub ring_bytes: u64,
+    /// Ends the capture after so long.
+    pub duration: Option<Duration>,
+    /// Limits and segments of the trace.
+    pub writer: WriterOptions,
+}
+
+/// State of a capture, for progress and at its end.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Since the programs were attached.
+    pub elapsed: Duration,
+    /// What the recorder counted.
+    pub totals: Totals,
+    /// The programs' accounts: source, direction, accounts. Sources that were not used are left out.
+    pub accounts: Vec<(SourceKind, Direction, Accounts)>,
+    /// What was written.
+    pub writer: WriterStats,
+    /// Things that its reader should know.
+    pub notes: Vec<String>,
+    /// The fullest a ring was, 0.0 to 1.0.
+    pub fill_max: f64,
+}
+
+impl Summary {
+    /// Whether nothing is missing, and all accounts add up.
+    pub fn lossless(&self) -> bool {
+        self.accounts.iter().all(|(_, _, accounts)| accounts.missing() == 0 && accounts.add_up())
+            && self.totals.lost_bytes == 0
+            && self.totals.wrong == 0
+            && self.writer.dropped_records == 0
+    }
+}
+
+struct Run<'a> {
+    options: &'a Options,
+    kernel: Kernel,
+    recorder: Recorder,
+    writer: Option<Writer>,
+    /// Why nothing is written any more.
+    stopped: Option<String>,
+    summary: Summary,
+    started: Instant,
+    activity_useless: bool,
+    /// The server's process now.
+    postmaster: u32,
+}
+
+/// Captures until `stop`, the duration, or a limit of the trace. `ready` is told when the first byte would be seen; `progress`,
+/// every second, how it goes.
+///
+/// # Errors
+/// Everything that keeps a capture from starting. What happens later ends it in good order and is in the summary's notes.
+pub fn run(
+    options: &Options,
+    stop: &AtomicBool,
+    ready: &mut dyn FnMut(&Summary),
+    progress: &mut dyn FnMut(&Summary),
+) -> Result<Summary, Error> {
+    let level = match options.level {
+        Level::None => ResponseLevel::NONE,
+        Level::Summary => ResponseLevel::SUMMARY,
+        Level::Full => ResponseLevel::FULL,
+    };
+    let rings = thread::available_parallelism().map_or(1, |n| n.get().min(8) as u32);
+    let settings = Settings {
+        port: options.port,
+        netns: Some(options.server.netns as u32),
+        level,
+        ring_bytes: options.ring_bytes,
+        rings,
+    };
+    let cgroup = match (&options.cgroup, options.port) {
+        (_, None) => None,
+        (Some(path), _) => Some(path.clone()),
+        (None, _) => Some(procfs::cgroup2_mount().ok_or(Error::NoCgroup2)?),
+    };
+    let mut kernel = Kernel::open(&settings)?;
+    if let Some(cgroup) = &cgroup {
+        kernel.attach_packets(cgroup)?;
+    }
+    let mut run = Run {
+        recorder: Recorder::new(options.level, Box::new(Backends::new(options.server.pid))),
+        writer: None,
+        stopped: None,
+        summary: Summary::default(),
+        started: Instant::now(),
+        activity_useless: false,
+        postmaster: options.server.pid,
+        options,
+        kernel,
+    };
+    if options.probes == Probes::Always || options.port.is_none() {
+        run.attach_probes()?;
+    } else if options.probes == Probes::Auto && Backends::has_local(options.server.pid) {
+        run.probes_if_possible("a client is connected by a Unix socket");
+    }
+    // The place is made before traffic is waited for, and only when everything else has worked.
+    run.selftest()?;
+    if options.stage == Stage::Persist {
+        run.writer = Some(run.create()?);
+    }
+    run.update();
+    ready(&run.summary);
+    run.poll(stop, progress);
+    Ok(run.finish())
+}
+
+impl Run<'_> {
+    fn create(&self) -> Result<Writer, Error> {
+        let options = self.options;
+        let server = &options.server;
+        let uname = rustix::system::uname();
+        let mut sources = Vec::new();
+        if options.port.is_some() {
+            sources.push("cgroup_skb".to_owned());
+        }
+        if options.probes != Probes::Never {
+            sources.push("uprobe".to_owned());
+        }
+        let meta = Meta {
+            protocol: Protocol::Postgres,
+            level: options.level,
+            started: clock(),
+            host: uname.nodename().to_string_lossy().into_owned(),
+            kernel: uname.release().to_string_lossy().into_owned(),
+            server: underpass_trace::Server {
+                version: server.version.clone(),
+                system_identifier: server.system_identifier.clone(),
+                addresses: server
+                    .addresses
+                    .iter()
+                    .map(ToString::to_string)
+                    .chain(server.sockets.iter().map(|path| path.display().to_string()))
+                    .collect(),
+                data_directory: Some(server.data_directory.display().to_string()),
+                pid: Some(server.pid),
+                build_id: None,
+            },
+            filters: options.port.iter().map(|port| format!("port {port}")).collect(),
+            sources,
+            ..Meta::default()
+        };
+        Writer::create(&options.directory, &meta, options.writer.clone())
+            .map_err(|error| Error::Trace { message: error.to_string() })
+    }
+
+    fn attach_probes(&mut self) -> Result<(), Error> {
+        self.kernel.attach_probes(&procfs::path(self.postmaster, "exe"), self.postmaster)
+    }
+
+    /// In the middle of a capture: what does not work is noted.
+    fn probes_if_possible(&mut self, why: &str) {
+        if self.options.probes != Probes::Auto || self.kernel.probes_attached() {
+            return;
+        }
+        let note = match self.attach_probes() {
+            Ok(()) => format!("probes attached after {:.1} s: {why}", self.started.elapsed().as_secs_f64()),
+            Err(error) => format!("{why}, and its traffic is not recorded: {error}"),
+        };
+        self.summary.notes.push(note);
+    }
+
+    /// Makes traffic and waits until each source has seen it.
+    fn selftest(&mut self) -> Result<(), Error> {
+        let server = &self.options.server;
+        if let Some(port) = self.options.port {
+            let ours = selftest::by_tcp(server, port)?;
+            let mut seen = false;
+            let deadline = Instant::now() + SELFTEST;
+            while !seen && Instant::now() < deadline {
+                let recorder = &mut self.recorder;
+                self.kernel.drain(|event| {
+                    seen |= matches!(event, Event::Packet { ends, .. } if ends.remote.port() == ours.port());
+                    recorder.event(event, &mut |_: Record<'_>| {});
+                });
+                thread::sleep(POLL);
+            }
+            if !seen {
+                return Err(Error::Silent {
+                    what: "the packet source",
+                    why: format!(
+                        "a connection from {ours} was not seen; the server's sockets may belong to another cgroup than {}",
+                        self.options
+                            .cgroup
+                            .as_ref()
+                            .map_or("the root".into(), |path| path.display().to_string())
+                    ),
+                });
+            }
+        }
+        if self.kernel.probes_attached() {
+            let before = self.kernel.hits();
+            match (server.sockets.is_empty(), self.options.port) {
+                (true, Some(port)) => selftest::by_tcp(server, port).map(drop)?,
+                _ => selftest::by_unix(server)?,
+            }
+            let deadline = Instant::now() + SELFTEST;
+            while self.kernel.hits().read == before.read && Instant::now() < deadline {
+                thread::sleep(POLL);
+            }
+            if self.kernel.hits().read == before.read {
+                return Err(Error::Silent {
+                    what: "the probe of secure_read",
+                    why: "a connection of our own did not reach it; does the process run another executable?"
+                        .into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// One look into the rings.
+    fn drain(&mut self) -> usize {
+        let Self { options, kernel, recorder, writer, stopped, .. } = self;
+        if options.stage == Stage::Attach {
+            return kernel.drain(|_| {});
+        }
+        let mut sink = |record: Record<'_>| write(writer, stopped, &record);
+        let events = kernel.drain(|event| recorder.event(event, &mut sink));
+        recorder.round(&mut sink);
+        events
+    }
+
+    fn poll(&mut self, stop: &AtomicBool, progress: &mut dyn FnMut(&Summary)) {
+        let (mut ticked, mut reported, mut clocked) = (Instant::now(), Instant::now(), Instant::now());
+        while !stop.load(Ordering::Relaxed) && self.stopped.is_none() {
+            if self.options.duration.is_some_and(|limit| self.started.elapsed() >= limit) {
+                break;
+            }
+            let fill = self.kernel.fill();
+            self.summary.fill_max = self.summary.fill_max.max(fill);
+            self.drain();
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.tick();
+            }
+            if reported.elapsed() >= REPORT {
+                reported = Instant::now();
+                self.follow_server();
+                self.update();
+                let counters = counters(&self.summary);
+                write(&mut self.writer, &mut self.stopped, &Record::Counters(counters));
+                progress(&self.summary);
+            }
+            if clocked.elapsed() >= CLOCK {
+                clocked = Instant::now();
+                write(&mut self.writer, &mut self.stopped, &Record::Clock(clock()));
+            }
+            if fill < FILL_BUSY {
+                thread::sleep(POLL);
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let Self { recorder, writer, stopped, .. } = self;
+        recorder.tick(now_ns(), &mut |record: Record<'_>| write(writer, stopped, &record));
+        let sources = [SourceKind::Packets, SourceKind::Calls];
+        let lost = sources.iter().any(|&source| {
+            [Direction::Frontend, Direction::Backend]
+                .iter()
+                .any(|&direction| self.kernel.accounts(source, direction).is_ok_and(|a| a.lost.events > 0))
+        });
+        if lost {
+            self.recorder.ring_was_full();
+        }
+        if self.recorder.totals().encrypted > 0 {
+            self.probes_if_possible("a client turned to TLS or GSSAPI encryption");
+        }
+        if self.options.probes == Probes::Auto
+            && !self.kernel.probes_attached()
+            && Backends::has_local(self.postmaster)
+        {
+            self.probes_if_possible("a client is connected by a Unix socket");
+        }
+        self.follow_texts();
+    }
+
+    /// The packets of a server that was started again come as before; the probes must know its new postmaster.
+    fn follow_server(&mut self) {
+        if procfs::path(self.postmaster, "exe").exists() {
+            return;
+        }
+        let old = &self.options.server;
+        let same = |server: &Server| server.data_directory == old.data_directory && server.netns == old.netns;
+        let Some(server) = servers().into_iter().find(same) else { return };
+        self.postmaster = server.pid;
+        self.recorder.set_lookup(Box::new(Backends::new(server.pid)));
+        let after = self.started.elapsed().as_secs_f64();
+        self.summary
+            .notes
+            .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
+        let probed = self.kernel.probes_attached();
+        self.kernel.detach_probes();
+        // Another executable, perhaps: the old probes are on the old inode.
+        let result = if probed { self.attach_probes() } else { self.kernel.set_postmaster(server.pid) };
+        if let Err(error) = result {
+            self.summary.notes.push(format!("its functions are not probed any more: {error}"));
+        }
+    }
+
+    /// The probe that tells texts costs a trap for each statement: it is there only while it is needed.
+    fn follow_texts(&mut self) {
+        let wanted = self.recorder.wants_texts() && self.options.probes != Probes::Never;
+        if !wanted {
+            self.kernel.detach_activity();
+        } else if !self.kernel.activity_attached() && !self.activity_useless {
+            let executable = procfs::path(self.postmaster, "exe");
+            if let Err(error) = self.kernel.attach_activity(&executable, self.postmaster) {
+                self.activity_useless = true;
+                self.summary.notes.push(format!("texts of older prepared statements cannot be had: {error}"));
+            }
+        }
+    }
+
+    fn update(&mut self) {
+        self.summary.elapsed = self.started.elapsed();
+        self.summary.totals = self.recorder.totals();
+        self.summary.accounts.clear();
+        for source in [SourceKind::Packets, SourceKind::Calls] {
+            for direction in [Direction::Frontend, Direction::Backend] {
+                if let Ok(accounts) = self.kernel.accounts(source, direction)
+                    && accounts != Accounts::default()
+                {
+                    self.summary.accounts.push((source, direction, accounts));
+                }
+            }
+        }
+        if let Some(writer) = &self.writer {
+            self.summary.writer = writer.stats();
+        }
+    }
+
+    fn finish(mut self) -> Summary {
+        self.kernel.detach();
+        while self.drain() > 0 {}
+        let Self { recorder, writer, stopped, .. } = &mut self;
+        recorder.finish(now_ns(), &mut |record: Record<'_>| write(writer, stopped, &record));
+        self.update();
+        let counters = counters(&self.summary);
+        write(&mut self.writer, &mut self.stopped, &Record::Counters(counters));
+        if let Some(writer) = self.writer.take() {
+            let stats = writer.stats();
+            self.summary.writer = match writer.finish() {
+                Ok(stats) => stats,
+                Err(error) => {
+                    self.stopped.get_or_insert(error.to_string());
+                    stats
+                }
+            };
+        }
+        if let Some(why) = self.stopped {
+            self.summary.notes.push(format!("the trace ended early: {why}"));
+        }
+        self.summary
+    }
+}
+
+fn write(writer: &mut Option<Writer>, stopped: &mut Option<String>, record: &Record<'_>) {
+    if let Some(writer) = writer
+        && let Err(error) = writer.write(record)
+    {
+        stopped.get_or_insert(error.to_string());
+    }
+}
+
+fn counters(summary: &Summary) -> Counters {
+    let mut counters = Counters { time_ns: now_ns(), ..Counters::default() };
+    let add = |to: &mut Count, from: crate::kernel::Count| {
+        to.events += from.events;
+        to.bytes += from.bytes;
+    };
+    for (_, _, accounts) in &summary.accounts {
+        add(&mut counters.seen, accounts.seen);
+        add(&mut counters.recorded, accounts.recorded);
+        add(&mut counters.lost, accounts.lost);
+        add(&mut counters.lost, accounts.fault);
+        add(&mut counters.filtered, accounts.filtered);
+    }
+    counters
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn clock() -> Clock {
+    let monotonic_ns = now_ns();
+    let now = clock_gettime(ClockId::Realtime);
+    Clock { monotonic_ns, realtime_ns: now.tv_sec * 1_000_000_000 + now.tv_nsec }
+}

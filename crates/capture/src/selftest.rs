@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Traffic of our own: a hook that is attached and sees nothing must not pass for a quiet server.
+//!
+//! The connection asks for TLS and goes away after the one-byte answer. PostgreSQL takes that for a client that changed its
+//! mind, and logs nothing.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::discover::Server;
+use crate::error::Error;
+use crate::procfs;
+
+/// Longest wait for the server's answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// SSLRequest.
+const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
+
+/// Connects by TCP, in the server's network namespace. Returns our end's address.
+pub(crate) fn by_tcp(server: &Server, port: u16) -> Result<SocketAddr, Error> {
+    let Some(&listens) = server.addresses.iter().find(|address| address.port() == port) else {
+        return Err(Error::Silent {
+            what: "the packet source",
+            why: format!("nobody listens on port {port}"),
+        });
+    };
+    let to = match listens {
+        SocketAddr::V4(a) if a.ip().is_unspecified() => SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        SocketAddr::V6(a) if a.ip().is_unspecified() => SocketAddr::from((Ipv6Addr::LOCALHOST, port)),
+        address => address,
+    };
+    let elsewhere = procfs::namespace(std::process::id(), "net") != Some(server.netns);
+    let namespace = procfs::path(server.pid, "ns").join("net");
+    // A namespace belongs to a thread: one that ends with the connection.
+    let connection = thread::spawn(move || -> std::io::Result<SocketAddr> {
+        if elsewhere {
+            let namespace = File::open(namespace)?;
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        }
+        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        ask(&mut stream)?;
+        stream.local_addr()
+    });
+    connection
+        .join()
+        .unwrap_or_else(|_| Err(std::io::Error::other("the thread ended")))
+        .map_err(Error::system(format!("connecting to {to} for the self-test")))
+}
+
+/// Connects by a Unix socket.
+pub(crate) fn by_unix(server: &Server) -> Result<(), Error> {
+    let Some(socket) = server.sockets.first() else {
+        return Err(Error::Silent {
+            what: "the probes",
+            why: "the server has no Unix socket to try them by".into(),
+        });
+    };
+    let path = procfs::path(server.pid, "root").join(socket.strip_prefix("/").unwrap_or(socket));
+    UnixStream::connect(&path)
+        .and_then(|mut stream| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            ask(&mut stream)
+        })
+        .map_err(Error::system(format!("connecting to {} for the self-test", socket.display())))
+}
+
+fn ask(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    stream.write_all(&SSL_REQUEST)?;
+    let mut answer = [0; 1];
+    stream.read_exact(&mut answer)
+}

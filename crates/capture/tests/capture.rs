@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real servers: what clients sent is what the trace holds, by whichever source.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Capture, Setup, skipped};
+use underpass_capture::Probes;
+use underpass_testkit::{AuthMethod, Authority, Batch, Client, Options, Postgres, Tls};
+use underpass_trace::{Level, Source, Transport};
+
+/// Sends each batch, waits for its answers, and returns all bytes that were sent after the login.
+fn work(options: &Options, batches: &[(Batch, usize)]) -> Vec<u8> {
+    let mut client = Client::connect(options).expect("connect");
+    let mut sent = Vec::new();
+    for (batch, answers) in batches {
+        client.send(batch).expect("send");
+        sent.extend_from_slice(batch.as_bytes());
+        for _ in 0..*answers {
+            client.response().expect("an answer");
+        }
+    }
+    client.terminate().expect("terminate");
+    sent.extend_from_slice(Batch::new().terminate().as_bytes());
+    sent
+}
+
+/// A bit of everything, and the number of ReadyForQuery that answer each batch.
+fn batches() -> Vec<(Batch, usize)> {
+    let long = "x".repeat(100_000);
+    vec![
+        (Batch::new().query("create temp table t (a text)"), 1),
+        (Batch::new().query("select 1; select 2; select 1/0"), 1),
+        (Batch::new().query(""), 1),
+        (
+            Batch::new()
+                .parse("s", "select $1::text")
+                .describe_statement("s")
+                .bind("", "s", &[Some("v1")])
+                .execute("", 0)
+                .sync()
+                .bind("", "s", &[None])
+                .execute("", 0)
+                .sync(),
+            2,
+        ),
+        (Batch::new().query("begin").query("insert into t values ('a'), ('b')").query("commit"), 3),
+        (Batch::new().extended("select $1", &[Some(&long)]).sync(), 1),
+        (
+            Batch::new()
+                .parse("p", "select * from generate_series(1, 10)")
+                .bind("c", "p", &[])
+                .execute("c", 3)
+                .execute("c", 0)
+                .sync(),
+            1,
+        ),
+        (Batch::new().query("select repeat('y', 1000) from generate_series(1, 3000)"), 1),
+    ]
+}
+
+fn expected() -> Vec<(&'static str, u64)> {
+    vec![
+        ("CREATE TABLE", 0),
+        ("SELECT 1", 1),
+        ("SELECT 1", 1),
+        ("22012", 0),
+        ("Empty", 0),
+        ("SELECT 1", 1),
+        ("SELECT 1", 1),
+        ("BEGIN", 0),
+        ("INSERT 0 2", 0),
+        ("COMMIT", 0),
+        ("SELECT 1", 1),
+        ("Suspended", 3),
+        ("SELECT 7", 7),
+        ("SELECT 3000", 3000),
+    ]
+}
+
+fn check(
+    postgres: &Postgres,
+    options: Options,
+    setup: &Setup,
+    source: Source,
+    transport: Transport,
+) -> Vec<u8> {
+    let capture = Capture::start(postgres, setup);
+    let sent = work(&options.parameter("application_name", "worker"), &batches());
+    let trace = capture.end();
+    let session = trace.session("worker");
+    assert!(trace.sent(session) == sent, "the bytes differ");
+    let outcomes = trace.outcomes(session);
+    let outcomes: Vec<(&str, u64)> = outcomes.iter().map(|(tag, rows)| (tag.as_str(), *rows)).collect();
+    assert_eq!(outcomes, expected());
+    trace.assert_lossless();
+    let starts = trace.starts();
+    let start = starts.iter().find(|s| s.session == session).expect("start");
+    assert_eq!((start.source, start.transport, start.midstream), (source, transport, false));
+    assert_eq!(start.user.as_deref(), Some(&b"postgres"[..]));
+    assert!(start.backend_pid.is_some());
+    let ends = trace.ends();
+    let end = ends.iter().find(|e| e.session == session).expect("end");
+    assert!(end.frontend.audited.is_some() && end.backend.audited.is_some(), "{end:?}");
+    sent
+}
+
+#[test]
+fn a_session_over_tcp_is_recorded_exactly() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    for level in [Level::Summary, Level::Full] {
+        let setup = Setup { level, ..Setup::default() };
+        check(&postgres, postgres.options("postgres", "postgres"), &setup, Source::CgroupSkb, Transport::Tcp);
+    }
+}
+
+#[test]
+fn a_session_over_a_unix_socket_is_recorded_exactly() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let setup = Setup { probes: Probes::Always, ..Setup::default() };
+    check(&postgres, postgres.superuser(), &setup, Source::Uprobe, Transport::Unix);
+}
+
+#[test]
+fn a_session_over_tls_is_recorded_exactly() {
+    if skipped() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let postgres = Postgres::builder().auth(AuthMethod::Trust).tls(&authority).start().expect("a server");
+    let setup = Setup { probes: Probes::Always, ..Setup::default() };
+    let options = postgres
+        .options("postgres", "postgres")
+        .host("localhost")
+        .tls(Tls::new(&authority, None).expect("tls"));
+    let tls = check(&postgres, options, &setup, Source::Uprobe, Transport::Tls);
+    let plain =
+        check(&postgres, postgres.options("postgres", "postgres"), &setup, Source::CgroupSkb, Transport::Tcp);
+    assert!(tls == plain, "the same workload is the same trace");
+}
+
+#[test]
+fn a_statement_of_16_mib_and_60000_bind_values_are_bit_exact() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup::default());
+    let mut text = String::with_capacity(17 << 20);
+    text.push_str("select length('");
+    let mut state = 1u32;
+    while text.len() < 16 << 20 {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        text.push(char::from(b'a' + (state >> 24) as u8 % 26));
+    }
+    text.push_str("')");
+    let values: Vec<String> = (0..60_000).map(|n| format!("value {n}")).collect();
+    let values: Vec<Option<&str>> = values.iter().map(|v| Some(v.as_str())).collect();
+    let places: Vec<String> = (1..=60_000).map(|n| format!("${n}::text")).collect();
+    let many = format!("select cardinality(array[{}])", places.join(","));
+    let batches = [
+        (Batch::new().query(&text), 1),
+        (Batch::new().extended(&many, &values).sync(), 1),
+        (Batch::new().query("select 1"), 1),
+    ];
+    let options = postgres
+        .options("postgres", "postgres")
+        .parameter("application_name", "large")
+        .read_timeout(Duration::from_secs(60));
+    let sent = work(&options, &batches);
+    let trace = capture.end();
+    let session = trace.session("large");
+    trace.assert_lossless();
+    assert!(trace.sent(session) == sent, "the bytes differ");
+    assert_eq!(
+        trace.outcomes(session),
+        [("SELECT 1".to_owned(), 1), ("SELECT 1".to_owned(), 1), ("SELECT 1".to_owned(), 1)]
+    );
+}
+
+#[test]
+fn copy_in_is_recorded_exactly_and_copy_out_told() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    postgres.sql("create table t (a int)").expect("a table");
+    let capture = Capture::start(&postgres, &Setup::default());
+    let mut client =
+        Client::connect(&postgres.options("postgres", "postgres").parameter("application_name", "copy"))
+            .expect("connect");
+    let begin = Batch::new().query("copy t from stdin");
+    client.send(&begin).expect("send");
+    let mut data = Batch::new();
+    for n in 0..2000 {
+        data = data.copy_data(format!("{n}\n").as_bytes());
+    }
+    let data = data.copy_done();
+    client.send(&data).expect("send");
+    client.response().expect("copied");
+    assert_eq!(client.query("copy t to stdout").expect("copied").tags().chars().next(), Some('H'));
+    drop(client);
+    let trace = capture.end();
+    let session = trace.session("copy");
+    let out = Batch::new().query("copy t to stdout");
+    assert!(trace.sent(session).starts_with(&[begin.as_bytes(), data.as_bytes(), out.as_bytes()].concat()));
+    assert_eq!(trace.outcomes(session), [("COPY 2000".to_owned(), 0), ("COPY 2000".to_owned(), 2000)]);
+    trace.assert_lossless();
+}
+
+#[test]
+fn a_running_session_is_joined_with_its_names_and_the_texts_of_its_statements() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let mut old = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    old.exchange(&Batch::new().parse("old", "select $1::int + 41").sync()).expect("prepared");
+    let setup = Setup { probes: Probes::Auto, ..Setup::default() };
+    let capture = Capture::start(&postgres, &setup);
+    let using = Batch::new().bind("", "old", &[Some("1")]).execute("", 0).sync();
+    // The first use shows that the text is wanted, a later one shows the text.
+    for _ in 0..20 {
+        let answer = old.exchange(&using).expect("an answer");
+        assert_eq!(answer[0].value(), Some("42"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let trace = capture.end();
+    let starts = trace.starts();
+    let start = starts.iter().find(|s| s.midstream).expect("joined");
+    assert_eq!(
+        (start.user.as_deref(), start.database.as_deref()),
+        (Some(&b"postgres"[..]), Some(&b"postgres"[..]))
+    );
+    assert!(start.backend_pid.is_some());
+    assert!(trace.sent(start.session) == using.as_bytes().repeat(20), "from its first message on");
+    let fills = trace.fills();
+    assert_eq!(fills.len(), 1);
+    assert_eq!((&*fills[0].name, &*fills[0].query), (&b"old"[..], &b"select $1::int + 41"[..]));
+    trace.assert_lossless();
+}
+
+#[test]
+fn passwords_of_logins_are_not_in_the_trace() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::builder()
+        .auth(AuthMethod::Password)
+        .user("ann", "correct horse")
+        .start()
+        .expect("a server");
+    let capture = Capture::start(&postgres, &Setup::default());
+    let options = postgres.options("ann", "postgres").password("correct horse");
+    Client::connect(&options).expect("connect").query("select 1").expect("an answer");
+    let trace = capture.end();
+    assert!(trace.ends().iter().any(|end| end.frontend.withheld > 0));
+    let everything = format!("{:?}", trace.records);
+    assert!(!everything.contains("correct horse"));
+    trace.assert_lossless();
+}
+
+#[test]
+fn a_server_that_is_started_again_is_followed() {
+    if skipped() {
+        return;
+    }
+    let mut postgres = Postgres::start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Always, ..Setup::default() });
+    let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    client.query("select 1").expect("an answer");
+    postgres.restart().expect("a restart");
+    // Longer than the recorder takes to notice.
+    std::thread::sleep(Duration::from_secs(3));
+    for (name, options) in
+        [("tcp again", postgres.options("postgres", "postgres")), ("unix again", postgres.superuser())]
+    {
+        let sent = work(&options.parameter("application_name", name), &[(Batch::new().query("select 2"), 1)]);
+        assert!(!sent.is_empty());
+    }
+    let trace = capture.end();
+    assert!(
+        trace.summary.notes.iter().any(|note| note.contains("started again")),
+        "{:?}",
+        trace.summary.notes
+    );
+    for name in ["tcp again", "unix again"] {
+        let session = trace.session(name);
+        assert_eq!(trace.outcomes(session), [("SELECT 1".to_owned(), 1)]);
+    }
+    trace.assert_lossless();
+}

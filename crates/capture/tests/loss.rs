@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A ring that is far too small: what is missing is said exactly, what is there is true, and the server does not notice.
+
+mod common;
+
+use common::{Capture, Setup, lost, skipped};
+use underpass_testkit::{Batch, Client, Postgres};
+use underpass_trace::{Direction, Level, LossReason};
+
+#[test]
+fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    postgres.sql("create table t (a text)").expect("a table");
+    let setup = Setup { level: Level::Full, ring_bytes: 1, ..Setup::default() };
+    let capture = Capture::start(&postgres, &setup);
+    let mut client =
+        Client::connect(&postgres.options("postgres", "postgres").parameter("application_name", "burst"))
+            .expect("connect");
+    let mut sent = Vec::new();
+    let mut answered = 0;
+    for round in 0..40 {
+        let small = Batch::new().query(&format!("select {round}"));
+        let large = Batch::new().query(&format!("select length('{}')", "z".repeat(2_000_000 + round)));
+        let rows = Batch::new().query("select repeat('y', 1000) from generate_series(1, 2000)");
+        for batch in [&small, &large, &rows, &small] {
+            client.send(batch).expect("send");
+            sent.extend_from_slice(batch.as_bytes());
+            client.response().expect("the server answers");
+            answered += 1;
+        }
+    }
+    client.terminate().expect("terminate");
+    sent.extend_from_slice(Batch::new().terminate().as_bytes());
+    let trace = capture.end();
+    let session = trace.session("burst");
+    assert!(!trace.summary.lossless());
+
+    // What is in the trace was sent, at that place.
+    let starts = trace.starts();
+    let login = starts.iter().find(|s| s.session == session).expect("start").frontend_offset;
+    for message in trace.frontends(session) {
+        let at = (message.offset - login) as usize;
+        assert!(sent[at..].starts_with(&message.message), "a message that was not sent at {at}");
+    }
+    // Recorded and missing together are everything, once.
+    let mut parts: Vec<(u64, u64)> =
+        trace.frontends(session).iter().map(|f| (f.offset, f.wire_len)).collect();
+    parts.extend(lost(&trace, session, Direction::Frontend));
+    parts.sort_unstable();
+    let mut next = login;
+    for (offset, len) in parts {
+        assert_eq!(offset, next, "a gap or an overlap");
+        next += len;
+    }
+    assert_eq!(next, login + sent.len() as u64);
+    // The holes are what the kernel counted as lost.
+    let accounts = trace.summary.accounts.clone();
+    for direction in [Direction::Frontend, Direction::Backend] {
+        let counted: u64 =
+            accounts.iter().filter(|(_, way, _)| *way == direction).map(|(_, _, a)| a.missing()).sum();
+        let told: u64 = trace
+            .losses()
+            .iter()
+            .filter(|l| l.direction == direction && l.reason != LossReason::Resync)
+            .map(|l| l.len)
+            .sum();
+        assert!(counted > 0, "the ring was large enough: {accounts:?}");
+        assert_eq!(told, counted, "{direction:?}");
+    }
+    for end in trace.ends() {
+        assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+    }
+    // Every request is answered in the trace or not at all, never by another's answer.
+    let outcomes = trace.outcomes(session);
+    assert!(outcomes.len() <= answered);
+    for (told, rows) in outcomes {
+        assert!(
+            told == "Unknown" || told == "SELECT 1" && rows <= 1 || told == "SELECT 2000",
+            "{told} {rows}"
+        );
+    }
+}
+
+#[test]
+fn many_sessions_at_full_load_are_complete() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup::default());
+    let threads: Vec<_> = (0..8)
+        .map(|n| {
+            let options = postgres
+                .options("postgres", "postgres")
+                .parameter("application_name", &format!("client {n}"));
+            std::thread::spawn(move || {
+                let mut client = Client::connect(&options).expect("connect");
+                let mut sent = Vec::new();
+                for round in 0..1500 {
+                    let batch = if round % 2 == 0 {
+                        Batch::new().query(&format!("select {n}, {round}"))
+                    } else {
+                        Batch::new().extended("select $1::int + $2::int", &[Some("1"), Some("2")]).sync()
+                    };
+                    client.send(&batch).expect("send");
+                    sent.extend_from_slice(batch.as_bytes());
+                    client.response().expect("an answer");
+                }
+                client.terminate().expect("terminate");
+                sent.extend_from_slice(Batch::new().terminate().as_bytes());
+                sent
+            })
+        })
+        .collect();
+    let sent: Vec<Vec<u8>> = threads.into_iter().map(|t| t.join().expect("a client")).collect();
+    let trace = capture.end();
+    trace.assert_lossless();
+    for (n, sent) in sent.iter().enumerate() {
+        let session = trace.session(&format!("client {n}"));
+        assert!(trace.sent(session) == *sent, "client {n}");
+        assert_eq!(trace.outcomes(session).len(), 1500);
+    }
+}

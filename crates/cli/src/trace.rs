@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `underpass trace`: records the workload of a running PostgreSQL.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Args, ValueEnum};
+use underpass_capture::{Options, Probes, Server, SourceKind, Stage, Summary};
+use underpass_trace::{Direction, Level};
+
+/// Exit status when `--require-lossless` was given and something is missing.
+const LOSSY: u8 = 3;
+
+/// `underpass trace`.
+#[derive(Debug, Args)]
+pub(crate) struct Trace {
+    /// Shows the servers of this machine, how each can be recorded, and what that costs; records nothing.
+    #[arg(short, long)]
+    list: bool,
+    /// The server that listens on this TCP port. Without a choice: the only server there is.
+    #[arg(short, long, value_name = "PORT", conflicts_with_all = ["pid", "unit", "container"])]
+    port: Option<u16>,
+    /// The server with this postmaster.
+    #[arg(long, value_name = "PID", conflicts_with_all = ["unit", "container"])]
+    pid: Option<u32>,
+    /// The server in this systemd unit, with or without `.service`.
+    #[arg(long, value_name = "UNIT", conflicts_with = "container")]
+    unit: Option<String>,
+    /// The server in this container, by the beginning of its identifier.
+    #[arg(long, value_name = "ID")]
+    container: Option<String>,
+    /// Directory of the trace: a new one, or empty. Default: `trace-PORT-DATE-TIME` in the current directory.
+    #[arg(short, long, value_name = "DIRECTORY")]
+    output: Option<PathBuf>,
+    /// How much of the server's responses is recorded.
+    #[arg(long, value_enum, default_value_t = LevelArg::Summary)]
+    level: LevelArg,
+    /// Stops early on the way of each event, to measure what a stage costs. Only `persist` writes a trace.
+    #[arg(long, value_enum, default_value_t = StageArg::Persist)]
+    stage: StageArg,
+    /// Whether functions of the server are probed, for sessions by TLS and Unix sockets.
+    #[arg(long, value_enum, default_value_t = ProbesArg::Auto)]
+    probes: ProbesArg,
+    /// Records no packets: every session comes from the probes, or is left out.
+    #[arg(long, conflicts_with = "cgroup")]
+    no_packets: bool,
+    /// Watches the packets of this cgroup only (version 2). The server must have been in it when it began to listen.
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<PathBuf>,
+    /// Ends after so many seconds; else Ctrl-C or SIGTERM does.
+    #[arg(short, long, value_name = "SECONDS")]
+    duration: Option<f64>,
+    /// Ends the trace at this size, MiB.
+    #[arg(long, value_name = "MIB")]
+    max_size: Option<u64>,
+    /// Memory between kernel and recorder, MiB. More of it survives longer bursts.
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    ring_size: u64,
+    /// Exits with status 3 if anything is missing from the trace, or its accounts do not add up.
+    #[arg(long)]
+    require_lossless: bool,
+    /// No line of progress.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LevelArg {
+    /// Only when the server was ready again.
+    None,
+    /// Tags, rows, SQLSTATE, latencies.
+    Summary,
+    /// All bytes of the server.
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum StageArg {
+    /// The programs run; what they send is thrown away.
+    Attach,
+    /// Streams are put together and read; records are thrown away.
+    Process,
+    /// Records are written.
+    Persist,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProbesArg {
+    /// As soon as a session needs them.
+    Auto,
+    /// From the start.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
+    let servers = underpass_capture::servers();
+    if arguments.list {
+        print!("{}", list(&servers));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let missing = underpass_capture::missing_capabilities();
+    ensure!(missing.is_empty(), "not permitted: this process lacks {}; run as root", missing.join(", "));
+    let (server, port) = choose(&servers, arguments)?;
+    let directory = match &arguments.output {
+        Some(path) => path.clone(),
+        None => PathBuf::from(format!("trace-{}-{}", port.unwrap_or(0), stamp(SystemTime::now()))),
+    };
+    let duration = match arguments.duration {
+        Some(seconds) => {
+            Some(Duration::try_from_secs_f64(seconds).context("--duration must be a positive number")?)
+        }
+        None => None,
+    };
+    let options = Options {
+        server: server.clone(),
+        port: port.filter(|_| !arguments.no_packets),
+        level: match arguments.level {
+            LevelArg::None => Level::None,
+            LevelArg::Summary => Level::Summary,
+            LevelArg::Full => Level::Full,
+        },
+        stage: match arguments.stage {
+            StageArg::Attach => Stage::Attach,
+            StageArg::Process => Stage::Process,
+            StageArg::Persist => Stage::Persist,
+        },
+        probes: match arguments.probes {
+            ProbesArg::Auto => Probes::Auto,
+            ProbesArg::Always => Probes::Always,
+            ProbesArg::Never => Probes::Never,
+        },
+        cgroup: arguments.cgroup.clone(),
+        directory: directory.clone(),
+        ring_bytes: arguments.ring_size << 20,
+        duration,
+        writer: underpass_trace::Options {
+            max_bytes: arguments.max_size.map(|mib| mib << 20),
+            ..underpass_trace::Options::default()
+        },
+    };
+
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching signals")?;
+    }
+    let live = !arguments.quiet && std::io::stderr().is_terminal();
+    let persist = matches!(arguments.stage, StageArg::Persist);
+    let mut ready = |_: &Summary| {
+        if !arguments.quiet {
+            let to = if persist { format!(" into {}", directory.display()) } else { String::new() };
+            eprintln!("recording PostgreSQL {} (pid {}){to}; Ctrl-C ends it", server.version, server.pid);
+        }
+    };
+    let mut progress = |summary: &Summary| {
+        if live {
+            eprint!("\r\x1b[K{}", progress_line(summary));
+            let _ = std::io::stderr().flush();
+        }
+    };
+    let summary = underpass_capture::run(&options, &stop, &mut ready, &mut progress)?;
+    if live {
+        eprint!("\r\x1b[K");
+    }
+    print!("{}", report(&summary, persist.then_some(&directory)));
+    let lossless = summary.lossless();
+    Ok(if arguments.require_lossless && !lossless { ExitCode::from(LOSSY) } else { ExitCode::SUCCESS })
+}
+
+/// The server that the arguments name, and its port.
+fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a Server, Option<u16>)> {
+    let on_port = |server: &&Server, port| server.addresses.iter().any(|address| address.port() == port);
+    let mut found: Vec<&Server> = servers.iter().collect();
+    let what = if let Some(port) = arguments.port {
+        found.retain(|server| on_port(server, port));
+        format!("listens on TCP port {port}")
+    } else if let Some(pid) = arguments.pid {
+        ensure!(PathBuf::from(format!("/proc/{pid}")).exists(), "there is no process {pid}");
+        found.retain(|server| server.pid == pid);
+        format!("has the process {pid} (the postmaster is wanted, not a backend)")
+    } else if let Some(unit) = &arguments.unit {
+        let unit = if unit.ends_with(".service") { unit.clone() } else { format!("{unit}.service") };
+        found.retain(|server| server.unit.as_ref() == Some(&unit));
+        format!("is in the unit {unit}")
+    } else if let Some(id) = &arguments.container {
+        found.retain(|server| server.container.as_ref().is_some_and(|own| own.starts_with(id.as_str())));
+        format!("is in a container {id}")
+    } else {
+        "was found on this machine".to_owned()
+    };
+    match found[..] {
+        [server] => Ok((server, arguments.port.or_else(|| server.port()))),
+        [] => {
+            let mut message = format!("no PostgreSQL {what}");
+            if !servers.is_empty() {
+                let _ = write!(message, "; these run:\n{}", list(servers));
+            }
+            bail!(message)
+        }
+        _ => bail!("several servers; choose one by --port or --pid:\n{}", list(servers)),
+    }
+}
+
+/// One block for each server.
+fn list(servers: &[Server]) -> String {
+    if servers.is_empty() {
+        return "no PostgreSQL server that this user may look at was found\n".into();
+    }
+    let mut text = String::new();
+    for server in servers {
+        let _ = writeln!(
+            text,
+            "PostgreSQL {}  pid {}  {}",
+            server.version,
+            server.pid,
+            server.data_directory.display()
+        );
+        for (name, value) in [("unit", &server.unit), ("container", &server.container)] {
+            if let Some(value) = value {
+                let _ = writeln!(text, "  {name:<14}{value}");
+            }
+        }
+        let tcp = if server.addresses.is_empty() {
+            "none: does not listen on TCP".to_owned()
+        } else {
+            let names: Vec<String> = server.addresses.iter().map(ToString::to_string).collect();
+            format!("by packets, no traps in the server  ({})", names.join(", "))
+        };
+        let _ = writeln!(text, "  {:<14}{tcp}", "TCP");
+        let probed = if server.probes {
+            "by probes of secure_read and secure_write, three traps a round trip"
+        } else {
+            "not possible: the executable does not export secure_read"
+        };
+        let _ = writeln!(text, "  {:<14}{probed}", "TCP with TLS");
+        if !server.sockets.is_empty() {
+            let names: Vec<String> = server.sockets.iter().map(|path| path.display().to_string()).collect();
+            let _ = writeln!(text, "  {:<14}{probed}  ({})", "Unix sockets", names.join(", "));
+        }
+    }
+    text
+}
+
+fn progress_line(summary: &Summary) -> String {
+    let totals = summary.totals;
+    let (_, recorded, lost) = bytes(summary);
+    format!(
+        "{:>4.0} s  {} sessions  {} messages  {} answered  {:.1} MiB seen by the recorder  {:.1} MiB written  {lost} bytes lost",
+        summary.elapsed.as_secs_f64(),
+        totals.sessions,
+        totals.messages,
+        totals.answered,
+        mib(recorded),
+        mib(summary.writer.file_bytes),
+    )
+}
+
+/// Bytes seen, recorded and lost over all sources.
+fn bytes(summary: &Summary) -> (u64, u64, u64) {
+    summary.accounts.iter().fold((0, 0, 0), |(seen, recorded, lost), (_, _, accounts)| {
+        (seen + accounts.seen.bytes, recorded + accounts.recorded.bytes, lost + accounts.missing())
+    })
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
+    let totals = summary.totals;
+    let mut text = String::new();
+    if let Some(directory) = directory {
+        let _ = writeln!(
+            text,
+            "trace         {}  ({:.1} MiB in {} segments, {} records)",
+            directory.display(),
+            mib(summary.writer.file_bytes),
+            summary.writer.segments,
+            summary.writer.records
+        );
+    }
+    let _ = writeln!(
+        text,
+        "time          {:.1} s, fullest ring {:.0} %",
+        summary.elapsed.as_secs_f64(),
+        summary.fill_max * 100.0
+    );
+    let _ = writeln!(
+        text,
+        "sessions      {} ({} joined while under way), {} ended, {} of these audited against the kernel's own count",
+        totals.sessions, totals.midstream, totals.ended, totals.audited
+    );
+    let _ = writeln!(text, "messages      {} of clients, {} times ready", totals.messages, totals.answered);
+    for (source, direction, accounts) in &summary.accounts {
+        let source = match source {
+            SourceKind::Packets => "packets",
+            SourceKind::Calls => "calls",
+        };
+        let way = match direction {
+            Direction::Frontend => "to the server",
+            Direction::Backend => "to clients",
+        };
+        let _ = writeln!(
+            text,
+            "bytes         {source} {way}: seen {} = recorded {} + lost {} + filtered {}{}",
+            accounts.seen.bytes,
+            accounts.recorded.bytes,
+            accounts.missing(),
+            accounts.filtered.bytes,
+            if accounts.add_up() { "" } else { "  (does not add up)" }
+        );
+    }
+    if totals.encrypted > 0 {
+        let _ = writeln!(text, "encrypted     {} connections turned to TLS or GSSAPI", totals.encrypted);
+    }
+    for note in &summary.notes {
+        let _ = writeln!(text, "note          {note}");
+    }
+    let verdict = if summary.lossless() {
+        "nothing is missing".to_owned()
+    } else {
+        format!(
+            "{} bytes in {} losses, {} sessions whose accounts do not add up, {} records not written",
+            totals.lost_bytes, totals.losses, totals.wrong, summary.writer.dropped_records
+        )
+    };
+    let _ = writeln!(text, "losses        {verdict}");
+    text
+}
+
+/// `20261122-003000`, UTC.
+fn stamp(now: SystemTime) -> String {
+    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+    let z = days + 719_468;
+    let day_of_era = z % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_shifted + 2) / 5 + 1;
+    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
+    let year = z / 146_097 * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_are_utc_dates() {
+        let at = |seconds| stamp(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "19700101-000000");
+        assert_eq!(at(951_782_399), "20000228-235959");
+        assert_eq!(at(951_782_400), "20000229-000000");
+        assert_eq!(at(1_795_305_600), "20261122-000000");
+    }
+
+    #[test]
+    fn a_report_says_whether_anything_is_missing() {
+        let mut summary = Summary::default();
+        assert!(report(&summary, None).contains("nothing is missing"));
+        summary.totals.lost_bytes = 5;
+        summary.totals.losses = 1;
+        assert!(report(&summary, None).contains("5 bytes in 1 losses"));
+    }
+}

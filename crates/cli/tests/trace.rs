@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `underpass trace` as a process: its refusals, its end by signals, and what is left when it is killed.
+
+mod common;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{binary, output};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use underpass_testkit::{Client, Port, Postgres};
+use underpass_trace::{Reader, Record};
+
+fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = output(Command::new(binary()).arg("trace").args(arguments));
+    (
+        status.code(),
+        String::from_utf8_lossy(&stdout).into_owned(),
+        String::from_utf8_lossy(&stderr).into_owned(),
+    )
+}
+
+fn skipped() -> bool {
+    let missing = underpass_capture::missing_capabilities();
+    if !missing.is_empty() {
+        eprintln!("skipped: needs {}", missing.join(", "));
+    }
+    !missing.is_empty()
+}
+
+/// A recorder that has begun.
+fn start(arguments: &[&str]) -> Child {
+    let mut child = Command::new(binary())
+        .arg("trace")
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("underpass");
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().expect("stderr")).read_line(&mut line).expect("a line");
+    assert!(line.starts_with("recording PostgreSQL"), "{line}");
+    child
+}
+
+fn messages(directory: &std::path::Path) -> usize {
+    let mut reader = Reader::open(directory).expect("a trace");
+    let mut messages = 0;
+    while let Some(record) = reader.next().expect("a record") {
+        messages += usize::from(matches!(record, Record::Frontend(_)));
+    }
+    messages
+}
+
+#[test]
+fn refusals_say_what_is_wrong() {
+    let free = Port::reserve().expect("a port");
+    let (code, _, text) = run(&["-p", &free.number().to_string(), "-d", "1"]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("no PostgreSQL listens on TCP port") || text.contains("not permitted"), "{text}");
+    if skipped() {
+        return;
+    }
+    let (code, _, text) = run(&["--pid", "4194300"]);
+    assert!(code == Some(1) && text.contains("no process 4194300"), "{text}");
+    let own = std::process::id().to_string();
+    let (code, _, text) = run(&["--pid", &own]);
+    assert!(code == Some(1) && text.contains("no PostgreSQL has the process"), "{text}");
+    let (code, _, text) = run(&["--unit", "nothing-like-it"]);
+    assert!(code == Some(1) && text.contains("is in the unit nothing-like-it.service"), "{text}");
+    let (code, _, text) = run(&["--pid", "1", "--port", "1"]);
+    assert!(code == Some(2) && text.contains("cannot be used with"), "{text}");
+}
+
+#[test]
+fn the_list_shows_a_server_and_how_it_can_be_recorded() {
+    let postgres = Postgres::start().expect("a server");
+    let (code, text, _) = run(&["--list"]);
+    assert_eq!(code, Some(0));
+    if skipped() {
+        return;
+    }
+    let at = text.find(&format!("pid {} ", postgres.pid())).expect("the server");
+    let block: String = text[at..].lines().take(4).collect::<Vec<_>>().join("\n");
+    assert!(block.contains(&format!("127.0.0.1:{}", postgres.port())), "{block}");
+    assert!(block.contains("by packets") && block.contains("by probes"), "{block}");
+}
+
+#[test]
+fn a_trace_is_new_complete_and_ends_by_a_signal() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let parent = tempfile::tempdir().expect("a directory");
+    let directory = parent.path().join("trace");
+    let (port, path) = (postgres.port().to_string(), directory.display().to_string());
+    let mut child = start(&["-p", &port, "-o", &path, "--require-lossless"]);
+    let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    for _ in 0..10 {
+        client.query("select 1").expect("an answer");
+    }
+    client.terminate().expect("terminate");
+    std::thread::sleep(Duration::from_millis(300));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    assert_eq!(messages(&directory), 11);
+    let (code, _, text) = run(&["-p", &port, "-o", &path, "-d", "1"]);
+    assert!(code == Some(1) && text.contains("never written over"), "{text}");
+}
+
+#[test]
+fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let parent = tempfile::tempdir().expect("a directory");
+    let directory = parent.path().join("trace");
+    let (port, path) = (postgres.port().to_string(), directory.display().to_string());
+    let mut child = start(&["-p", &port, "-o", &path, "--probes", "always"]);
+    let mut tcp = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    let mut unix = Client::connect(&postgres.superuser()).expect("connect");
+    let until = std::time::Instant::now() + Duration::from_millis(2500);
+    let mut asked = 0;
+    while std::time::Instant::now() < until {
+        tcp.query("select 1").expect("an answer");
+        unix.query("select 2").expect("an answer");
+        asked += 2;
+    }
+    child.kill().expect("kill");
+    child.wait().expect("an end");
+    for client in [&mut tcp, &mut unix] {
+        assert_eq!(client.query("select 3").expect("the server goes on").value(), Some("3"));
+    }
+    // Blocks end after a second: what was before is there.
+    let found = messages(&directory);
+    assert!(found > asked / 10 && found <= asked, "{found} of {asked}");
+    // Nothing of it stays in the kernel: the next recorder begins as if it were the first.
+    let again = parent.path().join("again").display().to_string();
+    let mut child = start(&["-p", &port, "-o", &again, "-d", "1", "--require-lossless"]);
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+}

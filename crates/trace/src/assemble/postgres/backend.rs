@@ -1,0 +1,569 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The server's stream: how each request ended.
+
+use underpass_wire::backend::{
+    BackendKeyData, CommandComplete, Fields, ParameterStatus as StatusView, Severity, TransactionStatus,
+};
+use underpass_wire::{Header, tag};
+
+use super::shape::{self, Closing, Tail};
+use super::{Missing, Pending, Phase, Postgres};
+use crate::assemble::{Piece, Sink};
+use crate::{
+    Backend, Direction, ErrorOutcome, Level, LossReason, Outcome, ParameterStatus, Ready, Record, Response,
+};
+
+/// Bytes of a body that are kept for summaries; ErrorResponses with longer texts lose the end of the text.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// A response that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Begun {
+    /// Position of its first byte.
+    pub offset: u64,
+    pub first_ns: u64,
+    pub rows: u64,
+}
+
+/// What is known of the message boundary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Boundary {
+    #[default]
+    Known,
+    /// Bytes were left out by choice; what follows is still part of a response.
+    Skipped,
+    /// Bytes were lost.
+    Lost,
+}
+
+/// State of the stream.
+#[derive(Debug, Default)]
+pub(super) struct Back {
+    boundary: Boundary,
+    /// Header bytes of the message under way, and how many.
+    head: [u8; Header::SIZE],
+    head_len: usize,
+    /// Body bytes that are still to come.
+    need: u64,
+    /// Its position, and when its first byte was seen.
+    at: u64,
+    first_ns: u64,
+    /// What is kept of it: the whole message at level full, else the body of types that matter.
+    kept: Vec<u8>,
+    /// Some of it is missing.
+    damaged: bool,
+    response: Option<Begun>,
+    /// The last thing the server said was that it is ready.
+    idle: bool,
+    /// It has said so at least once.
+    ready: bool,
+    position: u64,
+}
+
+impl Back {
+    pub(super) fn idle(&self) -> bool {
+        self.idle
+    }
+
+    pub(super) fn lost(&self) -> bool {
+        self.boundary != Boundary::Known
+    }
+
+    /// Position behind the last whole message.
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    pub(super) fn request_seen(&mut self) {
+        self.idle = false;
+    }
+
+    pub(super) fn take_response(&mut self) -> Option<Begun> {
+        self.response.take()
+    }
+
+    fn header(&self) -> Option<Header> {
+        if self.head_len < Header::SIZE {
+            return None;
+        }
+        Header::parse(&self.head).ok().flatten()
+    }
+}
+
+/// Whether the body matters at level summary.
+const fn matters(tag: u8) -> bool {
+    matches!(tag, b'C' | b'E' | b'K' | b'S' | b'Z')
+}
+
+impl Postgres {
+    pub(super) fn backend(&mut self, time_ns: u64, position: u64, piece: Piece<'_>, sink: &mut dyn Sink) {
+        match (self.phase, piece) {
+            (Phase::Startup, Piece::Bytes(bytes)) => self.first_answer(bytes),
+            (Phase::Startup, _) => {}
+            (Phase::Joining, Piece::Bytes(bytes)) => {
+                self.back.idle = false;
+                if shape::backend_tail(bytes).is_some() {
+                    let (front, back) = (self.front_account.next, self.back_account.next);
+                    self.join(time_ns, front, back, sink);
+                    self.back.idle = true;
+                }
+            }
+            (Phase::Joining, _) => self.back.idle = false,
+            (_, Piece::Bytes(bytes)) => {
+                self.uncertain = false;
+                self.back.idle = false;
+                self.responses(time_ns, position, bytes, sink);
+            }
+            (_, Piece::Skipped(len)) => {
+                self.recorded(Direction::Backend, len);
+                self.pass_over(time_ns, position, len, Boundary::Skipped, sink);
+            }
+            (_, Piece::Lost(len, reason)) => {
+                self.missing(Direction::Backend, time_ns, position, len, Missing::Lost(reason), sink);
+                self.pass_over(time_ns, position, len, Boundary::Lost, sink);
+            }
+        }
+    }
+
+    /// Bytes that we do not have. If they are within one message, the boundary behind it is still known.
+    fn pass_over(&mut self, time_ns: u64, position: u64, len: u64, why: Boundary, sink: &mut dyn Sink) {
+        self.uncertain = false;
+        self.back.idle = false;
+        if self.back.boundary != Boundary::Known {
+            // A loss among what was left out makes it a loss.
+            if why == Boundary::Lost {
+                self.back.boundary = why;
+            }
+            return;
+        }
+        if self.back.head_len == Header::SIZE && self.back.need >= len {
+            self.back.need -= len;
+            self.back.damaged = true;
+            if self.back.need == 0 {
+                self.whole(time_ns, position + len, sink);
+            }
+            return;
+        }
+        self.back.boundary = why;
+        self.back.head_len = 0;
+        self.back.need = 0;
+        self.back.kept.clear();
+    }
+
+    fn responses(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
+        if self.back.boundary != Boundary::Known {
+            return self.resynchronise(time_ns, position, bytes, sink);
+        }
+        let (mut at, mut rest) = (position, bytes);
+        while !rest.is_empty() {
+            let taken = if self.back.head_len == 0 && self.origin.level != Level::Full {
+                self.quick(time_ns, at, rest, sink)
+            } else {
+                None
+            };
+            let taken = match taken {
+                Some(taken) => taken,
+                None => match self.slow(time_ns, at, rest, sink) {
+                    Some(taken) => taken,
+                    None => {
+                        self.back.boundary = Boundary::Lost;
+                        let why = Missing::Lost(LossReason::Protocol);
+                        return self.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
+                    }
+                },
+            };
+            self.recorded_backend(time_ns, taken as u64, sink);
+            at += taken as u64;
+            rest = &rest[taken..];
+            if self.phase != Phase::Running && self.phase != Phase::Login {
+                // A replication stream began.
+                let why = Missing::Withheld(crate::WithheldReason::Replication);
+                return self.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
+            }
+        }
+    }
+
+    fn recorded_backend(&mut self, time_ns: u64, len: u64, sink: &mut dyn Sink) {
+        self.recorded(Direction::Backend, len);
+        if self.back_account.open.is_some() {
+            self.report(Direction::Backend, time_ns, sink);
+        }
+    }
+
+    /// A message that is whole in the chunk, without copying it. Returns its length.
+    fn quick(&mut self, time_ns: u64, at: u64, bytes: &[u8], sink: &mut dyn Sink) -> Option<usize> {
+        let header = Header::parse(bytes).ok().flatten()?;
+        let body = bytes.get(Header::SIZE..header.total())?;
+        if !tag::backend::ALL.contains(&header.tag) {
+            return None;
+        }
+        self.back.position = at + header.total() as u64;
+        self.message(header.tag, body, at, time_ns, time_ns, false, sink);
+        Some(header.total())
+    }
+
+    /// A part of a message. Returns how many bytes it took; `None` when they are not a message.
+    fn slow(&mut self, time_ns: u64, at: u64, bytes: &[u8], sink: &mut dyn Sink) -> Option<usize> {
+        let back = &mut self.back;
+        if back.head_len == 0 {
+            back.at = at;
+            back.first_ns = time_ns;
+            back.damaged = false;
+            back.kept.clear();
+        }
+        if back.head_len < Header::SIZE {
+            let taken = (Header::SIZE - back.head_len).min(bytes.len());
+            back.head[back.head_len..back.head_len + taken].copy_from_slice(&bytes[..taken]);
+            back.head_len += taken;
+            if back.head_len == Header::SIZE {
+                let header = match Header::parse(&back.head) {
+                    Ok(Some(header)) if tag::backend::ALL.contains(&header.tag) => header,
+                    _ => {
+                        back.head_len = 0;
+                        return None;
+                    }
+                };
+                back.need = header.body_len() as u64;
+                if self.origin.level == Level::Full {
+                    back.kept.extend_from_slice(&back.head);
+                }
+                if back.need == 0 {
+                    self.whole(time_ns, at + taken as u64, sink);
+                }
+            }
+            return Some(taken);
+        }
+        let taken = usize::try_from(back.need).map_or(bytes.len(), |need| need.min(bytes.len()));
+        let keep = match self.origin.level {
+            Level::Full => taken,
+            _ if matters(back.head[0]) => taken.min(BODY_BYTES_MAX.saturating_sub(back.kept.len())),
+            _ => 0,
+        };
+        back.kept.extend_from_slice(&bytes[..keep]);
+        back.damaged |= keep < taken && matters(back.head[0]);
+        back.need -= taken as u64;
+        if back.need == 0 {
+            self.whole(time_ns, at + taken as u64, sink);
+        }
+        Some(taken)
+    }
+
+    /// The message under way is complete and ends at `end`.
+    fn whole(&mut self, time_ns: u64, end: u64, sink: &mut dyn Sink) {
+        let Some(header) = self.back.header() else { return };
+        let kept = std::mem::take(&mut self.back.kept);
+        let (at, first_ns, damaged) = (self.back.at, self.back.first_ns, self.back.damaged);
+        self.back.head_len = 0;
+        self.back.position = end;
+        let body =
+            if self.origin.level == Level::Full { &kept[Header::SIZE.min(kept.len())..] } else { &kept[..] };
+        self.message(header.tag, body, at, first_ns, time_ns, damaged, sink);
+        if self.origin.level == Level::Full
+            && !damaged
+            && self.announced
+            && header.tag != b'K'
+            && header.tag != b'R'
+        {
+            sink.record(Record::Backend(Backend {
+                session: self.origin.session,
+                time_ns,
+                offset: self.shown(Direction::Backend, at),
+                message: kept.as_slice().into(),
+            }));
+        }
+        self.back.kept = kept;
+        self.back.kept.clear();
+        self.back.kept.shrink_to(64 << 10);
+    }
+
+    #[allow(clippy::too_many_arguments)] // the parts of one message: a structure for one call would say no more
+    fn message(
+        &mut self,
+        tag: u8,
+        body: &[u8],
+        at: u64,
+        first_ns: u64,
+        last_ns: u64,
+        damaged: bool,
+        sink: &mut dyn Sink,
+    ) {
+        if self.phase == Phase::Login {
+            return self.login_message(tag, body, at, last_ns, sink);
+        }
+        match tag {
+            b'D' | b'd' => self.begin(at, first_ns).rows += 1,
+            b'C' => {
+                let outcome = match CommandComplete::decode(body) {
+                    Ok(complete) if !damaged => Outcome::Complete { tag: complete.tag.into() },
+                    _ => Outcome::Unknown,
+                };
+                self.statement_ends(at, first_ns, last_ns, outcome, sink);
+            }
+            b'I' => self.statement_ends(at, first_ns, last_ns, Outcome::Empty, sink),
+            b's' => self.statement_ends(at, first_ns, last_ns, Outcome::Suspended, sink),
+            b'V' => {
+                let outcome = Outcome::Complete { tag: (&b""[..]).into() };
+                self.statement_ends(at, first_ns, last_ns, outcome, sink);
+            }
+            b'E' => self.error(body, damaged, at, first_ns, last_ns, sink),
+            b'Z' => match TransactionStatus::decode(body) {
+                Ok(status) => self.ready(at, last_ns, status, sink),
+                Err(_) => self.back.boundary = Boundary::Lost,
+            },
+            b'1' => self.answered(b'P'),
+            b'2' => self.answered(b'B'),
+            b'3' => self.answered(b'C'),
+            b'n' => self.answered(b'D'),
+            b'T' => {
+                if self.pending.front().is_some_and(|request| request.tag == b'D') {
+                    self.answered(b'D');
+                } else {
+                    self.begin(at, first_ns);
+                }
+            }
+            b'G' | b'H' => {
+                self.begin(at, first_ns);
+            }
+            b'W' => self.phase = Phase::Replication,
+            b'S' => {
+                if let (Ok(status), false) = (StatusView::decode(body), damaged) {
+                    sink.record(Record::ParameterStatus(ParameterStatus {
+                        session: self.origin.session,
+                        time_ns: last_ns,
+                        name: status.name.into(),
+                        value: status.value.into(),
+                    }));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn login_message(&mut self, tag: u8, body: &[u8], at: u64, time_ns: u64, sink: &mut dyn Sink) {
+        match tag {
+            b'S' => {
+                if let Ok(status) = StatusView::decode(body) {
+                    let (name, value) = (status.name.to_vec(), status.value.to_vec());
+                    self.login.statuses.push((time_ns, name, value));
+                }
+            }
+            b'K' => {
+                if let Ok(key) = BackendKeyData::decode(body) {
+                    self.login.backend_pid = Some(key.process_id);
+                }
+            }
+            b'E' => {
+                self.announce(time_ns, None, sink);
+                self.phase = Phase::Running;
+                self.error(body, false, at, time_ns, time_ns, sink);
+            }
+            b'Z' => {
+                self.announce(time_ns, Some(time_ns), sink);
+                self.back.ready = true;
+                self.back.idle = self.pending.is_empty();
+            }
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, at: u64, first_ns: u64) -> &mut Begun {
+        self.back.response.get_or_insert(Begun { offset: at, first_ns, rows: 0 })
+    }
+
+    /// A message of the extended protocol did what it should.
+    fn answered(&mut self, tag: u8) {
+        if self.pending.front().is_some_and(|request| request.tag == tag) {
+            self.pending.pop_front();
+        }
+    }
+
+    fn statement_ends(
+        &mut self,
+        at: u64,
+        first_ns: u64,
+        last_ns: u64,
+        outcome: Outcome<'_>,
+        sink: &mut dyn Sink,
+    ) {
+        let begun = *self.begin(at, first_ns);
+        self.back.response = None;
+        let Some(&request) = self.pending.front() else { return };
+        match request.tag {
+            // Several statements may be in one Query: it ends at ReadyForQuery.
+            b'Q' | b'F' => {}
+            b'E' => {
+                self.pending.pop_front();
+            }
+            _ => return,
+        }
+        self.respond(request, begun, self.back.position, last_ns, outcome, sink);
+    }
+
+    fn error(
+        &mut self,
+        body: &[u8],
+        damaged: bool,
+        at: u64,
+        first_ns: u64,
+        last_ns: u64,
+        sink: &mut dyn Sink,
+    ) {
+        let begun = *self.begin(at, first_ns);
+        self.back.response = None;
+        let outcome = if damaged { Outcome::Unknown } else { error_outcome(body) };
+        let request = match self.pending.front() {
+            Some(&request) => {
+                if !matches!(request.tag, b'Q' | b'F' | b'S') {
+                    self.skip_until_sync();
+                }
+                request
+            }
+            // Nobody asked: an administrator ends the session; or the login failed, which is request 0.
+            None => {
+                let offset = if self.front_account.totals.recorded == 0 || !self.back_was_ready() {
+                    self.front_account.base
+                } else {
+                    self.frontend_boundary()
+                };
+                Pending { offset, tag: 0 }
+            }
+        };
+        self.respond(request, begun, self.back.position, last_ns, outcome, sink);
+    }
+
+    fn back_was_ready(&self) -> bool {
+        self.login.joined || self.back.ready
+    }
+
+    /// After an error the server ignores what was sent before the next Sync.
+    fn skip_until_sync(&mut self) {
+        while self.pending.front().is_some_and(|request| !matches!(request.tag, b'S' | b'Q' | b'F')) {
+            self.pending.pop_front();
+        }
+        self.skip_to_sync = self.pending.is_empty();
+    }
+
+    fn respond(
+        &mut self,
+        request: Pending,
+        begun: Begun,
+        end: u64,
+        last_ns: u64,
+        outcome: Outcome<'_>,
+        sink: &mut dyn Sink,
+    ) {
+        if self.origin.level == Level::None {
+            return;
+        }
+        sink.record(Record::Response(Response {
+            session: self.origin.session,
+            request: self.shown(Direction::Frontend, request.offset),
+            offset: self.shown(Direction::Backend, begun.offset),
+            len: end.saturating_sub(begun.offset),
+            first_ns: begun.first_ns,
+            last_ns,
+            rows: begun.rows,
+            outcome,
+        }));
+    }
+
+    fn ready(&mut self, at: u64, time_ns: u64, status: TransactionStatus, sink: &mut dyn Sink) {
+        self.back.response = None;
+        self.back.ready = true;
+        self.uses_answered(time_ns);
+        while let Some(request) = self.pending.pop_front() {
+            if matches!(request.tag, b'Q' | b'S' | b'F') {
+                sink.record(Record::Ready(Ready {
+                    session: self.origin.session,
+                    time_ns,
+                    request: self.shown(Direction::Frontend, request.offset),
+                    offset: self.shown(Direction::Backend, at),
+                    status,
+                }));
+                break;
+            }
+        }
+        self.back.idle = self.pending.is_empty();
+    }
+
+    /// The boundary is not known: only the end of a response in this chunk can tell it.
+    fn resynchronise(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
+        let end = position + bytes.len() as u64;
+        match self.back.boundary {
+            Boundary::Lost => {
+                let why = Missing::Lost(LossReason::Resync);
+                self.missing(Direction::Backend, time_ns, position, bytes.len() as u64, why, sink);
+            }
+            _ => self.recorded_backend(time_ns, bytes.len() as u64, sink),
+        }
+        let Some(tail) = shape::backend_tail(bytes) else { return };
+        self.back.boundary = Boundary::Known;
+        self.back.head_len = 0;
+        self.back.position = end;
+        if self.phase == Phase::Login {
+            return self.announce(time_ns, Some(time_ns), sink);
+        }
+        let ends = |request: &&Pending| matches!(request.tag, b'Q' | b'S' | b'F');
+        let batches = self.pending.iter().filter(ends).count();
+        self.batch_ends(time_ns, position, &tail, batches <= 1, sink);
+        self.ready(position + tail.ready_at as u64, time_ns, tail.status, sink);
+        self.uncertain = batches > 1;
+    }
+
+    /// Answers what is outstanding up to the end of the first batch, from what is known of the last response alone.
+    fn batch_ends(
+        &mut self,
+        time_ns: u64,
+        position: u64,
+        tail: &Tail<'_>,
+        certain: bool,
+        sink: &mut dyn Sink,
+    ) {
+        let statements =
+            self.pending.iter().take_while(|request| request.tag != b'S').filter(|r| r.tag == b'E').count();
+        let certain = certain && statements <= 1;
+        let end = position + tail.ready_at as u64;
+        let mut begun = self.back.response.take();
+        while let Some(&request) = self.pending.front() {
+            if matches!(request.tag, b'Q' | b'F' | b'E') {
+                let mut this = begun.take().unwrap_or(Begun { offset: position, first_ns: time_ns, rows: 0 });
+                let outcome = if certain { outcome(tail.closing, &mut this.rows) } else { Outcome::Unknown };
+                self.respond(request, this, end, time_ns, outcome, sink);
+            }
+            if matches!(request.tag, b'Q' | b'S' | b'F') {
+                return;
+            }
+            self.pending.pop_front();
+        }
+    }
+}
+
+/// The outcome that the last message tells, and its own count of rows, since not all of them were seen.
+fn outcome<'a>(closing: Closing<'a>, rows: &mut u64) -> Outcome<'a> {
+    match closing {
+        Closing::Complete(tag) => {
+            let sends_rows = [&b"SELECT"[..], b"FETCH", b"COPY"].iter().any(|verb| tag.starts_with(verb));
+            if let (true, Some(count)) = (sends_rows, (CommandComplete { tag }).rows()) {
+                *rows = count;
+            }
+            Outcome::Complete { tag: tag.into() }
+        }
+        Closing::Empty => Outcome::Empty,
+        Closing::Suspended => Outcome::Suspended,
+        Closing::Error(body) => error_outcome(body),
+        Closing::Other => Outcome::Unknown,
+    }
+}
+
+fn error_outcome(body: &[u8]) -> Outcome<'_> {
+    let Ok(fields) = Fields::decode(body) else { return Outcome::Unknown };
+    let Some(sqlstate) = fields.sqlstate() else { return Outcome::Unknown };
+    let fatal = fields.severity().is_some_and(|text| {
+        [Severity::Fatal, Severity::Panic].iter().any(|severity| severity.as_str().as_bytes() == text)
+    });
+    Outcome::Error(ErrorOutcome {
+        sqlstate: *sqlstate.as_bytes(),
+        fatal,
+        message: fields.message().unwrap_or_default().into(),
+    })
+}

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whole sessions, cut and damaged in every way.
+
+use proptest::prelude::*;
+use underpass_wire::{Header, startup};
+
+use super::*;
+use crate::{Level, SessionId, SessionStart, Source, Transport};
+
+#[derive(Debug, Default)]
+struct Records(Vec<Record<'static>>);
+
+impl Sink for Records {
+    fn record(&mut self, record: Record<'_>) {
+        self.0.push(record.into_owned());
+    }
+}
+
+impl Records {
+    fn frontend(&self) -> Vec<u8> {
+        let messages = self.0.iter().filter_map(|r| match r {
+            Record::Frontend(f) => Some(f.message.to_vec()),
+            _ => None,
+        });
+        messages.collect::<Vec<_>>().concat()
+    }
+
+    fn responses(&self) -> Vec<&Response<'static>> {
+        self.0.iter().filter_map(|r| if let Record::Response(r) = r { Some(r) } else { None }).collect()
+    }
+
+    fn start(&self) -> Option<&SessionStart<'static>> {
+        self.0.iter().find_map(|r| if let Record::SessionStart(r) = r { Some(r) } else { None })
+    }
+
+    fn end(&self) -> Option<&SessionEnd> {
+        self.0.iter().find_map(|r| if let Record::SessionEnd(r) = r { Some(r) } else { None })
+    }
+
+    fn losses(&self, direction: Direction) -> Vec<(u64, u64)> {
+        let of = |r: &Record<'_>| match r {
+            Record::Loss(l) if l.direction == direction => Some((l.offset, l.len)),
+            _ => None,
+        };
+        self.0.iter().filter_map(of).collect()
+    }
+
+    fn readies(&self) -> usize {
+        self.0.iter().filter(|r| matches!(r, Record::Ready(_))).count()
+    }
+}
+
+fn origin(level: Level) -> Origin {
+    Origin { session: SessionId(7), source: Source::Synthetic, transport: Transport::Tcp, peer: None, level }
+}
+
+fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = Header::new(tag, body.len()).to_bytes().to_vec();
+    out.extend_from_slice(body);
+    out
+}
+
+fn ready(status: u8) -> Vec<u8> {
+    message(b'Z', &[status])
+}
+
+fn complete(tag: &str) -> Vec<u8> {
+    message(b'C', format!("{tag}\0").as_bytes())
+}
+
+fn row(value: &[u8]) -> Vec<u8> {
+    let mut body = vec![0, 1];
+    body.extend_from_slice(&(value.len() as i32).to_be_bytes());
+    body.extend_from_slice(value);
+    message(b'D', &body)
+}
+
+fn query(text: &str) -> Vec<u8> {
+    message(b'Q', format!("{text}\0").as_bytes())
+}
+
+fn bind(statement: &str, values: &[&[u8]]) -> Vec<u8> {
+    let mut body = format!("\0{statement}\0").into_bytes();
+    body.extend_from_slice(&[0, 0]);
+    body.extend_from_slice(&(values.len() as u16).to_be_bytes());
+    for value in values {
+        body.extend_from_slice(&(value.len() as i32).to_be_bytes());
+        body.extend_from_slice(value);
+    }
+    body.extend_from_slice(&[0, 0]);
+    message(b'B', &body)
+}
+
+fn execute() -> Vec<u8> {
+    message(b'E', b"\0\0\0\0\0")
+}
+
+fn sync() -> Vec<u8> {
+    message(b'S', b"")
+}
+
+fn error(code: &str) -> Vec<u8> {
+    message(b'E', format!("SERROR\0VERROR\0C{code}\0Mno\0\0").as_bytes())
+}
+
+fn login() -> (Vec<u8>, Vec<u8>) {
+    let mut front = Vec::new();
+    startup::build::startup_message(
+        &mut front,
+        startup::ProtocolVersion::V3_0,
+        [("user", "ann"), ("database", "shop"), ("application_name", "test"), ("DateStyle", "ISO")]
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
+    );
+    front.extend(message(b'p', b"secret\0"));
+    let mut back = message(b'R', &[0, 0, 0, 3]);
+    back.extend(message(b'R', &[0, 0, 0, 0]));
+    back.extend(message(b'S', b"client_encoding\0UTF8\0"));
+    back.extend(message(b'K', &[0, 0, 1, 44, 9, 9, 9, 9]));
+    back.extend(ready(b'I'));
+    (front, back)
+}
+
+/// One exchange: what the client sends, what the server answers.
+type Exchange = (Vec<u8>, Vec<u8>);
+
+fn feed(
+    session: &mut Postgres,
+    direction: Direction,
+    bytes: &[u8],
+    cuts: &mut dyn FnMut() -> usize,
+    out: &mut Records,
+) {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(cuts().clamp(1, rest.len()));
+        session.piece(direction, 1, Piece::Bytes(now), out);
+        rest = later;
+    }
+}
+
+fn run(exchanges: &[Exchange], level: Level, cuts: &mut dyn FnMut() -> usize) -> Records {
+    let mut out = Records::default();
+    let mut session = Postgres::new(origin(level));
+    for (front, back) in exchanges {
+        feed(&mut session, Direction::Frontend, front, cuts, &mut out);
+        feed(&mut session, Direction::Backend, back, cuts, &mut out);
+    }
+    let sum = |pick: fn(&Exchange) -> usize| Some(exchanges.iter().map(pick).sum::<usize>() as u64);
+    let audit = Audit { frontend: sum(|e| e.0.len()), backend: sum(|e| e.1.len()) };
+    session.end(9, EndReason::ClientClosed, audit, &mut out);
+    out
+}
+
+fn exchanges() -> Vec<Exchange> {
+    let mut pipeline = message(b'P', b"s1\0select $1\0\0\0");
+    pipeline.extend(bind("s1", &[b"one"]));
+    pipeline.extend(execute());
+    pipeline.extend(bind("s1", &[b"two"]));
+    pipeline.extend(execute());
+    pipeline.extend(sync());
+    let mut answer = [message(b'1', b""), message(b'2', b""), row(b"one"), complete("SELECT 1")].concat();
+    answer.extend([message(b'2', b""), row(b"two"), row(b"2"), complete("SELECT 2"), ready(b'T')].concat());
+    let failing = [bind("none", &[]), execute(), execute(), sync()].concat();
+    vec![
+        login(),
+        (query("select 1; select 2"), {
+            let one = [message(b'T', &[0, 0]), row(b"1"), complete("SELECT 1")].concat();
+            [one.clone(), one, ready(b'I')].concat()
+        }),
+        (pipeline, answer),
+        (failing, [error("26000"), ready(b'E')].concat()),
+        (query("copy t from stdin"), message(b'G', &[0, 0, 0])),
+        (
+            [message(b'd', b"1\n"), message(b'd', b"2\n"), message(b'c', b"")].concat(),
+            [complete("COPY 2"), ready(b'I')].concat(),
+        ),
+        (query(""), [message(b'I', b""), ready(b'I')].concat()),
+        (message(b'X', b""), Vec::new()),
+    ]
+}
+
+fn check_whole(out: &Records) {
+    let start = out.start().expect("a start");
+    assert_eq!(start.user.as_deref(), Some(&b"ann"[..]));
+    assert_eq!(start.database.as_deref(), Some(&b"shop"[..]));
+    assert_eq!(start.application_name.as_deref(), Some(&b"test"[..]));
+    assert_eq!(start.backend_pid, Some(300));
+    assert_eq!(start.parameters.len(), 1);
+    assert!(!start.midstream);
+    let sent: Vec<u8> = exchanges().iter().skip(1).flat_map(|e| e.0.clone()).collect();
+    assert_eq!(out.frontend(), sent);
+    let outcome = |r: &&Response<'_>| match &r.outcome {
+        Outcome::Complete { tag } => (String::from_utf8_lossy(tag).into_owned(), r.rows),
+        Outcome::Error(e) => (String::from_utf8_lossy(&e.sqlstate).into_owned(), r.rows),
+        other => (format!("{other:?}"), r.rows),
+    };
+    let told: Vec<_> = out.responses().iter().map(outcome).collect();
+    let told: Vec<(&str, u64)> = told.iter().map(|(tag, rows)| (tag.as_str(), *rows)).collect();
+    assert_eq!(
+        told,
+        [
+            ("SELECT 1", 1),
+            ("SELECT 1", 1),
+            ("SELECT 1", 1),
+            ("SELECT 2", 2),
+            ("26000", 0),
+            ("COPY 2", 0),
+            ("Empty", 0)
+        ]
+    );
+    assert_eq!(out.readies(), 5);
+    let end = out.end().expect("an end");
+    assert_eq!(end.reason, EndReason::Terminate);
+    assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+    assert_eq!(end.frontend.withheld, 12, "the password message");
+    assert!(!format!("{:?}", out.0).contains("secret"));
+}
+
+#[test]
+fn a_session_is_told_completely_whatever_the_chunks_are() {
+    check_whole(&run(&exchanges(), Level::Summary, &mut || usize::MAX));
+    check_whole(&run(&exchanges(), Level::Summary, &mut || 1));
+    for n in 2..30 {
+        check_whole(&run(&exchanges(), Level::Full, &mut || n));
+    }
+}
+
+#[test]
+fn requests_are_named_by_their_offsets() {
+    let out = run(&exchanges(), Level::Summary, &mut || usize::MAX);
+    for response in out.responses() {
+        let named = out.0.iter().find_map(|r| match r {
+            Record::Frontend(f) if f.offset == response.request => Some(f.message[0]),
+            _ => None,
+        });
+        assert!(matches!(named, Some(b'Q' | b'E' | b'B')), "{response:?} names {named:?}");
+    }
+}
+
+#[test]
+fn level_full_keeps_every_message_of_the_server() {
+    let out = run(&exchanges(), Level::Full, &mut || 3);
+    let kept: Vec<u8> = out
+        .0
+        .iter()
+        .filter_map(|r| match r {
+            Record::Backend(b) => Some(b.message.to_vec()),
+            _ => None,
+        })
+        .collect::<Vec<_>>()
+        .concat();
+    let sent: Vec<u8> = exchanges().iter().skip(1).flat_map(|e| e.1.clone()).collect();
+    assert!(kept.ends_with(&sent));
+}
+
+#[test]
+fn a_session_is_joined_at_its_next_request() {
+    let mut session = Postgres::new(origin(Level::Summary));
+    let mut out = Records::default();
+    session.joined(Known { user: Some(b"bob".to_vec()), ..Known::default() });
+    // The rest of a message and of its answer, which nobody can place.
+    session.piece(Direction::Frontend, 1, Piece::Bytes(b"of a long string'\0"), &mut out);
+    session.piece(Direction::Backend, 2, Piece::Bytes(b"\x05hello"), &mut out);
+    assert!(out.0.is_empty());
+    session.piece(
+        Direction::Frontend,
+        3,
+        Piece::Bytes(&[bind("old", &[b"v"]), execute(), sync()].concat()),
+        &mut out,
+    );
+    assert!(out.start().is_some_and(|s| s.midstream && s.user.as_deref() == Some(b"bob")));
+    assert!(session.wants_texts());
+    session.text(4, b"select 42", &mut out);
+    assert!(!session.wants_texts());
+    let answer = [message(b'2', b""), row(b"42"), complete("SELECT 1"), ready(b'I')].concat();
+    session.piece(Direction::Backend, 5, Piece::Bytes(&answer), &mut out);
+    assert!(session.end(6, EndReason::RecordingEnded, Audit::default(), &mut out));
+    assert_eq!(out.responses().len(), 1);
+    let fill = out.0.iter().find_map(|r| if let Record::PreparedFill(f) = r { Some(f) } else { None });
+    assert_eq!(fill.map(|f| (&*f.name, &*f.query)), Some((&b"old"[..], &b"select 42"[..])));
+    let end = out.end().expect("end");
+    assert!(end.frontend.add_up() && end.backend.add_up() && end.frontend.lost == 0);
+}
+
+#[test]
+fn a_session_is_joined_when_the_server_is_ready() {
+    let mut session = Postgres::new(origin(Level::Summary));
+    let mut out = Records::default();
+    session.joined(Known::default());
+    session.piece(
+        Direction::Backend,
+        2,
+        Piece::Bytes(&[&b"ghi"[..], &complete("SELECT 9"), &ready(b'T')].concat()),
+        &mut out,
+    );
+    assert!(out.start().is_some());
+    // A long statement: its first segment is not a whole message.
+    let text = query(&"x".repeat(100));
+    session.piece(Direction::Frontend, 3, Piece::Bytes(&text[..50]), &mut out);
+    session.piece(Direction::Frontend, 3, Piece::Bytes(&text[50..]), &mut out);
+    assert_eq!(out.frontend(), text);
+}
+
+#[test]
+fn a_long_response_that_was_left_out_still_tells_its_end() {
+    let mut session = Postgres::new(origin(Level::Summary));
+    let mut out = Records::default();
+    let (front, back) = login();
+    session.piece(Direction::Frontend, 1, Piece::Bytes(&front), &mut out);
+    session.piece(Direction::Backend, 1, Piece::Bytes(&back), &mut out);
+    session.piece(Direction::Frontend, 2, Piece::Bytes(&query("select")), &mut out);
+    session.piece(Direction::Backend, 3, Piece::Bytes(&[row(b"1"), row(b"2")].concat()), &mut out);
+    session.piece(Direction::Backend, 4, Piece::Skipped(100_000), &mut out);
+    let tail = [&b"part of a row"[..], &complete("SELECT 5000"), &ready(b'I')].concat();
+    session.piece(Direction::Backend, 5, Piece::Bytes(&tail), &mut out);
+    session.piece(Direction::Frontend, 6, Piece::Bytes(&query("next")), &mut out);
+    session.piece(Direction::Backend, 7, Piece::Bytes(&[complete("SET"), ready(b'I')].concat()), &mut out);
+    session.end(8, EndReason::RecordingEnded, Audit::default(), &mut out);
+    let rows: Vec<_> = out.responses().iter().map(|r| (r.rows, r.first_ns, r.last_ns)).collect();
+    assert_eq!(rows, [(5000, 3, 5), (0, 7, 7)]);
+    assert!(out.losses(Direction::Backend).is_empty());
+    assert!(out.end().is_some_and(|end| end.backend.add_up() && end.backend.lost == 0));
+}
+
+#[test]
+fn passwords_of_a_login_that_fails_and_cancel_keys_are_not_stored() {
+    let mut session = Postgres::new(origin(Level::Full));
+    let mut out = Records::default();
+    let (front, _) = login();
+    session.piece(Direction::Frontend, 1, Piece::Bytes(&front), &mut out);
+    let fatal = message(b'E', b"SFATAL\0VFATAL\0C28P01\0Mno\0\0");
+    session.piece(Direction::Backend, 2, Piece::Bytes(&fatal), &mut out);
+    session.end(3, EndReason::ServerClosed, Audit::default(), &mut out);
+    assert!(out.start().is_some_and(|s| s.ready_ns.is_none()));
+    assert!(matches!(&out.responses()[0].outcome, Outcome::Error(e) if e.fatal && &e.sqlstate == b"28P01"));
+    assert_eq!(out.responses()[0].request, 0);
+
+    let mut session = Postgres::new(origin(Level::Full));
+    let mut cancel = Vec::new();
+    startup::build::cancel_request(&mut cancel, 300, b"\x77\x77\x77\x77");
+    session.piece(Direction::Frontend, 1, Piece::Bytes(&cancel), &mut out);
+    assert!(matches!(out.0.last(), Some(Record::Cancel(c)) if c.backend_pid == 300));
+    assert!(!session.end(2, EndReason::ClientClosed, Audit::default(), &mut out));
+}
+
+/// Messages of a stream with the ranges they take.
+fn boundaries(stream: &[u8]) -> Vec<(usize, usize)> {
+    let mut at = 0;
+    let mut all = Vec::new();
+    while let Ok(Some(header)) = Header::parse(&stream[at..]) {
+        all.push((at, at + header.total()));
+        at += header.total();
+    }
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Any bytes are lost anywhere: nothing that is told is false, and every byte is accounted for.
+    #[test]
+    fn damage_is_told_exactly_and_nothing_false(
+        cuts in proptest::collection::vec(1usize..60, 1..40),
+        holes in proptest::collection::vec((any::<bool>(), 0usize..900, 1usize..80), 0..5),
+    ) {
+        let mut exchanges = exchanges();
+        for n in 0..6 {
+            exchanges.insert(3, (query(&format!("select {n}")), [row(b"x"), complete("SELECT 1"), ready(b'I')].concat()));
+        }
+        let sent: Vec<u8> = exchanges.iter().flat_map(|e| e.0.clone()).collect();
+        let mut cut = cuts.iter().cycle();
+        let mut session = Postgres::new(origin(Level::Summary));
+        let mut out = Records::default();
+        let mut at = [0usize; 2];
+        let mut lost = [0u64; 2];
+        for (front, back) in &exchanges {
+            for (side, bytes) in [(0, front), (1, back)] {
+                let direction = if side == 0 { Direction::Frontend } else { Direction::Backend };
+                let mut rest = &bytes[..];
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at((*cut.next().expect("cycle")).min(rest.len()));
+                    let hole = holes.iter().any(|&(front, from, len)| {
+                        front == (side == 0) && at[side] >= from + 120 && at[side] < from + 120 + len
+                    });
+                    if hole {
+                        session.piece(direction, 1, Piece::Lost(now.len() as u64, LossReason::Gap), &mut out);
+                        lost[side] += now.len() as u64;
+                    } else {
+                        session.piece(direction, 1, Piece::Bytes(now), &mut out);
+                    }
+                    at[side] += now.len();
+                    rest = later;
+                }
+            }
+        }
+        session.end(2, EndReason::RecordingEnded, Audit { frontend: Some(at[0] as u64), backend: Some(at[1] as u64) }, &mut out);
+        let end = out.end().expect("an end");
+        prop_assert!(end.frontend.add_up() && end.backend.add_up(), "{:?}", end);
+        prop_assert!(end.frontend.lost >= lost[0] && end.backend.lost >= lost[1]);
+        let (mut told, mut whole) = (0, 0);
+        let (first, _) = login();
+        let known: Vec<_> = boundaries(&sent[first.len() - 12..]).iter().map(|(a, _)| a + first.len() - 12).collect();
+        for record in &out.0 {
+            match record {
+                Record::Frontend(f) => {
+                    let at = f.offset as usize;
+                    prop_assert_eq!(&sent[at..at + f.message.len()], &f.message[..], "a message that was not sent");
+                    prop_assert!(known.contains(&at));
+                    whole += f.message.len() as u64;
+                }
+                Record::Loss(l) if l.direction == Direction::Frontend => told += l.len,
+                _ => {}
+            }
+        }
+        prop_assert_eq!(told, end.frontend.lost);
+        prop_assert_eq!(whole + (first.len() as u64 - 12), end.frontend.recorded);
+    }
+
+    /// Arbitrary bytes in both directions: no panic, and the accounts add up.
+    #[test]
+    fn arbitrary_bytes_are_survived(
+        pieces in proptest::collection::vec((any::<bool>(), 0u8..4, proptest::collection::vec(any::<u8>(), 1..80)), 1..40),
+        join in any::<bool>(),
+    ) {
+        arbitrary(join, pieces.iter().map(|(front, kind, bytes)| (*front, *kind, &bytes[..])));
+    }
+}
+
+#[test]
+fn a_message_that_is_not_finished_is_withheld() {
+    let mut session = Postgres::new(origin(Level::Summary));
+    let mut out = Records::default();
+    let (front, back) = login();
+    session.piece(Direction::Frontend, 1, Piece::Bytes(&front), &mut out);
+    session.piece(Direction::Backend, 1, Piece::Bytes(&back), &mut out);
+    session.piece(Direction::Frontend, 2, Piece::Bytes(&query("select")[..7]), &mut out);
+    session.end(3, EndReason::ClientClosed, Audit::default(), &mut out);
+    let withheld = out
+        .0
+        .iter()
+        .any(|r| matches!(r, Record::Withheld(w) if w.reason == WithheldReason::Incomplete && w.len == 7));
+    assert!(withheld);
+    assert!(out.end().is_some_and(|end| end.frontend.add_up()));
+}
+
+#[test]
+fn a_pipeline_of_several_syncs_is_followed() {
+    let one = [bind("", &[]), execute(), sync()].concat();
+    let answer = [message(b'2', b""), complete("INSERT 0 1"), ready(b'I')].concat();
+    let exchanges = vec![
+        login(),
+        ([one.clone(), one.clone(), one].concat(), [answer.clone(), answer.clone(), answer].concat()),
+    ];
+    let out = run(&exchanges, Level::Summary, &mut || 17);
+    assert_eq!((out.responses().len(), out.readies()), (3, 3));
+    let requests: std::collections::BTreeSet<_> = out.responses().iter().map(|r| r.request).collect();
+    assert_eq!(requests.len(), 3);
+}
