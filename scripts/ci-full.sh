@@ -1,53 +1,133 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# `make ci-full`: everything, one suite after the other, and docs/ci-full.md with what came out. A suite that is not there
-# or cannot run on this machine is listed as skipped with its reason, never left out.
+# `make ci-full`: everything, one suite after the other, and docs/ci-full.md with what came out.
+#
+#   scripts/ci-full.sh             all parts that have no result for the present code, then the summary
+#   scripts/ci-full.sh PART...     these parts, again if need be, then the summary
+#   scripts/ci-full.sh --list      the parts, about how long each takes, and its result if there is one
+#
+# A part's result is kept, with its log, under target/ci-full/REVISION: a run that was interrupted goes on where it was, and
+# parts can be run one by one. REVISION is the last commit that changed anything but the summary. A part that cannot run here is
+# in the summary as skipped with its reason, never left out.
+# UNDERPASS_BIN names a program to use instead of building one; SOAK_TRANSACTIONS and FUZZ_SECONDS make a run shorter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-logs=$(mktemp -d /tmp/underpass-ci-full.XXXXXX)
+. scripts/lib.sh
 summary=docs/ci-full.md
-rows=() failures=0
+target=${CARGO_TARGET_DIR:-target}
+revision=$(git log -1 --format=%h --abbrev=12 -- . ":!$summary")
+git diff --quiet HEAD -- . ":!$summary" || revision="$revision-with-local-changes"
+state=$target/ci-full/$revision
 
-# suite NAME COMMAND...: runs it, keeps the log, adds a row.
-suite() {
-    local name=$1 begin=$SECONDS result counts skips
-    shift
-    echo "=== $name" >&2
-    if "$@" >"$logs/$name.log" 2>&1; then
-        result=passed
-    else
-        result=FAILED failures=$((failures + 1))
-        tail -n 40 "$logs/$name.log" >&2
-    fi
-    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$logs/$name.log" | tail -n 1)
-    [ -n "$counts" ] || counts=$(grep -E '^[0-9]+ transactions in ' "$logs/$name.log" | tail -n 1)
-    skips=$(grep -hE '^skipped: ' "$logs/$name.log" | sed 's/^skipped: //' | sort -u | paste -sd ';' | sed 's/;/; /g')
-    rows+=("| $name | $result | ${counts:--} | ${skips:-none} | $((SECONDS - begin)) s |")
+# Name, minutes on two quiet processors with everything built and fetched, what it is.
+parts="lint|2|formatting, clippy, documentation, rules of the tree
+test|12|every cargo test, with real servers
+compat|1|console and behaviour as PgBouncer's
+compat-lanes|1|the same with the kernel lanes allowed
+compat-pgbouncer|2|the same checks against Debian's PgBouncer
+drivers|2|nine client libraries and programs, session and transaction pooling
+drivers-lanes|2|the same with the kernel lanes allowed
+regress|2|PostgreSQL's regression suite, directly and through session pooling
+versions|1|PostgreSQL 14 to 18
+kernels|8|Debian's 6.1 kernel in an emulated machine
+soak|15|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
+soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
+soak-direct|2|the checker itself: no pooler, 200000 transactions
+fuzz|15|every fuzz target for ${FUZZ_SECONDS:-60} s"
+
+names() { cut -d '|' -f 1 <<<"$parts"; }
+
+# The programs, built once for all parts; cargo finds nothing to do when a part builds them again.
+program() {
+    [ -z "${UNDERPASS_BIN:-}" ] || return 0
+    make --no-print-directory build || return 1
+    UNDERPASS_BIN=$(realpath "$target/release/underpass")
+    export UNDERPASS_BIN
 }
 
-skip() { echo "=== $1: skipped, $2" >&2; rows+=("| $1 | skipped | - | $2 | - |"); }
+# One part; its last word is its exit status. 77 means skipped, for the reason in its last line.
+part() {
+    case $1 in
+        lint) make --no-print-directory lint ;;
+        # The tests take the program that was built with them.
+        test) env -u UNDERPASS_BIN scripts/test.sh ;;
+        compat | drivers | regress | versions) program && "tests/$1/run.sh" ;;
+        compat-lanes | drivers-lanes)
+            [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
+            program && KERNEL_PATH=auto "tests/${1%-lanes}/run.sh" ;;
+        compat-pgbouncer) POOLER=pgbouncer tests/compat/run.sh ;;
+        kernels)
+            command -v qemu-system-x86_64 >/dev/null || { echo "skipped: qemu-system-x86_64 is not installed"; return 77; }
+            program && tests/kernels/run.sh ;;
+        soak) scripts/soak.sh "${SOAK_TRANSACTIONS:-2000000}" ;;
+        soak-pgbouncer) POOLER=pgbouncer scripts/soak.sh 200000 ;;
+        soak-direct) POOLER=direct scripts/soak.sh 200000 ;;
+        fuzz) scripts/fuzz.sh "${FUZZ_SECONDS:-60}" ;;
+        *) die "no such part: $1 (scripts/ci-full.sh --list)" ;;
+    esac
+}
 
-suite lint make lint
-suite test make test
-suite soak make test-soak
-suite soak-pgbouncer env POOLER=pgbouncer scripts/soak.sh 200000
-suite soak-direct env POOLER=direct scripts/soak.sh 200000
-for name in compat drivers regress versions kernels; do
-    if [ -x "tests/$name/run.sh" ]; then suite "$name" make "test-$name"; else skip "$name" "tests/$name/run.sh is not there"; fi
-done
-if [ -d fuzz ]; then suite fuzz make fuzz-smoke; else skip fuzz "no fuzz targets"; fi
+# Runs a part and keeps `result|count|skipped|seconds|date`.
+run() {
+    local log=$state/$1.log begin=$SECONDS status result counts skips
+    mkdir -p "$state"
+    say "=== $1"
+    (part "$1") >"$log" 2>&1 </dev/null
+    status=$?
+    case $status in
+        0) result=passed ;;
+        77) result=skipped ;;
+        130 | 143) say "$1 was interrupted"; exit "$status" ;;
+        *) result=FAILED && tail -n 40 "$log" >&2 ;;
+    esac
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
+    [ -n "$counts" ] || counts=$(grep -E '^[0-9]+ transactions in ' "$log" | tail -n 1)
+    skips=$(grep -hE '^skipped: ' "$log" | sed 's/^skipped: //; s/|/,/g' | sort -u | paste -sd ';' | sed 's/;/; /g')
+    echo "$result|${counts:--}|${skips:-none}|$((SECONDS - begin)) s|$(date -u '+%F %H:%M')" >"$state/$1.row"
+    say "$result ${counts:-} in $((SECONDS - begin)) s"
+}
 
-revision=$(git rev-parse --short=12 HEAD)
-git diff --quiet HEAD -- . ":!$summary" || revision="$revision, with local changes"
-{
-    echo "# Last full run of all suites"
-    echo
-    echo "Written by \`make ci-full\`. Revision $revision, $(date -u +%F), Linux $(uname -r), $(nproc) processors, $(rustc --version)."
-    echo
-    echo "| suite | result | count | skipped, and why | time |"
-    echo "|---|---|---|---|---|"
-    printf '%s\n' "${rows[@]}"
-} >"$summary"
-cat "$summary"
-if [ "$failures" -eq 0 ]; then rm -rf "$logs"; else echo "logs of the failed suites: $logs" >&2; fi
-[ "$failures" -eq 0 ]
+write_summary() {
+    local name minutes what missing=0
+    {
+        echo "# Last full run of all suites"
+        echo
+        echo "Written by \`make ci-full\`; \`scripts/ci-full.sh --list\` shows the parts. Revision ${revision}, Linux $(uname -r)," \
+            "$(nproc) processors, $(rustc --version | cut -d ' ' -f 1-2)."
+        echo
+        echo "| part | what | result | count | skipped, and why | time | finished (UTC) |"
+        echo "|---|---|---|---|---|---|---|"
+        while IFS='|' read -r name minutes what; do
+            if [ -f "$state/$name.row" ]; then
+                IFS='|' read -r result counts skips seconds at <"$state/$name.row"
+                echo "| $name | $what | $result | $counts | $skips | $seconds | $at |"
+            else
+                echo "| $name | $what | not run | - | takes about $minutes min | - | - |"
+            fi
+        done <<<"$parts"
+    } >"$summary"
+    cat "$summary"
+    while read -r name; do
+        grep -qE '^(passed|skipped)\|' "$state/$name.row" 2>/dev/null || missing=$((missing + 1))
+    done < <(names)
+    [ "$missing" -eq 0 ] || say "$missing parts failed or have not run; logs: $state"
+    [ "$missing" -eq 0 ]
+}
+
+if [ "${1:-}" = --list ]; then
+    while IFS='|' read -r name minutes what; do
+        printf '%-17s %3s min  %-66s %s\n' "$name" "$minutes" "$what" "$(cut -d '|' -f 1,2 "$state/$name.row" 2>/dev/null)"
+    done <<<"$parts"
+    exit 0
+fi
+if [ $# -gt 0 ]; then
+    for name in "$@"; do
+        names | grep -qx -- "$name" || die "no such part: $name (scripts/ci-full.sh --list)"
+    done
+    for name in "$@"; do run "$name"; done
+else
+    while read -r name; do
+        grep -qE '^(passed|skipped)\|' "$state/$name.row" 2>/dev/null || run "$name"
+    done < <(names)
+fi
+write_summary

@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 transactions=${1:-2000000}
 kind=${POOLER:-underpass}
 
-cargo build --release -p underpass-soak -p underpass
+# As `make build` does: another selection of packages would choose other features and build half of it again.
+cargo build --release --workspace --bins
 target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
 directory=$(mktemp -d /tmp/underpass-soak.XXXXXX)
 chmod 755 "$directory"

@@ -43,6 +43,7 @@ fn login(context: &Arc<AuthContext>, method: Method, secret: &Secret) {
                 let ServerStep::Send(answer) = server.message(&body) else { panic!("a request is answered") };
                 auth.message(&answer)
             }
+            ClientStep::Derive(_) => panic!("not asked for"),
             ClientStep::Done { send, .. } => {
                 if let Some(body) = send {
                     server.message(&body);

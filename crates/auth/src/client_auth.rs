@@ -9,11 +9,11 @@ mod refusal;
 
 use std::sync::Arc;
 
-use crate::context::{AuthContext, MockMethod};
+use crate::context::{AuthContext, Derivation, Derived, MockMethod};
 use crate::md5;
 use crate::password::Password;
 use crate::scram::{MAX_ITERATIONS, ScramKeys, ScramServer, Verifier};
-use crate::secret::Secret;
+use crate::secret::{ScramSecret, Secret};
 use crate::server_auth::code;
 pub use refusal::Refusal;
 
@@ -107,6 +107,8 @@ pub struct Login {
 pub enum ClientStep {
     /// Send an Authentication message (type `R`) with this body, then pass the next `p` message.
     Send(Vec<u8>),
+    /// Run this, then pass its result to [`ClientAuth::derived`]. Only with [`AuthOptions::derive_elsewhere`](crate::AuthOptions).
+    Derive(Derivation),
     /// The client is in: send an Authentication message with this body, if any, then AuthenticationOk.
     Done {
         /// AuthenticationSASLFinal after SCRAM.
@@ -135,6 +137,16 @@ enum State {
         stored: [u8; md5::HASH_LEN],
         salt: [u8; 4],
         doom: Option<Refusal>,
+    },
+    /// The keys of a clear-text password are awaited.
+    PlainKeys {
+        password: Password,
+        secret: ScramSecret,
+    },
+    /// The keys of the stored password are awaited, to make the verifier of.
+    VerifierKeys {
+        password: Password,
+        channel_binding: Option<Vec<u8>>,
     },
     /// SASLInitialResponse is awaited.
     SaslInitial(Box<Scram>),
@@ -170,12 +182,52 @@ impl ClientAuth {
         }
     }
 
+    /// Takes the keys that [`ClientStep::Derive`] asked for.
+    pub fn derived(&mut self, keys: ScramKeys) -> ClientStep {
+        let step = match std::mem::replace(&mut self.state, State::Ended) {
+            State::PlainKeys { password, secret } => self.plain_keys(password, &secret, keys),
+            State::VerifierKeys { password, channel_binding } => {
+                let verifier = self.context.verifier(&password, keys);
+                offer_scram(&self.context, verifier, None, channel_binding).map(|(state, step)| {
+                    self.state = state;
+                    step
+                })
+            }
+            _ => Err(Refusal::UnexpectedMessage),
+        };
+        step.unwrap_or_else(ClientStep::Failed)
+    }
+
+    fn plain_keys(
+        &self,
+        password: Password,
+        secret: &ScramSecret,
+        keys: ScramKeys,
+    ) -> Result<ClientStep, Refusal> {
+        if keys.secret() != *secret {
+            return Err(Refusal::WrongPassword);
+        }
+        self.context.remember(&password, keys.clone());
+        Ok(ClientStep::Done { send: None, login: Login { keys: Some(keys), password: Some(password) } })
+    }
+
     fn advance(&mut self, state: State, body: &[u8]) -> Result<ClientStep, Refusal> {
         match state {
             State::Plain { user, credential } => {
                 let password = Password::new(password_message(body)?);
-                let keys = check_plain(&self.context, &user, credential, &password)?;
-                Ok(ClientStep::Done { send: None, login: Login { keys, password: Some(password) } })
+                let Some(secret) = check_plain(&user, credential, &password)? else {
+                    return Ok(ClientStep::Done {
+                        send: None,
+                        login: Login { keys: None, password: Some(password) },
+                    });
+                };
+                match self.context.derive(&password, &secret.salt, secret.iterations) {
+                    Derived::Keys(keys) => self.plain_keys(password, &secret, keys),
+                    Derived::Elsewhere(derivation) => {
+                        self.state = State::PlainKeys { password, secret };
+                        Ok(ClientStep::Derive(derivation))
+                    }
+                }
             }
             State::Md5 { stored, salt, doom } => {
                 let proved = md5::verify(&stored, salt, password_message(body)?);
@@ -203,7 +255,9 @@ impl ClientAuth {
                 }
                 Err(error) => Err(Refusal::Scram(error)),
             },
-            State::Ended => Err(Refusal::UnexpectedMessage),
+            State::PlainKeys { .. } | State::VerifierKeys { .. } | State::Ended => {
+                Err(Refusal::UnexpectedMessage)
+            }
         }
     }
 
@@ -282,9 +336,27 @@ fn begin_scram(
     };
     let verifier = match credential {
         Credential::Secret(Secret::Scram(secret)) => Verifier { secret, doomed: false },
-        Credential::Secret(Secret::Plain(password)) if doom.is_none() => context.verifier(user, &password),
+        Credential::Secret(Secret::Plain(password)) if doom.is_none() => {
+            match context.keys_of(user, &password) {
+                Derived::Keys(keys) => context.verifier(&password, keys),
+                Derived::Elsewhere(derivation) => {
+                    let state = State::VerifierKeys { password, channel_binding };
+                    return Ok((state, ClientStep::Derive(derivation)));
+                }
+            }
+        }
         _ => context.mock_verifier(user),
     };
+    offer_scram(context, verifier, doom, channel_binding)
+}
+
+/// AuthenticationSASL, with the mechanisms to choose from.
+fn offer_scram(
+    context: &AuthContext,
+    verifier: Verifier,
+    doom: Option<Refusal>,
+    channel_binding: Option<Vec<u8>>,
+) -> Result<(State, ClientStep), Refusal> {
     let server = ScramServer::new(verifier, channel_binding, context.nonce()?);
     let mut list = Vec::with_capacity(40);
     for mechanism in server.mechanisms() {
@@ -296,38 +368,31 @@ fn begin_scram(
     Ok((state, ClientStep::Send(authentication(code::SASL, &list))))
 }
 
-/// Compares a clear-text password with whatever is stored. Returns pass-through keys when there are any.
+/// Compares a clear-text password with whatever is stored. Returns the SCRAM secret that its keys have yet to be compared with, if it is
+/// one.
 fn check_plain(
-    context: &AuthContext,
     user: &[u8],
     credential: Credential,
     password: &Password,
-) -> Result<Option<ScramKeys>, Refusal> {
+) -> Result<Option<ScramSecret>, Refusal> {
     if password.is_empty() {
         return Err(Refusal::EmptyPassword);
     }
-    let (proved, keys) = match credential {
+    let proved = match credential {
         Credential::UnknownUser => return Err(Refusal::UnknownUser),
         Credential::NoPassword => return Err(Refusal::NoPassword),
         Credential::Secret(Secret::Plain(stored)) if stored.is_empty() => return Err(Refusal::NoPassword),
-        Credential::Secret(Secret::Plain(stored)) => (stored == *password, None),
+        Credential::Secret(Secret::Plain(stored)) => stored == *password,
         Credential::Secret(Secret::Md5(stored)) => {
             let hash = md5::hash(password.as_bytes(), user);
-            (subtle::ConstantTimeEq::ct_eq(&hash[..], &stored[..]).into(), None)
+            subtle::ConstantTimeEq::ct_eq(&hash[..], &stored[..]).into()
         }
         Credential::Secret(Secret::Scram(secret)) if secret.iterations > MAX_ITERATIONS => {
             return Err(Refusal::Iterations(secret.iterations));
         }
-        Credential::Secret(Secret::Scram(secret)) => {
-            let keys = context.derive(password, &secret.salt, secret.iterations);
-            let proved = keys.secret() == secret;
-            if proved {
-                context.remember(password, keys.clone());
-            }
-            (proved, Some(keys))
-        }
+        Credential::Secret(Secret::Scram(secret)) => return Ok(Some(secret)),
     };
-    if proved { Ok(keys) } else { Err(Refusal::WrongPassword) }
+    if proved { Ok(None) } else { Err(Refusal::WrongPassword) }
 }
 
 /// The body of an Authentication message.

@@ -34,6 +34,8 @@ pub struct AuthOptions {
     pub mock_method: MockMethod,
     /// Entries of the cache of derived keys, about 150 bytes each.
     pub cache_capacity: usize,
+    /// PBKDF2 is left to the caller, who gets a [`Derivation`] to run where it holds nobody up. Otherwise it runs in place.
+    pub derive_elsewhere: bool,
     /// Key of the salts shown to unknown users and to users with a plain password. `None` draws one, then
     /// these salts change with every start, which tells them from stored ones; give bytes that survive a
     /// restart to hide that too.
@@ -46,9 +48,33 @@ impl Default for AuthOptions {
             scram_iterations: 4096,
             mock_method: MockMethod::default(),
             cache_capacity: 4096,
+            derive_elsewhere: false,
             mock_key: None,
         }
     }
+}
+
+/// A password whose keys are in no cache: PBKDF2, about half a millisecond for 4096 rounds and up to seconds for
+/// [`MAX_ITERATIONS`](crate::MAX_ITERATIONS).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Derivation {
+    password: Password,
+    salt: Vec<u8>,
+    iterations: u32,
+}
+
+impl Derivation {
+    /// Computes the keys, for [`ClientAuth::derived`](crate::ClientAuth::derived) or
+    /// [`ServerAuth::derived`](crate::ServerAuth::derived).
+    pub fn run(&self) -> ScramKeys {
+        ScramKeys::derive(self.password.as_bytes(), &self.salt, self.iterations)
+    }
+}
+
+/// What [`AuthContext::derive`] has.
+pub(crate) enum Derived {
+    Keys(ScramKeys),
+    Elsewhere(Derivation),
 }
 
 /// The system gave no random bytes.
@@ -61,6 +87,7 @@ pub struct AuthContext {
     iterations: u32,
     mock_method: MockMethod,
     mock_key: [u8; KEY_LEN],
+    derive_elsewhere: bool,
     cache: Arc<KeyCache>,
     entropy: Entropy,
 }
@@ -113,6 +140,7 @@ impl AuthContext {
             iterations: options.scram_iterations.clamp(1, crate::MAX_ITERATIONS),
             mock_method: options.mock_method,
             mock_key: options.mock_key.unwrap_or(keys[0]),
+            derive_elsewhere: options.derive_elsewhere,
             cache: Arc::new(KeyCache::new(keys[1], options.cache_capacity)),
             entropy,
         })
@@ -136,11 +164,15 @@ impl AuthContext {
         self.mock_method
     }
 
-    /// The verifier of a user whose plain password is stored. The first login of a password costs PBKDF2
+    /// The keys of a user whose plain password is stored, for [`verifier`](Self::verifier). The first login of a password costs PBKDF2
     /// (half a millisecond for 4096 rounds), later ones find it in the cache. So the very first login of such
     /// a user is slower than one of an unknown user; users with a stored verifier never are.
-    pub(crate) fn verifier(&self, user: &[u8], password: &Password) -> Verifier {
-        let keys = self.derive(password, &self.salt(user), self.iterations);
+    pub(crate) fn keys_of(&self, user: &[u8], password: &Password) -> Derived {
+        self.derive(password, &self.salt(user), self.iterations)
+    }
+
+    /// The verifier that these keys of a stored password make; they are kept for the next login.
+    pub(crate) fn verifier(&self, password: &Password, keys: ScramKeys) -> Verifier {
         let secret = keys.secret();
         self.remember(password, keys);
         Verifier { secret, doomed: false }
@@ -168,10 +200,12 @@ impl AuthContext {
 
     /// Keys of a password, from the cache or by PBKDF2. Does not fill the cache: a caller does so by
     /// [`remember`](Self::remember) once the peer has proved itself, or strangers could empty it of others.
-    pub(crate) fn derive(&self, password: &Password, salt: &[u8], iterations: u32) -> ScramKeys {
-        self.cache
-            .get(password.as_bytes(), salt, iterations)
-            .unwrap_or_else(|| ScramKeys::derive(password.as_bytes(), salt, iterations))
+    pub(crate) fn derive(&self, password: &Password, salt: &[u8], iterations: u32) -> Derived {
+        if let Some(keys) = self.cache.get(password.as_bytes(), salt, iterations) {
+            return Derived::Keys(keys);
+        }
+        let derivation = Derivation { password: password.clone(), salt: salt.to_vec(), iterations };
+        if self.derive_elsewhere { Derived::Elsewhere(derivation) } else { Derived::Keys(derivation.run()) }
     }
 
     #[cfg(test)]
@@ -198,10 +232,14 @@ mod tests {
     fn reload_keeps_salts_and_cache() {
         let password = Password::new("pw");
         let old = AuthContext::new(&AuthOptions { scram_iterations: 3, ..AuthOptions::default() }).unwrap();
-        let before = old.verifier(b"joe", &password).secret;
+        let verifier = |context: &AuthContext| match context.keys_of(b"joe", &password) {
+            Derived::Keys(keys) => context.verifier(&password, keys).secret,
+            Derived::Elsewhere(_) => panic!("not asked for"),
+        };
+        let before = verifier(&old);
         let same = old.reload(&AuthOptions { scram_iterations: 3, ..AuthOptions::default() }).unwrap();
         assert!(same.is_remembered(&password, &before.salt, 3));
-        assert_eq!(same.verifier(b"joe", &password).secret, before);
+        assert_eq!(verifier(&same), before);
         assert_eq!(same.mock_verifier(b"jim").secret, old.mock_verifier(b"jim").secret);
         let more = old.reload(&AuthOptions { scram_iterations: 0, ..AuthOptions::default() }).unwrap();
         assert_eq!(more.mock_verifier(b"jim").secret.iterations, 1);

@@ -16,9 +16,20 @@ pub const USER: &str = "joe";
 /// Its password.
 pub const PASSWORD: &str = "secret";
 
-fn context() -> Arc<AuthContext> {
+fn context(setup: u8) -> Arc<AuthContext> {
     // Two rounds: the parsers are under test, not PBKDF2.
-    Arc::new(AuthContext::repeatable(&AuthOptions { scram_iterations: 2, ..AuthOptions::default() }))
+    Arc::new(AuthContext::repeatable(&AuthOptions {
+        scram_iterations: 2,
+        derive_elsewhere: setup & 32 != 0,
+        ..AuthOptions::default()
+    }))
+}
+
+fn client_derived(auth: &mut ClientAuth, step: ClientStep) -> ClientStep {
+    match step {
+        ClientStep::Derive(derivation) => auth.derived(derivation.run()),
+        step => step,
+    }
 }
 
 fn secret(choice: u8) -> Option<Secret> {
@@ -61,19 +72,22 @@ fn messages(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// A client with arbitrary messages: never panics, never answers after the end, and a user without a secret
-/// is never let in. Set-up byte: bits 0-1 secret, bit 2 channel binding, bits 3-4 method.
+/// is never let in. Set-up byte: bits 0-1 secret, bit 2 channel binding, bits 3-4 method, bit 5 PBKDF2 elsewhere.
 ///
 /// Returns whether the client was let in.
 pub fn client_auth(data: &[u8]) -> bool {
     let Some((&setup, data)) = data.split_first() else { return false };
     let login = client_login(setup);
     let hopeless = login.credential == Credential::UnknownUser;
-    let (mut auth, step) = ClientAuth::start(context(), login);
+    let (mut auth, step) = ClientAuth::start(context(setup), login);
+    let step = client_derived(&mut auth, step);
     assert!(matches!(step, ClientStep::Send(_)), "a password method asks first");
     let mut inside = false;
     for message in messages(data) {
-        match auth.message(message) {
+        let step = auth.message(message);
+        match client_derived(&mut auth, step) {
             ClientStep::Send(body) => assert!(body.len() >= 4),
+            ClientStep::Derive(_) => panic!("derived keys lead on"),
             ClientStep::Done { .. } => {
                 assert!(!hopeless, "let in without a secret");
                 inside = true;
@@ -90,12 +104,12 @@ pub fn client_auth(data: &[u8]) -> bool {
 }
 
 /// A server with arbitrary messages: never panics, and after a SCRAM request only a proven server is
-/// accepted. Set-up byte: bits 0-1 secret, bit 2 channel binding, bit 3 pass-through keys.
+/// accepted. Set-up byte: bits 0-1 secret, bit 2 channel binding, bit 3 pass-through keys, bit 5 PBKDF2 elsewhere.
 ///
 /// Returns whether the server let us in.
 pub fn server_auth(data: &[u8]) -> bool {
     let Some((&setup, data)) = data.split_first() else { return false };
-    let mut auth = ServerAuth::new(context(), server_login(setup));
+    let mut auth = ServerAuth::new(context(setup), server_login(setup));
     let (mut scram, mut proven) = (false, false);
     for message in messages(data) {
         // PBKDF2 costs what the server asks, up to a bound that is far too slow for fuzzing.
@@ -103,7 +117,12 @@ pub fn server_auth(data: &[u8]) -> bool {
         if asked > 6 {
             return false;
         }
-        match auth.message(message) {
+        let step = match auth.message(message) {
+            ServerStep::Derive(derivation) => auth.derived(derivation.run()),
+            step => step,
+        };
+        match step {
+            ServerStep::Derive(_) => panic!("derived keys lead on"),
             ServerStep::Send(body) => scram |= body.starts_with(b"SCRAM-"),
             ServerStep::Wait => proven = true,
             ServerStep::Done => {

@@ -21,7 +21,7 @@ use crate::saslprep::saslprep;
 use crate::secret::ScramSecret;
 
 pub(crate) use cache::KeyCache;
-pub use client::{ClientSecret, ScramClient, ScramClientError};
+pub use client::{ClientSecret, Proof, ScramClient, ScramClientError};
 pub use server::{ScramServer, ScramServerError, Verified, Verifier};
 
 /// Length of every SCRAM-SHA-256 key and signature, in bytes.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::context::{AuthContext, EntropyError};
+use crate::context::{AuthContext, Derivation, EntropyError};
 use crate::md5;
-use crate::scram::{ClientSecret, ScramClient, ScramClientError, ScramKeys};
+use crate::scram::{ClientSecret, Proof, ScramClient, ScramClientError, ScramKeys};
 use crate::secret::Secret;
 
 /// Codes of Authentication messages (PostgreSQL manual, "Message Formats").
@@ -46,6 +46,8 @@ pub enum ServerStep {
     Send(Vec<u8>),
     /// Nothing to send: pass the next Authentication message.
     Wait,
+    /// Run this, then pass its result to [`ServerAuth::derived`]. Only with [`AuthOptions::derive_elsewhere`](crate::AuthOptions).
+    Derive(Derivation),
     /// AuthenticationOk: we are in.
     Done,
     /// Close the connection. An ErrorResponse of the server is the caller's business.
@@ -114,6 +116,8 @@ enum State {
     /// The password was sent; only AuthenticationOk may follow.
     Answered,
     SaslFirst(Box<ScramClient>),
+    /// The keys are awaited.
+    SaslKeys(Box<ScramClient>),
     SaslFinal(Box<ScramClient>),
     Ended,
 }
@@ -130,13 +134,27 @@ impl ServerAuth {
         self.advance(state, body).unwrap_or_else(ServerStep::Failed)
     }
 
+    /// Takes the keys that [`ServerStep::Derive`] asked for.
+    pub fn derived(&mut self, keys: ScramKeys) -> ServerStep {
+        let State::SaslKeys(mut scram) = std::mem::replace(&mut self.state, State::Ended) else {
+            return ServerStep::Failed(ScramClientError::OutOfOrder.into());
+        };
+        match scram.derived(keys) {
+            Ok(answer) => {
+                self.state = State::SaslFinal(scram);
+                ServerStep::Send(answer)
+            }
+            Err(error) => ServerStep::Failed(error.into()),
+        }
+    }
+
     fn advance(&mut self, state: State, body: &[u8]) -> Result<ServerStep, ServerAuthError> {
         use ServerAuthError as E;
         let (code, data) = body.split_first_chunk().ok_or(E::Malformed("no code"))?;
         let code = i32::from_be_bytes(*code);
         match (state, code) {
             (State::Start | State::Answered, code::OK) if data.is_empty() => Ok(ServerStep::Done),
-            (State::SaslFirst(_) | State::SaslFinal(_), code::OK) => Err(E::Unproven),
+            (State::SaslFirst(_) | State::SaslKeys(_) | State::SaslFinal(_), code::OK) => Err(E::Unproven),
             (State::Start, code::CLEARTEXT_PASSWORD) => {
                 let answer = self.cleartext()?;
                 self.state = State::Answered;
@@ -150,9 +168,12 @@ impl ServerAuth {
             }
             (State::Start, code::SASL) => self.sasl(data),
             (State::SaslFirst(mut scram), code::SASL_CONTINUE) => {
-                let answer = scram.server_first(data)?;
-                self.state = State::SaslFinal(scram);
-                Ok(ServerStep::Send(answer))
+                let (step, state) = match scram.server_first(data)? {
+                    Proof::Ready(answer) => (ServerStep::Send(answer), State::SaslFinal(scram)),
+                    Proof::Derive(derivation) => (ServerStep::Derive(derivation), State::SaslKeys(scram)),
+                };
+                self.state = state;
+                Ok(step)
             }
             (State::SaslFinal(mut scram), code::SASL_FINAL) => {
                 scram.server_final(data)?;

@@ -138,6 +138,8 @@ pub struct Recorder {
     later: Vec<Text>,
     lookup: Box<dyn Lookup>,
     wants_texts: bool,
+    /// The client's end of a connection that is no part of the workload.
+    ignored: Option<SocketAddr>,
 }
 
 /// What a backend said it runs.
@@ -166,7 +168,26 @@ impl Recorder {
             later: Vec::new(),
             lookup,
             wants_texts: false,
+            ignored: None,
         }
+    }
+
+    /// The connection of this client, which is open or has just been, is our own.
+    pub fn ignore(&mut self, client: SocketAddr) {
+        self.ignored = Some(client);
+    }
+
+    /// Whether an event is of the ignored connection. Its port may be given to others once it is closed.
+    fn is_ignored(&mut self, event: &Event<'_>) -> bool {
+        let ends = match event {
+            Event::Packet { ends, .. } | Event::Encrypted { ends, .. } | Event::Close { ends, .. } => ends,
+            _ => return false,
+        };
+        let ignored = self.ignored == Some(ends.remote);
+        if ignored && matches!(event, Event::Close { .. }) {
+            self.ignored = None;
+        }
+        ignored
     }
 
     /// What was counted so far.
@@ -192,6 +213,9 @@ impl Recorder {
 
     /// Takes one event.
     pub fn event(&mut self, event: Event<'_>, sink: &mut dyn Sink) {
+        if self.ignored.is_some() && self.is_ignored(&event) {
+            return;
+        }
         match event {
             Event::Packet { time_ns, ends, direction, seq, ack, flags, skipped, payload } => {
                 let segment = Segment { seq, skipped, bytes: payload, time_ns };

@@ -297,3 +297,44 @@ fn a_server_that_is_started_again_is_followed() {
     }
     trace.assert_lossless();
 }
+
+#[test]
+fn probes_come_when_a_session_needs_them() {
+    if skipped() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let postgres = Postgres::builder().auth(AuthMethod::Trust).tls(&authority).start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Auto, ..Setup::default() });
+    let options = postgres
+        .options("postgres", "postgres")
+        .host("localhost")
+        .tls(Tls::new(&authority, None).expect("tls"));
+    let mut first = Client::connect(&options).expect("connect");
+    for _ in 0..30 {
+        first.query("select 1").expect("an answer");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let sent = work(&options.parameter("application_name", "second"), &[(Batch::new().query("select 2"), 1)]);
+    drop(first);
+    let trace = capture.end();
+    assert_eq!(trace.summary.totals.encrypted, 2);
+    assert!(trace.summary.notes.iter().any(|note| note.starts_with("probes attached after")));
+    let starts = trace.starts();
+    let first = starts.iter().find(|s| s.midstream).expect("joined");
+    assert_eq!((first.source, first.transport), (Source::Uprobe, Transport::Tls));
+    assert!((1..30).contains(&trace.frontends(first.session).len()));
+    assert!(trace.sent(trace.session("second")) == sent, "from its first byte");
+    trace.assert_lossless();
+}
+
+#[test]
+fn a_server_without_tcp_is_recorded_by_probes_alone() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::builder().setting("listen_addresses", "").start().expect("a server");
+    assert_eq!(common::server(&postgres).port(), None);
+    let setup = Setup { probes: Probes::Auto, packets: false, ..Setup::default() };
+    check(&postgres, postgres.superuser(), &setup, Source::Uprobe, Transport::Unix);
+}

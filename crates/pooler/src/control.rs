@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use underpass_auth::AuthOptions;
 use underpass_config::{Config, SetOutcome, kept_warning};
 use underpass_console::text::{self, Phrase, SignalAction, reason};
 use underpass_console::{ConsoleError, ShutdownMode};
@@ -334,8 +333,7 @@ fn reload_paths(old: &Settings) -> Vec<PathBuf> {
 
 /// The SCRAM keys that are cached, and the salts shown to users who do not exist, stay what they were.
 fn keep_auth_context(old: &Settings, new: &mut Settings) {
-    let options = AuthOptions { scram_iterations: new.config.scram_iterations, ..AuthOptions::default() };
-    match old.auth.reload(&options) {
+    match old.auth.reload(&new.auth_options()) {
         Ok(context) => new.auth = Arc::new(context),
         Err(error) => log::warn!("authentication keys are drawn anew: {error}"),
     }

@@ -6,6 +6,7 @@
 
 mod client;
 mod control;
+mod deriver;
 mod gather;
 mod hosts;
 mod kernel_rows;

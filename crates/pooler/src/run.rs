@@ -21,6 +21,7 @@ use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
 use crate::control::{self, Control};
+use crate::deriver::Deriver;
 use crate::gather::{self, Facts, Part, Periods};
 use crate::kernel_rows;
 use crate::lanes::Lanes;
@@ -231,6 +232,7 @@ fn share(
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         resolver: Resolver::start()?,
+        deriver: Deriver::start(threads as u16)?,
         control,
         lanes,
         mirrors: Mirrors::default(),

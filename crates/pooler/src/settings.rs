@@ -29,6 +29,14 @@ pub(crate) struct Settings {
     pub paths: Vec<PathBuf>,
 }
 
+fn auth_options(config: &Config) -> AuthOptions {
+    AuthOptions {
+        scram_iterations: config.scram_iterations,
+        derive_elsewhere: true,
+        ..AuthOptions::default()
+    }
+}
+
 impl Settings {
     /// Reads the configuration and every file it names. Warnings are for the log.
     ///
@@ -92,10 +100,7 @@ impl Settings {
             }
             _ => None,
         };
-        let auth = AuthContext::new(&AuthOptions {
-            scram_iterations: config.scram_iterations,
-            ..AuthOptions::default()
-        })?;
+        let auth = AuthContext::new(&auth_options(&config))?;
         let client_tls = ClientSide::build(&TlsClientOptions {
             sslmode: tls_mode(config.client_tls_sslmode),
             key_file: config.client_tls_key_file.clone(),
@@ -129,6 +134,11 @@ impl Settings {
             paths: paths.to_vec(),
         };
         Ok((settings, warnings))
+    }
+
+    /// What a new authentication context is made with.
+    pub fn auth_options(&self) -> AuthOptions {
+        auth_options(&self.config)
     }
 
     /// Limits of the pool of `user` on `database`.

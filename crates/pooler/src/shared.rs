@@ -17,6 +17,7 @@ use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
 use crate::control::Control;
+use crate::deriver::Deriver;
 use crate::gather::Periods;
 use crate::lanes::Lanes;
 use crate::logging;
@@ -108,6 +109,7 @@ pub(crate) struct Shared {
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
     pub resolver: Resolver,
+    pub deriver: Deriver,
     /// Kernel lanes, where they work and are wanted.
     pub lanes: Option<Arc<Lanes>>,
     pub control: Control,

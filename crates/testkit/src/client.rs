@@ -136,6 +136,12 @@ impl Options {
         self
     }
 
+    /// To another database.
+    pub fn database(mut self, database: &str) -> Self {
+        self.database = database.into();
+        self
+    }
+
     /// To another port.
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;

@@ -23,7 +23,7 @@ fn stored(kind: &str) -> Credential {
     })
 }
 
-/// Our own client role answers; the outcome and the codes of the requests sent.
+/// Our own client role answers; the outcome and the codes of the requests sent, 1000 for keys that are derived elsewhere.
 fn run(
     context: &Arc<AuthContext>,
     login: ClientLogin<'_>,
@@ -44,10 +44,21 @@ fn run(
         step = match step {
             ClientStep::Send(body) => {
                 codes.push(i32::from_be_bytes(body[..4].try_into().unwrap()));
-                match server.message(&body) {
+                let answer = match server.message(&body) {
+                    ServerStep::Derive(derivation) => {
+                        codes.push(1000);
+                        server.derived(derivation.run())
+                    }
+                    step => step,
+                };
+                match answer {
                     ServerStep::Send(answer) => auth.message(&answer),
                     other => panic!("{other:?}"),
                 }
+            }
+            ClientStep::Derive(derivation) => {
+                codes.push(1000);
+                auth.derived(derivation.run())
             }
             ClientStep::Done { send, login } => {
                 if let Some(body) = send {
@@ -222,6 +233,35 @@ fn initial_response_may_be_absent() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(auth.message(b"n,,n=,r=x"), ClientStep::Send(_)));
+}
+
+/// The caller derives, once for each password: then the keys are in the cache. A wrong password fills nothing.
+#[test]
+fn keys_may_be_derived_elsewhere() {
+    const ELSEWHERE: i32 = 1000;
+    let fresh = || {
+        let options = AuthOptions { scram_iterations: 2, derive_elsewhere: true, ..AuthOptions::default() };
+        Arc::new(AuthContext::new(&options).expect("randomness"))
+    };
+    for (method, secret, asked) in [
+        (Method::Plain, "scram", vec![code::CLEARTEXT_PASSWORD, ELSEWHERE]),
+        // The verifier of the stored password; then our client role has the same keys in the same cache.
+        (Method::ScramSha256, "plain", vec![ELSEWHERE, code::SASL, code::SASL_CONTINUE]),
+        // Here only the client role derives.
+        (Method::ScramSha256, "scram", vec![code::SASL, code::SASL_CONTINUE, ELSEWHERE]),
+    ] {
+        let context = fresh();
+        let (wrong, _) = run(&context, login(method, stored(secret)), "wrong");
+        assert_eq!(wrong.unwrap_err(), Refusal::WrongPassword, "{method:?} {secret}");
+        let context = fresh();
+        let (first, codes) = run(&context, login(method, stored(secret)), "pw");
+        assert!(first.is_ok() && codes == asked, "{method:?} {secret}: {codes:?}");
+        let (again, codes) = run(&context, login(method, stored(secret)), "pw");
+        assert!(again.is_ok() && !codes.contains(&ELSEWHERE), "{method:?} {secret}: {codes:?}");
+    }
+    let (mut auth, _) = ClientAuth::start(fresh(), login(Method::Plain, stored("scram")));
+    assert!(matches!(auth.message(b"pw\0"), ClientStep::Derive(_)));
+    assert!(matches!(auth.message(b"pw\0"), ClientStep::Failed(Refusal::UnexpectedMessage)));
 }
 
 #[test]

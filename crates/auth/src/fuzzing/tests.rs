@@ -24,9 +24,9 @@ fn input(setup: u8, messages: &[Vec<u8>]) -> Vec<u8> {
 
 /// What `password` sends to the client machine of `setup`, with the nonces that fuzzing uses.
 fn client_seed(setup: u8, password: &str) -> Vec<u8> {
-    let (mut auth, mut step) = ClientAuth::start(context(), client_login(setup));
+    let (mut auth, mut step) = ClientAuth::start(context(setup), client_login(setup));
     let mut peer = ServerAuth::new(
-        context(),
+        context(setup),
         ServerLogin {
             user: USER.into(),
             secret: Some(Secret::Plain(Password::new(password))),
@@ -45,9 +45,9 @@ fn client_seed(setup: u8, password: &str) -> Vec<u8> {
 
 /// What a server that asks by `method` sends to the server machine of `setup`.
 fn server_seed(setup: u8, method: Method) -> Vec<u8> {
-    let mut auth = ServerAuth::new(context(), server_login(setup));
+    let mut auth = ServerAuth::new(context(setup), server_login(setup));
     let (mut peer, mut step) = ClientAuth::start(
-        context(),
+        context(setup),
         ClientLogin {
             method,
             user: USER.as_bytes(),
@@ -71,6 +71,7 @@ fn server_seed(setup: u8, method: Method) -> Vec<u8> {
                 messages.push(vec![0; 4]);
                 return input(setup, &messages);
             }
+            ClientStep::Derive(_) => panic!("not asked for"),
             ClientStep::Failed(refusal) => panic!("{refusal}"),
         }
     }

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::message::{self, ServerFirst};
 use super::{BINDING_TYPE, MAX_ITERATIONS, MECHANISM, MECHANISM_PLUS, ScramKeys, hmac, xor};
-use crate::context::AuthContext;
+use crate::context::{AuthContext, Derivation, Derived};
 use crate::password::Password;
 
 /// What a login to a server is made with.
@@ -68,10 +68,27 @@ pub struct ScramClient {
     state: State,
 }
 
+/// What [`ScramClient::server_first`] comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// client-final-message.
+    Ready(Vec<u8>),
+    /// Run this, then pass its result to [`ScramClient::derived`]. Only with [`AuthOptions::derive_elsewhere`](crate::AuthOptions).
+    Derive(Derivation),
+}
+
 #[derive(Debug)]
 enum State {
     First,
-    Final { keys: ScramKeys, auth_message: String },
+    /// The keys are awaited: server-first-message, and the nonce in it.
+    Keys {
+        server_first: String,
+        nonce: String,
+    },
+    Final {
+        keys: ScramKeys,
+        auth_message: String,
+    },
     Ended,
 }
 
@@ -111,9 +128,9 @@ impl ScramClient {
         format!("{}n=,r={}", self.gs2_header, self.nonce).into_bytes()
     }
 
-    /// Takes server-first-message and answers with client-final-message. Runs PBKDF2 for a password whose
-    /// keys are not in the cache.
-    pub fn server_first(&mut self, payload: &[u8]) -> Result<Vec<u8>, ScramClientError> {
+    /// Takes server-first-message and answers with client-final-message. A password whose keys are not in the cache needs PBKDF2 for
+    /// that.
+    pub fn server_first(&mut self, payload: &[u8]) -> Result<Proof, ScramClientError> {
         use ScramClientError as E;
         if !matches!(std::mem::replace(&mut self.state, State::Ended), State::First) {
             return Err(E::OutOfOrder);
@@ -128,20 +145,41 @@ impl ScramClient {
             ClientSecret::Password(_) if first.iterations > MAX_ITERATIONS => {
                 return Err(E::Iterations(first.iterations));
             }
-            ClientSecret::Password(password) => self.context.derive(password, &first.salt, first.iterations),
+            ClientSecret::Password(password) => {
+                match self.context.derive(password, &first.salt, first.iterations) {
+                    Derived::Keys(keys) => keys,
+                    Derived::Elsewhere(derivation) => {
+                        self.state =
+                            State::Keys { server_first: text.to_owned(), nonce: first.nonce.to_owned() };
+                        return Ok(Proof::Derive(derivation));
+                    }
+                }
+            }
             ClientSecret::Keys(keys) if keys.salt != first.salt || keys.iterations != first.iterations => {
                 return Err(E::OtherVerifier);
             }
             ClientSecret::Keys(keys) => keys.clone(),
         };
+        Ok(Proof::Ready(self.client_final(text, first.nonce, keys)))
+    }
+
+    /// Takes the keys that [`Proof::Derive`] asked for, and answers with client-final-message.
+    pub fn derived(&mut self, keys: ScramKeys) -> Result<Vec<u8>, ScramClientError> {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Keys { server_first, nonce } => Ok(self.client_final(&server_first, &nonce, keys)),
+            _ => Err(ScramClientError::OutOfOrder),
+        }
+    }
+
+    fn client_final(&mut self, server_first: &str, nonce: &str, keys: ScramKeys) -> Vec<u8> {
         let mut binding = self.gs2_header.clone().into_bytes();
         binding.extend_from_slice(&self.binding);
-        let without_proof = format!("c={},r={}", BASE64.encode(binding), first.nonce);
-        let auth_message = format!("n=,r={},{text},{without_proof}", self.nonce);
+        let without_proof = format!("c={},r={nonce}", BASE64.encode(binding));
+        let auth_message = format!("n=,r={},{server_first},{without_proof}", self.nonce);
         let signature = hmac(&keys.stored_key(), &[auth_message.as_bytes()]);
         let proof = BASE64.encode(xor(signature, &keys.client_key));
         self.state = State::Final { keys, auth_message };
-        Ok(format!("{without_proof},p={proof}").into_bytes())
+        format!("{without_proof},p={proof}").into_bytes()
     }
 
     /// Takes server-final-message. `Ok` means that the server knows the verifier.

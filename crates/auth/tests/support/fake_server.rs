@@ -136,6 +136,7 @@ fn authenticate(
                 }
                 auth.message(&body)
             }
+            ClientStep::Derive(derivation) => auth.derived(derivation.run()),
             ClientStep::Done { send, login } => {
                 if let Some(body) = send {
                     write_message(stream, Some(b'R'), &body).ok()?;

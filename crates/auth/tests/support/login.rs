@@ -48,15 +48,22 @@ fn authenticate(
     let mut answers = Vec::new();
     loop {
         match read_message(stream).map_err(|error| error.to_string())? {
-            (b'R', body) => match auth.message(&body) {
-                ServerStep::Send(answer) => {
-                    write_message(stream, Some(b'p'), &answer).map_err(|error| error.to_string())?;
-                    answers.push(answer);
+            (b'R', body) => {
+                let step = match auth.message(&body) {
+                    ServerStep::Derive(derivation) => auth.derived(derivation.run()),
+                    step => step,
+                };
+                match step {
+                    ServerStep::Send(answer) => {
+                        write_message(stream, Some(b'p'), &answer).map_err(|error| error.to_string())?;
+                        answers.push(answer);
+                    }
+                    ServerStep::Derive(_) => return Err("derived twice".to_owned()),
+                    ServerStep::Wait => {}
+                    ServerStep::Done => break,
+                    ServerStep::Failed(error) => return Err(error.to_string()),
                 }
-                ServerStep::Wait => {}
-                ServerStep::Done => break,
-                ServerStep::Failed(error) => return Err(error.to_string()),
-            },
+            }
             (b'E', body) => return Err(String::from_utf8_lossy(&body).into_owned()),
             (kind, _) => return Err(format!("unexpected message {}", char::from(kind))),
         }

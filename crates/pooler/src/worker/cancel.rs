@@ -30,6 +30,8 @@ pub(crate) struct CancelConnection {
     request: Vec<u8>,
     /// The server that is held back meanwhile, and where it lives; none if the request goes to a peer.
     held: Option<(ServerId, Key)>,
+    /// The pooler of `[peers]` that the request goes to.
+    peer: Option<u16>,
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
     pub since: Instant,
@@ -39,6 +41,11 @@ impl CancelConnection {
     /// The server that is meant.
     pub fn server(&self) -> Option<ServerId> {
         self.held.map(|(id, _)| id)
+    }
+
+    /// The peer that is meant, and whether it has the request already.
+    pub fn peer(&self) -> Option<(u16, bool)> {
+        self.peer.map(|peer| (peer, self.request.is_empty()))
     }
 
     /// Its pool.
@@ -88,13 +95,13 @@ impl Worker {
         let secret = [&(key as u32).to_be_bytes()[..], tail].concat();
         underpass_wire::startup::build::cancel_request(&mut request, (key >> 32) as u32, &secret);
         let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
-        let port = peer.port;
+        let (peer_id, port) = (peer.id, peer.port);
         let name = match &peer.host {
             Host::Ip(address) => address.to_string(),
             Host::Name(name) => name.clone(),
             host @ (Host::Unix(_) | Host::Abstract(_)) => {
                 let path = host.socket_path(port).unwrap_or_default();
-                return self.cancel_to(&Endpoint::Unix(path, port), request, None, asker);
+                return self.cancel_to(&Endpoint::Unix(path, port), request, peer_id, asker);
             }
         };
         let (shared, index) = (self.shared.clone(), self.index);
@@ -104,7 +111,7 @@ impl Worker {
                     worker.cancel_to(
                         &Endpoint::Tcp(SocketAddr::new(addresses[0], port)),
                         request,
-                        None,
+                        peer_id,
                         asker,
                     );
                 }
@@ -116,16 +123,14 @@ impl Worker {
         });
     }
 
-    /// Sends `request` to `address`; the asker is answered when that is done, or cannot be.
-    fn cancel_to(
-        &mut self,
-        address: &Endpoint,
-        request: Vec<u8>,
-        held: Option<(ServerId, Key)>,
-        asker: ClientRef,
-    ) {
+    /// Sends `request` to a peer at `address`; the asker is answered when that is done, or cannot be.
+    fn cancel_to(&mut self, address: &Endpoint, request: Vec<u8>, peer: u16, asker: ClientRef) {
         match net::connect(address) {
-            Ok(fd) => self.cancel_open(fd, request, held, Some(asker)),
+            Ok(fd) => {
+                let since = self.now;
+                let (held, peer, asker) = (None, Some(peer), Some(asker));
+                self.cancel_open(CancelConnection { fd, request, held, peer, asker, since });
+            }
             Err(error) => {
                 log::warn!("cannot connect to {address} for a cancel request: {error}");
                 self.cancel_answered(asker);
@@ -133,15 +138,8 @@ impl Worker {
         }
     }
 
-    fn cancel_open(
-        &mut self,
-        fd: OwnedFd,
-        request: Vec<u8>,
-        held: Option<(ServerId, Key)>,
-        asker: Option<ClientRef>,
-    ) {
-        let since = self.now;
-        let connection = self.cancels.insert(|_| CancelConnection { fd, request, held, asker, since });
+    fn cancel_open(&mut self, connection: CancelConnection) {
+        let connection = self.cancels.insert(|_| connection);
         let watched =
             self.cancels.get(connection).map(|c| self.watch(c.fd.as_fd(), Source::Cancel, connection));
         if !matches!(watched, Some(Ok(()))) {
@@ -207,7 +205,8 @@ impl Worker {
         if !lock(&self.shared.core).cancel_begun(id) {
             return false;
         }
-        self.cancel_open(fd, request, Some((id, key)), asker);
+        let held = Some((id, key));
+        self.cancel_open(CancelConnection { fd, request, held, peer: None, asker, since: now });
         true
     }
 

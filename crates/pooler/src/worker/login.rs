@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, Secret};
+use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, ScramKeys, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
 use underpass_console::Access;
 use underpass_console::logline::SocketLabel;
@@ -500,6 +500,13 @@ impl Worker {
         let mut out = Vec::new();
         match step {
             ClientStep::Send(body) => crate::message(&mut out, b'R', &body),
+            ClientStep::Derive(derivation) => {
+                let (shared, index) = (self.shared.clone(), self.index);
+                return self.shared.deriver.run(derivation, move |keys| {
+                    shared.mailboxes[index as usize]
+                        .post(Box::new(move |worker| worker.client_derived(key, keys)));
+                });
+            }
             ClientStep::Done { send, login } => {
                 if let Some(body) = send {
                     crate::message(&mut out, b'R', &body);
@@ -525,6 +532,20 @@ impl Worker {
         }
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
             self.client_io_failed(key, &error);
+        }
+    }
+
+    /// The keys of a password that the client gave, or that is stored for it.
+    fn client_derived(&mut self, key: Key, keys: ScramKeys) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Login(login) = &mut client.phase else { return };
+        let LoginStep::Authenticating(machine) = &mut login.step else { return };
+        let step = machine.derived(keys);
+        self.auth_step(key, step);
+        // What it said meanwhile is in the inbox, and was announced already.
+        let client = self.clients.get(key).filter(|client| client.is_login());
+        if client.is_some_and(|client| client.readable || !client.inbox.is_empty()) {
+            self.again.push(Again::Client(key));
         }
     }
 

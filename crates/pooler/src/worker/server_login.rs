@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use underpass_auth::{Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
+use underpass_auth::{ScramKeys, Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
 use underpass_config::{Host, LoadBalanceHosts, UnixSocketDir};
 use underpass_console::text;
 use underpass_pool::ServerId;
@@ -236,12 +236,17 @@ impl Worker {
 
     /// Something happened on the socket of a server that logs in.
     pub(super) fn server_login_event(&mut self, key: Key) {
-        let Err(reason) = self.server_login_step(key) else { return };
-        match self.second_try(key, &reason) {
+        if let Err(reason) = self.server_login_step(key) {
+            self.login_broke(key, &reason);
+        }
+    }
+
+    fn login_broke(&mut self, key: Key, reason: &str) {
+        match self.second_try(key, reason) {
             Some((plan, address)) => self.connect(plan, Ok(address)),
             None => {
                 self.tell_replication_client(key);
-                self.close_server(key, &reason);
+                self.close_server(key, reason);
             }
         }
     }
@@ -370,15 +375,8 @@ impl Worker {
                     Some(auth) => auth.message(body),
                     None => return Err("server sent authentication out of order".to_owned()),
                 };
-                match step {
-                    ServerStep::Send(body) => {
-                        let mut out = Vec::new();
-                        crate::message(&mut out, b'p', &body);
-                        send(server, &out)?;
-                    }
-                    ServerStep::Wait | ServerStep::Done => {}
-                    ServerStep::Failed(error) => return Err(format!("server login failed: {error}")),
-                }
+                self.server_auth_step(key, step)?;
+                return Ok(true);
             }
             b'S' => {
                 let mut parts = body.split(|&byte| byte == 0);
@@ -403,6 +401,38 @@ impl Worker {
             other => return Err(format!("unexpected message {:?} during login", other as char)),
         }
         Ok(true)
+    }
+
+    fn server_auth_step(&mut self, key: Key, step: ServerStep) -> Result<(), String> {
+        match step {
+            ServerStep::Send(body) => {
+                let Some(server) = self.server(key) else { return Ok(()) };
+                let mut out = Vec::new();
+                crate::message(&mut out, b'p', &body);
+                send(server, &out)
+            }
+            ServerStep::Derive(derivation) => {
+                let (shared, index) = (self.shared.clone(), self.index);
+                self.shared.deriver.run(derivation, move |keys| {
+                    shared.mailboxes[index as usize]
+                        .post(Box::new(move |worker| worker.server_derived(key, keys)));
+                });
+                Ok(())
+            }
+            ServerStep::Wait | ServerStep::Done => Ok(()),
+            ServerStep::Failed(error) => Err(format!("server login failed: {error}")),
+        }
+    }
+
+    /// The keys of the password that the server wants proved.
+    fn server_derived(&mut self, key: Key, keys: ScramKeys) {
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        let Work::Login(login) = &mut server.work else { return };
+        let Some(auth) = &mut login.auth else { return };
+        let step = auth.derived(keys);
+        if let Err(reason) = self.server_auth_step(key, step) {
+            self.login_broke(key, &reason);
+        }
     }
 
     fn server_logged_in(&mut self, key: Key, settings: &Settings) {

@@ -10,6 +10,8 @@
 //! Sans-IO; time is passed in. Every byte of a stream is accounted for, exactly once, as recorded, withheld or lost, so the
 //! totals of a session's end always add up.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod postgres;
 mod reassembly;
 

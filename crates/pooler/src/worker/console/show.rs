@@ -61,7 +61,14 @@ impl Worker {
             Show::Databases => databases_table(&shared),
             Show::Users => users_table(&shared),
             Show::Peers => peers_table(&shared.settings.load().config),
-            Show::PeerPools => peer_pools_table(&shared.settings.load().config),
+            Show::PeerPools => {
+                let part = |worker: &mut Worker| -> Vec<(u16, bool)> {
+                    worker.cancels.iter().filter_map(|(_, request)| request.peer()).collect()
+                };
+                return self.collect(key, part, move |parts| {
+                    Ok(Reply::Rows(peer_pools_table(&shared.settings.load().config, &parts.concat())))
+                });
+            }
             Show::DnsHosts => dns_hosts_table(&shared),
             // Zones are not polled (dns_zone_check_period).
             Show::DnsZones => Table::new(show.columns()),
@@ -301,10 +308,20 @@ fn peers_table(config: &Config) -> Table {
     table
 }
 
-fn peer_pools_table(config: &Config) -> Table {
+/// `requests`: peers that cancel requests go to just now, and whether they have them.
+fn peer_pools_table(config: &Config, requests: &[(u16, bool)]) -> Table {
     let mut table = Table::new(Show::PeerPools.columns());
     for peer in config.peers.values() {
-        table.push(&PeerPoolRow { peer_id: peer.id.into(), ..PeerPoolRow::default() });
+        let count =
+            |sent: bool| requests.iter().filter(|request| **request == (peer.id, sent)).count() as u64;
+        let (sent, connecting) = (count(true), count(false));
+        table.push(&PeerPoolRow {
+            peer_id: peer.id.into(),
+            cl_active_cancel_req: sent,
+            cl_waiting_cancel_req: connecting,
+            sv_active_cancel: sent,
+            sv_login: connecting,
+        });
     }
     table
 }

@@ -99,7 +99,10 @@ impl Postgres {
     pub(super) fn backend(&mut self, time_ns: u64, position: u64, piece: Piece<'_>, sink: &mut dyn Sink) {
         match (self.phase, piece) {
             (Phase::Startup, Piece::Bytes(bytes)) => self.first_answer(bytes),
-            (Phase::Startup, _) => {}
+            (Phase::Startup, Piece::Skipped(len)) => self.recorded(Direction::Backend, len),
+            (Phase::Startup, Piece::Lost(len, reason)) => {
+                self.missing(Direction::Backend, time_ns, position, len, Missing::Lost(reason), sink);
+            }
             (Phase::Joining, Piece::Bytes(bytes)) => {
                 self.back.idle = false;
                 if shape::backend_tail(bytes).is_some() {
@@ -354,11 +357,12 @@ impl Postgres {
             }
             b'E' => {
                 self.announce(time_ns, None, sink);
-                self.phase = Phase::Running;
                 self.error(body, false, at, time_ns, time_ns, sink);
+                self.send_early(sink);
             }
             b'Z' => {
                 self.announce(time_ns, Some(time_ns), sink);
+                self.send_early(sink);
                 self.back.ready = true;
                 self.back.idle = self.pending.is_empty();
             }
@@ -501,7 +505,8 @@ impl Postgres {
         self.back.head_len = 0;
         self.back.position = end;
         if self.phase == Phase::Login {
-            return self.announce(time_ns, Some(time_ns), sink);
+            self.announce(time_ns, Some(time_ns), sink);
+            return self.send_early(sink);
         }
         let ends = |request: &&Pending| matches!(request.tag, b'Q' | b'S' | b'F');
         let batches = self.pending.iter().filter(ends).count();

@@ -5,7 +5,8 @@ use underpass_wire::frontend::{Bind, Close, Parse, Target, bind_names};
 use underpass_wire::startup::{self, FirstPacket};
 use underpass_wire::{Header, MAX_MESSAGE_LEN, tag};
 
-use super::{Missing, Pending, Phase, Postgres, shape};
+use super::backend::Back;
+use super::{Account, Missing, Pending, Phase, Postgres, shape};
 use crate::assemble::{Piece, Sink};
 use crate::{Direction, Frontend, LossReason, PreparedFill, Record, Redaction, WithheldReason};
 
@@ -106,8 +107,11 @@ impl Postgres {
             Ok(Some((FirstPacket::Startup(_) | FirstPacket::SslRequest | FirstPacket::GssencRequest, _)))
         ) {
             // It is a beginning: only the handshake of the connection was not seen.
-            self.front_account = super::Account { next: bytes.len() as u64, ..super::Account::default() };
-            self.front_account.totals.seen = bytes.len() as u64;
+            let (len, back) = (bytes.len() as u64, self.back_account.next);
+            self.front_account = Account { next: len, ..Account::default() };
+            self.front_account.totals.seen = len;
+            self.back_account = Account { next: back, base: back, ..Account::default() };
+            self.back = Back::default();
             self.phase = Phase::Startup;
             return self.first_packets(time_ns, 0, bytes, sink);
         }

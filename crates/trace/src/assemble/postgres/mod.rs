@@ -275,6 +275,7 @@ impl Assemble for Postgres {
         }
         if self.phase == Phase::Login {
             self.announce(time_ns, None, sink);
+            self.send_early(sink);
         }
         self.settle_partial(time_ns, sink);
         self.give_up_pending(time_ns, sink);
@@ -318,10 +319,10 @@ impl Postgres {
     }
 }
 
-/// A session of arbitrary pieces: direction, kind (0 skipped, 1 lost, else bytes), bytes. For tests and fuzzing: panics when the
-/// accounts of its end do not add up.
-#[doc(hidden)]
-pub fn arbitrary<'a>(join: bool, pieces: impl Iterator<Item = (bool, u8, &'a [u8])>) {
+/// A session of arbitrary pieces: direction, kind (0 skipped, 1 lost, else bytes), bytes. Panics when the accounts of its end do
+/// not add up.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn arbitrary<'a>(join: bool, pieces: impl Iterator<Item = (bool, u8, &'a [u8])>) {
     let mut session = Postgres::new(Origin {
         session: crate::SessionId(1),
         source: crate::Source::Synthetic,

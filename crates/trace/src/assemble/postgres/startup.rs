@@ -129,14 +129,17 @@ impl Postgres {
                 value: value.as_slice().into(),
             }));
         }
-        let early = login.early;
-        self.login = Login { backend_pid: login.backend_pid, joined, ..Login::default() };
+        self.login = Login { backend_pid: login.backend_pid, joined, early: login.early, ..Login::default() };
         self.report(Direction::Frontend, time_ns, sink);
         self.report(Direction::Backend, time_ns, sink);
-        if ready_ns.is_some() {
+        if self.phase == Phase::Login {
             self.phase = Phase::Running;
         }
-        for (time_ns, at, message) in early {
+    }
+
+    /// Messages that came before the login was over, after its start has been written.
+    pub(super) fn send_early(&mut self, sink: &mut dyn Sink) {
+        for (time_ns, at, message) in std::mem::take(&mut self.login.early) {
             self.request(time_ns, at, &message, sink);
         }
     }

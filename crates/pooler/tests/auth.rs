@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who may enter, with a real PostgreSQL behind: every auth_type against every kind of secret, auth_query, HBA rules, pass-through, and
+//! that a login which costs much holds nobody up.
+
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{
+    AuthMethod, Client, Ini, MockServer, Options, Pooler, PoolerKind, Postgres, Reply, Result, Step,
+    Underpass,
+};
+
+/// `joe`'s password.
+const PASSWORD: &str = "s3cret";
+
+fn logs_in(options: &Options) -> Result<()> {
+    Client::connect(options)?.query("select 1")?.ok().map(drop)
+}
+
+fn refusal(options: &Options) -> (String, String) {
+    match Client::connect(options) {
+        Ok(_) => ("no error".into(), String::new()),
+        Err(error) => (error.sqlstate().unwrap_or_default().to_owned(), error.to_string()),
+    }
+}
+
+/// PostgreSQL with `joe`, and his secrets as it stores them: md5 and SCRAM.
+fn with_joe(method: AuthMethod) -> Result<(Postgres, String, String)> {
+    let server = Postgres::builder().auth(method).user("joe", PASSWORD).start()?;
+    let stored = "select rolpassword from pg_authid where rolname = 'joe'";
+    let mut secrets = Vec::new();
+    for encryption in ["md5", "scram-sha-256"] {
+        server.sql(&format!(
+            "set password_encryption = '{encryption}'; alter role joe password '{PASSWORD}'"
+        ))?;
+        secrets.push(server.sql_value(stored)?);
+    }
+    let scram = secrets.pop().unwrap_or_default();
+    Ok((server, secrets.pop().unwrap_or_default(), scram))
+}
+
+#[test]
+fn every_auth_type_with_every_kind_of_secret() -> Result<()> {
+    let (server, md5, scram) = with_joe(AuthMethod::Trust)?;
+    let cases = [
+        ("plain", PASSWORD, true),
+        ("plain", &md5, true),
+        ("plain", &scram, true),
+        ("md5", PASSWORD, true),
+        ("md5", &md5, true),
+        // PgBouncer asks such users by SCRAM.
+        ("md5", &scram, true),
+        ("scram-sha-256", PASSWORD, true),
+        ("scram-sha-256", &scram, true),
+        // An md5 hash proves nothing in SCRAM.
+        ("scram-sha-256", &md5, false),
+    ];
+    for (auth_type, secret, works) in cases {
+        let pooler =
+            Underpass::start(&Ini::for_server(&server).set("auth_type", auth_type).userlist("joe", secret))?;
+        let joe = pooler.options("joe", "postgres");
+        let kind = &secret[..secret.len().min(6)];
+        assert_eq!(logs_in(&joe.clone().password(PASSWORD)).is_ok(), works, "{auth_type} with {kind}");
+        // Who has the wrong password and who does not exist are told the same.
+        let wrong = refusal(&joe.clone().password("wrong"));
+        assert_eq!(wrong.0, "28P01", "{auth_type} with {kind}: {}", wrong.1);
+        let nobody = refusal(&joe.user("nobody").password(PASSWORD));
+        assert_eq!(nobody.0, "28P01", "{auth_type} with {kind}: {}", nobody.1);
+        assert_eq!(wrong.1.replace("joe", "?"), nobody.1.replace("nobody", "?"));
+    }
+    Ok(())
+}
+
+#[test]
+fn servers_are_logged_in_with_what_the_list_or_the_client_gives() -> Result<()> {
+    let (server, _, scram) = with_joe(AuthMethod::Scram)?;
+    // A stored password; a SCRAM secret that is the server's own, so that the client's keys pass through; a password in the connection
+    // string of a forced user.
+    let base = Ini::for_server(&server).set("auth_type", "scram-sha-256");
+    for ini in [base.clone().userlist("joe", PASSWORD), base.clone().userlist("joe", &scram)] {
+        let pooler = Underpass::start(&ini)?;
+        let mut client = Client::connect(&pooler.options("joe", "postgres").password(PASSWORD))?;
+        assert_eq!(client.query("select current_user")?.ok()?.value(), Some("joe"));
+    }
+    let forced =
+        format!("host=127.0.0.1 port={} dbname=postgres user=joe password={PASSWORD}", server.port());
+    let pooler = Underpass::start(&Ini::new().database("db", &forced).userlist("app", "other"))?;
+    let mut client = Client::connect(&pooler.options("app", "db"))?;
+    assert_eq!(client.query("select current_user")?.ok()?.value(), Some("joe"));
+    // Clear text from the client serves both ends.
+    let pooler = Underpass::start(&base.set("auth_type", "plain").userlist("joe", &scram))?;
+    logs_in(&pooler.options("joe", "postgres").password(PASSWORD))
+}
+
+#[test]
+fn auth_query_finds_whom_the_list_does_not_know() -> Result<()> {
+    let (server, _, _) = with_joe(AuthMethod::Trust)?;
+    server.sql("create role late login password 'x' valid until '2001-01-01'; create role open login")?;
+    let ini = Ini::for_server(&server)
+        .set("auth_type", "scram-sha-256")
+        .set("auth_user", "postgres")
+        .set("auth_dbname", "postgres");
+    let pooler = Underpass::start(&ini)?;
+    let joe = pooler.options("joe", "postgres").password(PASSWORD);
+    logs_in(&joe)?;
+    for (user, password) in [("joe", "wrong"), ("late", "x"), ("open", ""), ("o'; select '1", "x")] {
+        let (sqlstate, text) = refusal(&joe.clone().user(user).password(password));
+        assert_eq!(sqlstate, "28P01", "{user}: {text}");
+    }
+    // A password that changes is the new one at the next login.
+    server.sql("alter role joe password 'changed'")?;
+    assert_eq!(refusal(&joe).0, "28P01");
+    logs_in(&joe.password("changed"))
+}
+
+#[test]
+fn the_first_hba_rule_that_fits_decides() -> Result<()> {
+    let (server, md5, scram) = with_joe(AuthMethod::Trust)?;
+    server.sql("create role open login")?;
+    let hba = "\
+        # who, where, how\n\
+        local   all       joe                   trust\n\
+        host    template1 joe     127.0.0.1/32  reject\n\
+        host    postgres  joe     127.0.0.1/32  scram-sha-256\n\
+        host    postgres  maria   0.0.0.0/0     md5\n\
+        hostssl all       all     all           trust\n\
+        host    all       \"open\"  127.0.0.0/8   trust\n";
+    let ini = Ini::for_server(&server)
+        .userlist("joe", &scram)
+        .userlist("maria", &md5.replace("joe", "maria"))
+        .userlist("open", "")
+        .hba(hba);
+    let pooler = Underpass::start(&ini)?;
+    let joe = pooler.options("joe", "postgres");
+    logs_in(&joe.clone().password(PASSWORD))?;
+    assert_eq!(refusal(&joe.clone().password("wrong")).0, "28P01");
+    Client::connect(&joe.clone().unix(pooler.directory()))?;
+    for (user, database) in [("joe", "template1"), ("maria", "template1"), ("postgres", "postgres")] {
+        let (sqlstate, text) = refusal(&pooler.options(user, database).password(PASSWORD));
+        assert_eq!(sqlstate, "28000", "{user} to {database}: {text}");
+    }
+    Client::connect(&pooler.options("open", "template1")).map(drop)
+}
+
+/// What is not built says so when the pooler starts, not when the first client comes.
+#[test]
+fn ldap_and_pam_are_refused_by_name() -> Result<()> {
+    let server = Postgres::start()?;
+    for method in ["ldap", "pam"] {
+        let rule = format!("host all all all {method}\n");
+        let inis = [Ini::for_server(&server).hba(&rule), Ini::for_server(&server).set("auth_type", method)];
+        for ini in inis {
+            let (status, log) = PoolerKind::Underpass.start_refused(&ini)?;
+            assert!(!status.success() && log.contains(method), "{method}: {log}");
+        }
+    }
+    Ok(())
+}
+
+/// One thread, and a password that takes PBKDF2 long: others are served meanwhile, from the client's side and from the server's.
+#[test]
+fn a_costly_login_holds_nobody_up() -> Result<()> {
+    let server = Postgres::start()?;
+    let slow = MockServer::start(|_| {
+        vec![
+            Step::Startup,
+            Step::Send(Reply::new().authentication(10, b"SCRAM-SHA-256\0\0")),
+            Step::Expect(b'p'),
+            Step::Call(Box::new(|message| {
+                // The client's nonce with an addition, as a real server would, and many rounds.
+                let body = message.map(|message| message.body.clone()).unwrap_or_default();
+                let text = String::from_utf8_lossy(&body).into_owned();
+                let nonce = text.rsplit("r=").next().unwrap_or_default();
+                let first = format!("r={nonce}x,s=c2FsdA==,i=200000");
+                Reply::new().authentication(11, first.as_bytes())
+            })),
+            Step::Expect(b'p'),
+            Step::Send(Reply::new().error("FATAL", "28P01", "password authentication failed")),
+            Step::WaitClose,
+        ]
+    })?;
+    let ini = Ini::for_server(&server)
+        .database("slow", &format!("host=127.0.0.1 port={} user=joe password={PASSWORD}", slow.port()))
+        .userlist("joe", PASSWORD)
+        .set("auth_type", "scram-sha-256")
+        .set("scram_iterations", "50000")
+        .set("pool_mode", "transaction")
+        .set("server_tls_sslmode", "disable")
+        .set("admin_users", "postgres")
+        .userlist("postgres", "")
+        .tail("[underpass]\nthreads = 1");
+    let pooler = Underpass::start(&ini)?;
+    let joe = pooler.options("joe", "postgres").password(PASSWORD);
+    server.sql("create role joe login")?;
+    // The first login of a stored password derives its keys; then they are known.
+    let begun = Instant::now();
+    let mut client = Client::connect(&joe.clone().read_timeout(Duration::from_secs(60)))?;
+    let cost = begun.elapsed();
+    assert!(cost > Duration::from_millis(100), "the test needs a login that takes long: {cost:?}");
+    client.query("select 1")?.ok()?;
+    let to_slow = joe.database("slow").read_timeout(Duration::from_secs(60));
+    let stranger = std::thread::spawn(move || refusal(&to_slow));
+    // The pooler derives between its first SCRAM message to the server and the second one.
+    let sent = || slow.received().iter().filter(|(_, message)| message.tag == b'p').count();
+    let (mut served, mut begun) = (0, Instant::now());
+    while sent() < 2 {
+        client.query("select 1")?.ok()?;
+        if sent() == 0 {
+            begun = Instant::now();
+        } else {
+            served += 1;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", pooler.log());
+    }
+    // Held up, it would have been served once or twice in all that time.
+    let took = begun.elapsed();
+    assert!(took > cost / 2 && served > 10, "{served} in {took:?}, with a login of {cost:?}");
+    let (_, told) = stranger.join().expect("no panic");
+    assert!(told.contains("password authentication failed"), "{told}");
+    Ok(())
+}

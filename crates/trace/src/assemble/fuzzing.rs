@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Entry points of the fuzz targets `assemble_session` and `assemble_segments`. Each takes any bytes and panics when an
+//! invariant breaks.
+
+use super::postgres::arbitrary;
+use super::{Order, Piece, Reassembly, Segment};
+
+/// One session. The first byte says whether it is joined; then pieces: a byte of direction (lowest bit) and kind (next two: 0
+/// skipped, 1 lost, else bytes), a byte of length, and so many bytes.
+pub fn session(data: &[u8]) {
+    let Some((&join, mut rest)) = data.split_first() else { return };
+    let mut pieces = Vec::new();
+    while let [how, len, more @ ..] = rest {
+        let (bytes, after) = more.split_at(usize::from(*len).min(more.len()));
+        pieces.push((how & 1 != 0, how >> 1 & 3, bytes));
+        rest = after;
+    }
+    arbitrary(join & 1 != 0, pieces.into_iter());
+}
+
+/// One direction of a connection. The first byte is the order; then segments: two bytes of distance from the start, a byte of
+/// bytes left out before, one of length, one of what else happens (an acknowledgement, time). What comes out must be what was
+/// sent at that place, and the positions must not go back.
+pub fn segments(data: &[u8]) {
+    let Some((&order, mut rest)) = data.split_first() else { return };
+    let order = if order & 1 == 0 { Order::Sent } else { Order::Received };
+    let sent: Vec<u8> = (0..0x1_0200u32).map(|at| (at ^ at >> 8) as u8).collect();
+    let base = u32::MAX - 0x4000;
+    let mut stream = Reassembly::new(order);
+    stream.start(base);
+    let mut next = 0;
+    let mut take = |_: u64, piece: Piece<'_>| {
+        assert!(!piece.is_empty());
+        if let Piece::Bytes(bytes) = piece {
+            assert!(sent[next as usize..].starts_with(bytes), "other bytes at {next}");
+        }
+        next += piece.len();
+    };
+    while let [high, low, skipped, len, what, after @ ..] = rest {
+        let at = u32::from(u16::from_be_bytes([*high, *low]));
+        let segment = Segment {
+            seq: base.wrapping_add(at),
+            skipped: u32::from(*skipped).min(at),
+            bytes: &sent[at as usize..at as usize + usize::from(*len)],
+            time_ns: at.into(),
+        };
+        stream.segment(segment, &mut take);
+        match what & 3 {
+            0 => stream.acknowledged(base.wrapping_add(at), 1, &mut take),
+            1 => stream.tick(u64::from(*what) << 32, &mut take),
+            _ => {}
+        }
+        rest = after;
+    }
+    stream.finish(2, &mut take);
+    assert_eq!(next, stream.position());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// Over the corpora of `/fuzz/corpus`: whole, cut at each byte, and with each byte changed.
+    fn replay(target: &str, run: fn(&[u8])) {
+        let directory = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus")).join(target);
+        let mut seeds = 0;
+        for entry in std::fs::read_dir(directory).expect("corpus") {
+            let bytes = std::fs::read(entry.expect("entry").path()).expect("seed");
+            run(&bytes);
+            for at in 0..bytes.len().min(800) {
+                run(&bytes[..at]);
+                for change in [0x01, 0x10, 0xff] {
+                    let mut changed = bytes.clone();
+                    changed[at] ^= change;
+                    run(&changed);
+                }
+            }
+            seeds += 1;
+        }
+        assert!(seeds >= 2, "{seeds} seeds");
+    }
+
+    #[test]
+    fn corpus_of_sessions() {
+        replay("assemble_session", super::session);
+    }
+
+    #[test]
+    fn corpus_of_segments() {
+        replay("assemble_segments", super::segments);
+    }
+}
