@@ -5,6 +5,7 @@
 mod args;
 mod check;
 mod export;
+mod replay;
 mod report;
 mod trace;
 
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Export(arguments) => export::export(&arguments),
         Command::Import(arguments) => export::import(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Replay(options) => replay::run(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);

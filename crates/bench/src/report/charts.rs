@@ -11,8 +11,8 @@ use underpass_charts::{COLOURS, rounded};
 
 use crate::analysis::View;
 use crate::sample::{Latency, Point, Results, metric};
-use crate::stats::Summary;
 use crate::table::in_table_order;
+use underpass_stats::Summary;
 
 /// Height of a plot with few bars, and of one more row of bars, in CSS pixels.
 const BASE_HEIGHT: usize = 110;
