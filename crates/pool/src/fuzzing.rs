@@ -81,6 +81,13 @@ impl Run {
         }
     }
 
+    /// What was held back for answers that are there now. A server cannot have answered it before.
+    fn go_on(&mut self) {
+        if !self.link.is_holding() && !self.left[0].is_empty() {
+            self.feed(false, &[]);
+        }
+    }
+
     fn feed(&mut self, from_server: bool, bytes: &[u8]) {
         if self.outcome.end.is_some() {
             return;
@@ -110,6 +117,7 @@ impl Run {
                     .extend(passed);
                 self.outcome.to_client.extend(to_client);
                 self.left[usize::from(from_server)] = input[used..].to_vec();
+                self.outcome.to_server.extend(self.link.take_replay().unwrap_or_default());
                 if event == FrontendEvent::Terminate {
                     self.outcome.end = Some(End::Terminate);
                 }
@@ -123,7 +131,7 @@ impl Run {
             assert_framed(&self.outcome.to_server);
             assert_framed(&self.outcome.to_client);
         }
-        // A message asks for one answer at most; a Bind may bring a Close and a Parse along.
+        // A message asks for one answer at most; a Bind may bring a Close and a Parse along, at first and when it is sent again.
         assert!(self.link.outstanding() <= fed + 4, "{} outstanding", self.link.outstanding());
         if self.link.is_quiescent() {
             assert_eq!(self.link.outstanding(), 0);
@@ -164,6 +172,8 @@ pub fn link(data: &[u8]) {
         cut.ahead(what);
         whole.feed(from_server, piece);
         piece.chunks(1).for_each(|byte| cut.feed(from_server, byte));
+        whole.go_on();
+        cut.go_on();
         fed += piece.len();
         whole.check(fed);
         cut.check(fed);

@@ -227,6 +227,16 @@ impl ServerStatements {
         self.held.get_mut(&id).map(|entry| entry.1 = uses).is_some()
     }
 
+    /// The statement with this id, if the server has it.
+    pub fn get(&self, id: u64) -> Option<Arc<Statement>> {
+        self.held.get(&id).map(|(statement, _)| statement.clone())
+    }
+
+    /// Whether the server has it.
+    pub fn has(&self, id: u64) -> bool {
+        self.held.contains_key(&id)
+    }
+
     /// Notes that the server has it.
     pub fn insert(&mut self, statement: Arc<Statement>) {
         self.uses += 1;

@@ -6,7 +6,6 @@ mod backend;
 
 use backend::{Backend, message};
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use underpass_pool::link::{
     BackendObserver, ClientSide, FrontendContext, Link, LinkError, LinkOptions, Splice, Status,
 };
@@ -183,6 +182,8 @@ struct World {
     to_server: Vec<u8>,
     from_server: Vec<u8>,
     inbox: Vec<u8>,
+    /// The inbox begins with a message that the link held back.
+    holds: bool,
 }
 
 impl World {
@@ -194,6 +195,7 @@ impl World {
             to_server: Vec::new(),
             from_server: Vec::new(),
             inbox: Vec::new(),
+            holds: false,
         }
     }
 
@@ -211,6 +213,7 @@ impl World {
         self.to_server.extend_from_slice(out.bytes(&input));
         session.heard.extend_from_slice(&to_client);
         self.inbox = input[used..].to_vec();
+        self.holds = self.link.is_holding();
         Ok(())
     }
 
@@ -221,22 +224,30 @@ impl World {
         count: usize,
         piece: usize,
     ) -> Result<(), LinkError> {
-        let count = count.min(self.to_server.len());
-        let bytes: Vec<u8> = self.to_server.drain(..count).collect();
-        let mut answer = Vec::new();
-        self.server.read(&bytes, &mut answer);
-        for part in answer.chunks(piece) {
-            self.from_server.extend_from_slice(part);
-            let mut buffer = Vec::new();
-            let mut out = Splice::new(&mut buffer);
-            let side = session.as_deref_mut().map(|session| &mut session.side);
-            let used = self.link.backend(&self.from_server, side, &mut Quiet, &mut out)?;
-            if let Some(session) = session.as_deref_mut() {
-                session.heard.extend_from_slice(out.bytes(&self.from_server));
+        let mut left = count;
+        loop {
+            let count = left.min(self.to_server.len());
+            left -= count;
+            let bytes: Vec<u8> = self.to_server.drain(..count).collect();
+            let mut answer = Vec::new();
+            self.server.read(&bytes, &mut answer);
+            for part in answer.chunks(piece) {
+                self.from_server.extend_from_slice(part);
+                let mut buffer = Vec::new();
+                let mut out = Splice::new(&mut buffer);
+                let side = session.as_deref_mut().map(|session| &mut session.side);
+                let used = self.link.backend(&self.from_server, side, &mut Quiet, &mut out)?;
+                if let Some(session) = session.as_deref_mut() {
+                    session.heard.extend_from_slice(out.bytes(&self.from_server));
+                }
+                self.from_server.drain(..used);
             }
-            self.from_server.drain(..used);
+            // What was held back for these answers.
+            match session.as_deref_mut() {
+                Some(session) if self.holds && !self.link.is_holding() => self.client_says(session, &[])?,
+                _ => return Ok(()),
+            }
         }
-        Ok(())
     }
 }
 
@@ -290,7 +301,7 @@ fn turn(
             let worked = world
                 .client_says(session, now)
                 .and_then(|()| world.server_works(Some(session), work.into(), piece.into()));
-            if worked.is_err() {
+            if worked.is_err() || session.direct.violated {
                 return Ok(worked);
             }
             if world.link.is_quiescent() && world.inbox.is_empty() {
@@ -328,18 +339,19 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
         let mut said: Vec<Vec<u8>> = actions.iter().map(|action| encode(action, &own)).collect();
         said.push(ending());
         match turn(&mut world, session, &said, run.waits, &mut cuts)? {
+            // What follows a message that breaks COPY cannot be told from one side: how much of it the server ignores is a matter of time.
+            _ if session.direct.violated => return Ok(()),
             Ok(()) => {}
             // The one thing that the protocol lets nobody follow; the link ends with a reason.
             Err(LinkError::SyncInCopy) => return Ok(()),
-            Err(LinkError::OutOfOrder(_)) if session.direct.violated => return Ok(()),
             Err(error) => return Err(TestCaseError::fail(format!("{error}: {error:?}"))),
         }
         let (heard, expected) = (readable(&session.heard), readable(&session.expected));
         if run.waits {
             // In a failed transaction a server that lacks a statement cannot be given it: the client hears 25P02 even where it could have
             // described or bound the statement (one that returns nothing, or ends the transaction).
-            let in_failed = |all: &[String]| all.iter().filter(|message| message.contains("25P02")).count();
-            if in_failed(&heard) > in_failed(&expected) {
+            let differs = heard.iter().zip(&expected).find(|(heard, expected)| heard != expected);
+            if differs.is_some_and(|(heard, _)| heard.contains("25P02")) {
                 return Ok(());
             }
             prop_assert_eq!(heard, expected, "client {}", who);
@@ -377,7 +389,7 @@ fn readable(mut bytes: &[u8]) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, rng_seed: RngSeed::Fixed(20), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
     fn clients_of_one_link_hear_what_they_would_directly(run in run()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -69,6 +69,8 @@ pub(crate) struct Pool {
     /// The user servers are logged in with.
     pub user: Arc<UserState>,
     pub settings: ArcSwap<PoolSettings>,
+    /// What every transaction asks of them, at the price of a load: see [`Pool::mode`] and [`Pool::resets`].
+    brief: AtomicU8,
     /// What a server of this pool reports at login: new clients are told the same.
     pub welcome: ArcSwapOption<ParameterSet>,
     /// Logged-in clients.
@@ -149,7 +151,67 @@ fn is_life_check(sql: &str) -> bool {
     sql.trim().trim_end_matches(';').trim_end().eq_ignore_ascii_case("select 1")
 }
 
+/// Bits of [`Pool::brief`].
+const SESSION: u8 = 1;
+const STATEMENT: u8 = 2;
+const RESETS: u8 = 4;
+
+fn brief(settings: &PoolSettings) -> u8 {
+    let mode = match settings.mode {
+        PoolMode::Session => SESSION,
+        PoolMode::Transaction => 0,
+        PoolMode::Statement => STATEMENT,
+    };
+    mode | if settings.reset_query.is_some() { RESETS } else { 0 }
+}
+
 impl Pool {
+    /// A pool without servers or clients.
+    pub fn new(
+        id: PoolId,
+        lane: Option<LanePool>,
+        database: Arc<DatabaseState>,
+        user: Arc<UserState>,
+        settings: PoolSettings,
+    ) -> Self {
+        Self {
+            id,
+            lane,
+            lane_fits: AtomicBool::new(true),
+            database,
+            user,
+            brief: AtomicU8::new(brief(&settings)),
+            settings: ArcSwap::from_pointee(settings),
+            welcome: ArcSwapOption::empty(),
+            clients: AtomicU32::new(0),
+            proved: ArcSwapOption::empty(),
+            secret: ArcSwapOption::empty(),
+            last_error: ArcSwapOption::empty(),
+            round: Mutex::default(),
+            forgotten: AtomicBool::new(false),
+        }
+    }
+
+    /// Gives it the settings of a RELOAD.
+    pub fn set_settings(&self, settings: PoolSettings) {
+        self.brief.store(brief(&settings), Ordering::Release);
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// `pool_mode`
+    pub fn mode(&self) -> PoolMode {
+        match self.brief.load(Ordering::Relaxed) & (SESSION | STATEMENT) {
+            SESSION => PoolMode::Session,
+            STATEMENT => PoolMode::Statement,
+            _ => PoolMode::Transaction,
+        }
+    }
+
+    /// Whether servers are reset between clients.
+    pub fn resets(&self) -> bool {
+        self.brief.load(Ordering::Relaxed) & RESETS != 0
+    }
+
     /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
     pub fn lane(&self) -> Option<&LanePool> {
         self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))

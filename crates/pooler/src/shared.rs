@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 use underpass_config::Database;
 use underpass_console::{SocketId, Timestamp, text};
@@ -245,21 +245,7 @@ impl Shared {
             lock(&self.core).share_idle(id, idle);
             Some(place)
         });
-        let pool = Arc::new(Pool {
-            id,
-            lane,
-            lane_fits: AtomicBool::new(true),
-            database: database.clone(),
-            user: user.clone(),
-            settings: ArcSwap::from_pointee(pool_settings),
-            welcome: ArcSwapOption::empty(),
-            clients: AtomicU32::new(0),
-            proved: ArcSwapOption::empty(),
-            secret: ArcSwapOption::empty(),
-            last_error: ArcSwapOption::empty(),
-            round: Mutex::default(),
-            forgotten: AtomicBool::new(false),
-        });
+        let pool = Arc::new(Pool::new(id, lane, database.clone(), user.clone(), pool_settings));
         debug_assert_eq!(names.pools.len(), id.0 as usize);
         names.pools.push(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
@@ -279,7 +265,7 @@ impl Shared {
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
         let is_other_link = fresh.link != pool.settings.load().link;
         pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
-        pool.settings.store(Arc::new(fresh));
+        pool.set_settings(fresh);
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link
     }

@@ -20,17 +20,29 @@ pub(crate) struct ReadOutcome {
 }
 
 /// The socket as `std::io` sees it, for rustls.
-struct Socket<'a>(BorrowedFd<'a>);
+struct Socket<'a> {
+    fd: BorrowedFd<'a>,
+    /// The last read left room: there is no more now.
+    is_drained: bool,
+}
+
+impl<'a> Socket<'a> {
+    fn new(fd: BorrowedFd<'a>) -> Self {
+        Self { fd, is_drained: false }
+    }
+}
 
 impl Read for Socket<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::net::recv(self.0, buffer, RecvFlags::empty())?.0)
+        let (count, _) = rustix::net::recv(self.fd, &mut *buffer, RecvFlags::empty())?;
+        self.is_drained = count < buffer.len();
+        Ok(count)
     }
 }
 
 impl Write for Socket<'_> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        Ok(rustix::net::send(self.0, data, SendFlags::NOSIGNAL)?)
+        Ok(rustix::net::send(self.fd, data, SendFlags::NOSIGNAL)?)
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
@@ -65,7 +77,7 @@ impl Transport {
             if !connection.is_handshaking() {
                 break;
             }
-            match connection.read_tls(&mut Socket(self.fd.as_fd())) {
+            match connection.read_tls(&mut Socket::new(self.fd.as_fd())) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {
                     let state = connection.process_new_packets();
@@ -139,9 +151,14 @@ fn read_tls(
     connection: &mut rustls::Connection,
     buffer: &mut [u8],
 ) -> io::Result<ReadOutcome> {
+    let mut socket = Socket::new(fd);
     loop {
         match connection.reader().read(buffer) {
-            Ok(count) => return Ok(ReadOutcome { count, maybe_more: count > 0 }),
+            // A buffer that was filled may have left something behind, and so may a read of the socket.
+            Ok(count) => {
+                let maybe_more = count > 0 && (count == buffer.len() || !socket.is_drained);
+                return Ok(ReadOutcome { count, maybe_more });
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // An end without close_notify: what PostgreSQL clients do all the time.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -149,7 +166,10 @@ fn read_tls(
             }
             Err(error) => return Err(error),
         }
-        if connection.read_tls(&mut Socket(fd))? == 0 {
+        if socket.is_drained {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if connection.read_tls(&mut socket)? == 0 {
             return Ok(ReadOutcome { count: 0, maybe_more: false });
         }
         let state = connection.process_new_packets();
@@ -162,7 +182,7 @@ fn read_tls(
 
 fn flush_tls(fd: BorrowedFd<'_>, connection: &mut rustls::Connection) -> io::Result<bool> {
     while connection.wants_write() {
-        match connection.write_tls(&mut Socket(fd)) {
+        match connection.write_tls(&mut Socket::new(fd)) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),

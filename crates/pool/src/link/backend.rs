@@ -107,8 +107,9 @@ impl Link {
                         if !complete && total <= HELD_MAX {
                             break;
                         }
-                        if is_plan_changed(body) {
-                            self.statements.outdate(statement);
+                        if complete && is_plan_changed(body) && self.plan_changed(statement) {
+                            at += there;
+                            continue;
                         }
                     }
                     if hidden {
@@ -157,6 +158,7 @@ impl Link {
                 self.make_up(input, out);
             }
         }
+        self.let_go();
         Ok(at)
     }
 
@@ -289,7 +291,7 @@ impl Link {
             if let Some(client) = client.as_deref_mut() {
                 client.forget_statements();
             }
-            for effect in self.pending.iter().filter_map(|op| op.effect.as_deref()) {
+            for effect in self.pending.iter_mut().filter_map(|op| op.effect.as_deref_mut()) {
                 effect.redo(client.as_deref_mut(), &mut self.statements);
             }
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use memchr::memchr;
 
 use super::{
-    Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, Op, OpKind, Side, Splice, UNNAMED,
-    Unnamed,
+    Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice,
+    UNNAMED, Unnamed,
 };
 use crate::prepared::{self, Statement};
 
@@ -45,6 +45,9 @@ impl Link {
         if self.copy_both {
             out.keep(input, 0..input.len());
             return Ok((input.len(), FrontendEvent::Fed));
+        }
+        if self.holds {
+            return Ok((0, FrontendEvent::Fed));
         }
         let mut at = 0;
         loop {
@@ -88,6 +91,7 @@ impl Link {
             };
             at += passed;
         }
+        self.kept(input, out);
         Ok((at, FrontendEvent::Fed))
     }
 
@@ -222,15 +226,19 @@ impl Link {
         let name_end = memchr(0, message.body).ok_or(LinkError::Malformed("Parse"))?;
         let (name, body) = (&message.body[..name_end], &message.body[name_end + 1..]);
         memchr(0, body).ok_or(LinkError::Malformed("Parse"))?;
-        self.counts.client_parse += 1;
-
         if let Some(existing) = context.client.statements().get(name).cloned() {
+            if self.depends() {
+                self.hold(input, out);
+                return Ok(None);
+            }
+            self.counts.client_parse += 1;
             // The name is taken. The server says so itself when it is asked to parse under a name that it has.
             self.ensure(&existing, input, out);
             prepared::message(out.compose(input), b'P', &[&existing.name, b"\0", body]);
             self.push_extended(OpKind::Parse, Answer::Forward, None);
             return Ok(Some(message.total));
         }
+        self.counts.client_parse += 1;
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
         let mut effect =
@@ -254,10 +262,15 @@ impl Link {
             statement.parse_message(out.compose(input));
             self.statements.insert(statement.clone());
             self.counts.server_parse += 1;
-            effect.server = Some((statement, true));
+            effect.server = Some((statement, OnServer::Added));
             self.push_extended(OpKind::Parse, Answer::Forward, Some(Box::new(effect)));
         }
         Ok(Some(message.total))
+    }
+
+    /// Whether what a name stands for depends on answers that are still to come.
+    fn depends(&self) -> bool {
+        (self.uncertain > 0 || self.foreign > 0) && !self.copy_in
     }
 
     /// Makes sure that the server has `statement`: injects a Parse ahead if not.
@@ -270,7 +283,7 @@ impl Link {
         statement.parse_message(out.compose(input));
         self.statements.insert(statement.clone());
         self.counts.server_parse += 1;
-        let effect = Effect { client: None, server: Some((statement.clone(), true)) };
+        let effect = Effect { client: None, server: Some((statement.clone(), OnServer::Added)) };
         self.push_extended(OpKind::Parse, Answer::Hidden, Some(Box::new(effect)));
     }
 
@@ -279,7 +292,7 @@ impl Link {
     fn make_room(&mut self, input: &[u8], out: &mut Splice<'_>) {
         if let Some(evicted) = self.statements.evict(self.options.statements_max as usize) {
             evicted.close_message(out.compose(input));
-            let effect = Effect { client: None, server: Some((evicted, false)) };
+            let effect = Effect { client: None, server: Some((evicted, OnServer::Removed)) };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
         }
     }
@@ -288,7 +301,7 @@ impl Link {
     fn close_outdated(&mut self, statement: &Arc<Statement>, input: &[u8], out: &mut Splice<'_>) {
         if self.statements.take_outdated(statement.id) {
             statement.close_message(out.compose(input));
-            let effect = Effect { client: None, server: Some((statement.clone(), false)) };
+            let effect = Effect { client: None, server: Some((statement.clone(), OnServer::Removed)) };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
         }
     }
@@ -312,20 +325,34 @@ impl Link {
             };
         };
         if start == end {
-            self.bind_unnamed(input, context, out);
+            if !self.bind_unnamed(input, context, out) {
+                return Ok(None);
+            }
             self.push_extended(OpKind::Bind, Answer::Forward, None);
             return Ok(Some(self.pass(message, input, at, out)));
         }
+        let Some((used, statement)) = self.rename(message, start..end, input, at, context, out) else {
+            return Ok(None);
+        };
         self.counts.bind += 1;
-        let (used, statement) = self.rename(message, start..end, input, at, context, out);
         self.in_extended = true;
         self.push_op(Op { kind: OpKind::Bind, answer: Answer::Forward, effect: None, statement });
         Ok(Some(used))
     }
 
-    /// A Bind of the unnamed statement must not meet one that another client left on this server.
-    fn bind_unnamed(&mut self, input: &[u8], context: &mut FrontendContext<'_>, out: &mut Splice<'_>) {
+    /// A Bind of the unnamed statement must not meet one that another client left on this server. False if it has to wait.
+    fn bind_unnamed(
+        &mut self,
+        input: &[u8],
+        context: &mut FrontendContext<'_>,
+        out: &mut Splice<'_>,
+    ) -> bool {
         if self.unnamed == Unnamed::Stranger {
+            if self.depends() && self.pending.iter().any(|op| op.statement == UNNAMED) {
+                // The client's own Parse is under way, in a batch that may have failed ahead of it.
+                self.hold(input, out);
+                return false;
+            }
             // Without a text to give again, an unnamed statement that does not parse takes the stranger's place: the server then
             // answers this Bind with "unnamed prepared statement does not exist", as it would directly.
             match &context.client.unnamed {
@@ -340,6 +367,7 @@ impl Link {
             }
             self.unnamed = Unnamed::InBatch;
         }
+        true
     }
 
     fn describe_or_close(
@@ -372,7 +400,9 @@ impl Link {
             return Ok(Some(self.pass(message, input, at, out)));
         }
         if name.is_empty() {
-            self.bind_unnamed(input, context, out);
+            if !self.bind_unnamed(input, context, out) {
+                return Ok(None);
+            }
             self.push_extended(kind, Answer::Forward, None);
             return Ok(Some(self.pass(message, input, at, out)));
         }
@@ -388,14 +418,16 @@ impl Link {
                 return Ok(Some(message.total));
             }
         }
-        let (used, statement) = self.rename(message, 1..end, input, at, context, out);
+        let Some((used, statement)) = self.rename(message, 1..end, input, at, context, out) else {
+            return Ok(None);
+        };
         self.in_extended = true;
         self.push_op(Op { kind, answer: Answer::Forward, effect: None, statement });
         Ok(Some(used))
     }
 
     /// Passes a message on with the statement name at `name` of its body replaced by the server's. Returns the bytes used and the
-    /// statement's id, 0 if it is not one that the pooler knows.
+    /// statement's id, 0 if it is not one that the pooler knows; `None` if the message has to wait.
     fn rename(
         &mut self,
         message: &Message<'_>,
@@ -404,12 +436,18 @@ impl Link {
         at: usize,
         context: &mut FrontendContext<'_>,
         out: &mut Splice<'_>,
-    ) -> (usize, u64) {
+    ) -> Option<(usize, u64)> {
+        self.keep_batch(input, out);
         let client_name = &message.body[name.clone()];
         let known = context.client.statements.as_ref().and_then(|table| table.get(client_name)).cloned();
         let substitute;
         let server_name: &[u8] = match &known {
             Some(statement) => {
+                // A server that lacks it is given it only where it would have it for sure, had it been this client's alone.
+                if !self.statements.has(statement.id) && self.depends() {
+                    self.hold(input, out);
+                    return None;
+                }
                 self.ensure(statement, input, out);
                 &statement.name
             }
@@ -418,7 +456,7 @@ impl Link {
                 substitute = prepared::nonexistent(client_name);
                 &substitute
             }
-            None => return (self.pass(message, input, at, out), 0),
+            None => return Some((self.pass(message, input, at, out), 0)),
         };
         let length = (message.total - 1 - client_name.len() + server_name.len()) as u32;
         let composed = out.compose(input);
@@ -429,6 +467,6 @@ impl Link {
         composed.extend_from_slice(&message.body[name.end..]);
         let there = HEADER + message.body.len();
         self.frontend_left = (message.total - there) as u32;
-        (there, known.map_or(0, |statement| statement.id))
+        Some((there, known.map_or(0, |statement| statement.id)))
     }
 }

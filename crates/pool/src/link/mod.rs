@@ -12,6 +12,7 @@
 
 mod backend;
 mod frontend;
+mod replay;
 mod splice;
 
 use std::collections::VecDeque;
@@ -115,8 +116,14 @@ type Renamed = (Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>);
 #[derive(Debug)]
 struct Effect {
     client: Option<Renamed>,
-    /// Server's table: added (true) or removed.
-    server: Option<(Arc<Statement>, bool)>,
+    server: Option<(Arc<Statement>, OnServer)>,
+}
+
+/// What becomes of a statement in the server's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnServer {
+    Added,
+    Removed,
 }
 
 impl Effect {
@@ -125,18 +132,21 @@ impl Effect {
             client.statements().set(&name, before);
         }
         match self.server {
-            Some((statement, true)) => server.remove(statement.id),
-            Some((statement, false)) => server.insert(statement),
+            Some((statement, OnServer::Added)) => server.remove(statement.id),
+            Some((statement, OnServer::Removed)) => server.insert(statement),
             None => {}
         }
     }
 
-    fn redo(&self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
-        if let (Some((name, now, _)), Some(client)) = (&self.client, client) {
-            client.statements().set(name, now.clone());
+    /// Both tables were emptied by the server ahead of this: done to the empty ones, and undone to them if it comes to that.
+    fn redo(&mut self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
+        if let (Some((name, now, before)), Some(client)) = (&mut self.client, client) {
+            *before = client.statements().set(name, now.clone());
         }
-        if let Some((statement, true)) = &self.server {
-            server.insert(statement.clone());
+        match &self.server {
+            Some((statement, OnServer::Added)) => server.insert(statement.clone()),
+            Some((_, OnServer::Removed)) => self.server = None,
+            None => {}
         }
     }
 }
@@ -310,6 +320,8 @@ pub struct Link {
     copy_syncs: u32,
     /// Replication: both directions pass unseen until the connection ends.
     copy_both: bool,
+    /// The client's next message is passed on once all answers are there, because it depends on them.
+    holds: bool,
     /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
     foreign: u32,
     /// Whether the last of them ends a batch of the extended protocol.
@@ -317,6 +329,7 @@ pub struct Link {
     /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
     forwarded_head: u8,
     unnamed: Unnamed,
+    batch: replay::Batch,
     /// Statements the server holds.
     pub statements: ServerStatements,
     /// Bytes of parse messages sent on behalf of clients, and how many (`SHOW STATS`).
@@ -350,10 +363,12 @@ impl Link {
             copy_in: false,
             copy_syncs: 0,
             copy_both: false,
+            holds: false,
             foreign: 0,
             foreign_extended: false,
             forwarded_head: 0,
             unnamed: Unnamed::Stranger,
+            batch: replay::Batch::default(),
             statements: ServerStatements::default(),
             counts: LinkCounts::default(),
         }
@@ -367,6 +382,7 @@ impl Link {
     /// Called when a client is linked.
     pub fn begin(&mut self) {
         self.unnamed = Unnamed::Stranger;
+        self.holds = false;
     }
 
     /// Nothing is outstanding, no transaction is open, both directions stand between messages: the server may go to another client.
@@ -399,6 +415,12 @@ impl Link {
     /// How many answers are outstanding.
     pub fn outstanding(&self) -> usize {
         self.pending.len() + self.foreign as usize
+    }
+
+    /// Whether [`Link::frontend`] uses nothing now: the client's next message means one thing or another by what the server answers to those
+    /// before it (a name is taken, or a DEALLOCATE ALL has freed it). Offer it again, with what follows, once this is false.
+    pub fn is_holding(&self) -> bool {
+        self.holds
     }
 
     /// Whether the server waits for what only the client can send: the end of COPY data, or the Sync behind an error. [`Link::abandon`]
@@ -446,6 +468,8 @@ impl Link {
         if self.frontend_left > 0 || self.copy_both || self.copy_syncs > 0 {
             return false;
         }
+        self.holds = false;
+        self.batch = replay::Batch::default();
         // Answers that were to be made up or passed on have no reader; effects on the server's table stay true.
         for op in &mut self.pending {
             if op.answer == Answer::Forward {
@@ -493,8 +517,24 @@ impl Link {
 
     fn pop(&mut self) -> Option<Op> {
         let op = self.pending.pop_front()?;
+        self.batch.forget();
         self.uncertain -= u32::from(op.kind.is_uncertain());
         Some(op)
+    }
+
+    /// Holds the client back until all that is outstanding is answered. The server keeps answers to itself until a Sync or Flush.
+    fn hold(&mut self, input: &[u8], out: &mut Splice<'_>) {
+        self.holds = true;
+        if self.in_extended {
+            crate::prepared::message(out.compose(input), b'H', &[]);
+        }
+    }
+
+    /// Whether the answers are there that the client was held back for. In COPY FROM STDIN the server waits for it.
+    fn let_go(&mut self) {
+        if self.holds && (!self.is_busy() || self.copy_in || self.copy_both) {
+            self.holds = false;
+        }
     }
 
     /// Whether the server is known to be able to parse, and to have the statements it is thought to have, when it reads what is sent now.

@@ -2,8 +2,8 @@
 use super::*;
 
 #[derive(Default)]
-struct Seen {
-    ready: Vec<Status>,
+pub(super) struct Seen {
+    pub(super) ready: Vec<Status>,
     parameters: Vec<(String, String, bool)>,
     hidden_errors: usize,
 }
@@ -21,21 +21,21 @@ impl BackendObserver for Seen {
 }
 
 /// A link with one client, fed with whole messages.
-struct Bench {
-    link: Link,
+pub(super) struct Bench {
+    pub(super) link: Link,
     client: ClientSide,
     statements: Statements,
-    seen: Seen,
+    pub(super) seen: Seen,
 }
 
-fn m(tag: u8, body: &[u8]) -> Vec<u8> {
+pub(super) fn m(tag: u8, body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     crate::prepared::message(&mut out, tag, &[body]);
     out
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             link: Link::new(LinkOptions::default()),
             client: ClientSide::default(),
@@ -45,7 +45,7 @@ impl Bench {
     }
 
     /// What reaches the server, and what the pooler answers at once.
-    fn client_sends(&mut self, messages: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
+    pub(super) fn client_sends(&mut self, messages: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
         let (input, mut buffer, mut to_client) = (messages.concat(), Vec::new(), Vec::new());
         let mut out = Splice::new(&mut buffer);
         let mut context = FrontendContext {
@@ -58,7 +58,7 @@ impl Bench {
         (out.bytes(&input).to_vec(), to_client)
     }
 
-    fn server_sends(&mut self, messages: &[Vec<u8>]) -> Vec<u8> {
+    pub(super) fn server_sends(&mut self, messages: &[Vec<u8>]) -> Vec<u8> {
         let (input, mut buffer) = (messages.concat(), Vec::new());
         let mut out = Splice::new(&mut buffer);
         let used =
@@ -68,7 +68,7 @@ impl Bench {
     }
 }
 
-fn ready(status: u8) -> Vec<u8> {
+pub(super) fn ready(status: u8) -> Vec<u8> {
     m(b'Z', &[status])
 }
 
@@ -468,6 +468,34 @@ fn the_unnamed_statement_of_a_lane_is_the_clients_own() {
         let (to_server, _) = b.client_sends(std::slice::from_ref(&bind));
         assert_eq!(to_server == bind, ours);
     }
+}
+
+#[test]
+fn a_name_that_an_answer_to_come_may_free_waits_for_it() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let deallocate =
+        [m(b'P', b"\0deallocate all\0\0\0"), m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0")].concat();
+    let parse = m(b'P', b"abc\0select 2\0\0\0");
+    let input = [&deallocate[..], &parse].concat();
+    let (mut buffer, mut to_client) = (Vec::new(), Vec::new());
+    let mut out = Splice::new(&mut buffer);
+    let mut context =
+        FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+    let (used, _) = b.link.frontend(&input, &mut context, &mut out).expect("accepted");
+    assert_eq!(
+        out.bytes(&input),
+        [&deallocate[..], &m(b'H', b"")].concat(),
+        "a Flush makes the server answer"
+    );
+    assert!(b.link.is_holding() && used == deallocate.len());
+    b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'C', b"DEALLOCATE ALL\0")]);
+    assert!(!b.link.is_holding());
+    let (to_server, _) = b.client_sends(&[parse, m(b'S', b"")]);
+    assert_eq!(to_server, [m(b'P', b"~01\0select 2\0\0\0"), m(b'S', b"")].concat());
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    assert_eq!((b.client.statement_count(), b.link.statements.len()), (1, 1));
 }
 
 #[test]

@@ -17,6 +17,9 @@ use crate::table::Key;
 /// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
 const PIPELINE_MAX: usize = 32 * 1024;
 
+/// Longest message, in bytes, that a client between transactions must have sent as a whole to be given a server.
+const MESSAGE_HELD_MAX: u64 = 4096;
+
 /// ReadyForQuery in a transaction, and in one that failed.
 const READY_IN_TRANSACTION: &[u8] = b"Z\0\0\0\x05T";
 const READY_IN_FAILED: &[u8] = b"Z\0\0\0\x05E";
@@ -76,6 +79,10 @@ impl Worker {
             if self.scratch[0] == b'X' {
                 return self.close_client(key, Farewell::quiet("client close request"));
             }
+            if !needs_server(&self.scratch[..count]) {
+                client.inbox.extend_from_slice(&self.scratch[..count]);
+                return self.use_up(key);
+            }
             let pool = client.pool.as_ref().map(|pool| pool.id);
             client.request_at = self.now;
             match pool.and_then(|pool| self.acquire(key, pool)) {
@@ -93,8 +100,8 @@ impl Worker {
             }
             return;
         }
-        // Bytes are left over from before. A server is of no use for half a message: without more to read the client waits for the rest.
-        if !holds_message(&client.inbox) {
+        // Bytes are left over from before.
+        if !needs_server(&client.inbox) {
             match client.transport.read_more(&mut client.inbox, SCRATCH_BYTES) {
                 Ok(outcome) if outcome.count == 0 => {
                     return self.close_client(key, Farewell::quiet("client unexpected eof"));
@@ -113,6 +120,9 @@ impl Worker {
         if client.inbox[0] == b'X' {
             return self.close_client(key, Farewell::quiet("client close request"));
         }
+        if !needs_server(&client.inbox) {
+            return self.use_up(key);
+        }
         let Some(pool) = client.pool.as_ref().map(|pool| pool.id) else { return };
         client.request_at = self.now;
         if let Some(server) = self.acquire(key, pool) {
@@ -129,7 +139,7 @@ impl Worker {
     /// The link stands and the server is prepared: what the client said so far goes through.
     pub(super) fn start_forwarding(&mut self, key: Key, server: Key) {
         if self.feed_inbox(key, server) == Flow::Continue {
-            self.forward_requests(key, server);
+            self.use_up(key);
         }
     }
 
@@ -168,10 +178,18 @@ impl Worker {
             }
             if !server.outbox.is_empty()
                 || server.link.outstanding() > PIPELINE_MAX
+                || server.link.is_holding()
                 || !matches!(server.work, Work::Client(_))
             {
                 client.readable = true;
                 return;
+            }
+            // What the link held back until now goes ahead of what comes.
+            if holds_message(&client.inbox) {
+                if self.feed_inbox(key, server_key) == Flow::Stop {
+                    return;
+                }
+                continue;
             }
             let outcome = if client.inbox.is_empty() {
                 client.transport.read(&mut self.scratch)
@@ -267,6 +285,10 @@ impl Worker {
             _ => {}
         }
         let is_cut = !client.inbox.is_empty();
+        if server.link.is_holding() {
+            // The answers that it waits for bring it up again.
+            client.readable = true;
+        }
         if event == FrontendEvent::Terminate {
             self.close_client(key, Farewell::quiet("client close request"));
             return Flow::Stop;
@@ -426,6 +448,8 @@ impl Worker {
                     .or(passed.strip_suffix(READY_IN_FAILED))
                     .unwrap_or(passed);
             }
+            let again =
+                server.link.take_replay().map(|again| server.outbox.send(&mut server.transport, &again));
             let meter = stats::meter(meters, server.pool.id);
             let mut client_failed = None;
             match (&mut client, &mut server.work) {
@@ -447,6 +471,9 @@ impl Worker {
                 Ok(used) => used,
                 Err(error) => return self.close_server(key, &format!("bad packet from server: {error}")),
             };
+            if let Some(Err(error)) = again {
+                return self.close_server(key, &format!("server write failed: {error}"));
+            }
             if used < bytes.len() {
                 server.inbox = bytes[used..].to_vec();
             }
@@ -590,8 +617,19 @@ impl Worker {
 
 /// Whether `bytes` begin with a whole message.
 fn holds_message(bytes: &[u8]) -> bool {
-    let Some(&[_, a, b, c, d]) = bytes.first_chunk() else { return false };
-    bytes.len() as u64 > u64::from(u32::from_be_bytes([a, b, c, d]))
+    message_length(bytes).is_some_and(|length| bytes.len() as u64 >= length)
+}
+
+/// Whether `bytes`, of a client that has no server, are worth one: half a message is not, unless it is long, and then its header will do,
+/// as it does for PgBouncer. Whoever stops in the middle of a short message keeps nobody waiting.
+fn needs_server(bytes: &[u8]) -> bool {
+    message_length(bytes).is_some_and(|length| bytes.len() as u64 >= length || length > MESSAGE_HELD_MAX)
+}
+
+/// Bytes of the message at the head of `bytes`, type included; `None` = its header has not come yet.
+fn message_length(bytes: &[u8]) -> Option<u64> {
+    let &[_, a, b, c, d] = bytes.first_chunk()?;
+    Some(u64::from(u32::from_be_bytes([a, b, c, d])) + 1)
 }
 
 /// Where bytes of a client lie.

@@ -35,7 +35,7 @@ impl Client {
 
 impl Server {
     pub(crate) fn pool_mode(&self) -> PoolMode {
-        self.pool.settings.load().mode
+        self.pool.mode()
     }
 }
 
@@ -47,11 +47,14 @@ impl Worker {
     /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
     /// to be prepared: see [`Work`].
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
-        if lock(&self.shared.core).is_failing(pool) {
+        let acquired = {
+            let mut core = lock(&self.shared.core);
+            if core.is_failing(pool) { None } else { Some(core.acquire(pool, self.me(key), self.now)) }
+        };
+        let Some(acquired) = acquired else {
             self.fail_fast(key, pool);
             return None;
-        }
-        let acquired = lock(&self.shared.core).acquire(pool, self.me(key), self.now);
+        };
         match acquired {
             Acquired::Granted { id: _, server, check } => match self.take_home(server) {
                 Some(server) => {
@@ -315,7 +318,7 @@ impl Worker {
     fn clean(&mut self, key: Key) {
         let now = self.now;
         let Some(server) = self.server(key) else { return };
-        let reset = server.pool.settings.load().reset_query.clone();
+        let reset = if server.pool.resets() { server.pool.settings.load().reset_query.clone() } else { None };
         let id = server.id;
         match reset {
             // A cancel request must not hit the reset query: `cancel_finished` comes back here.

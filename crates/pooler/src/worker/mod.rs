@@ -20,11 +20,12 @@ mod suspend;
 mod sweep;
 mod upkeep;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::Timespec;
 use underpass_pool::ServerId;
 use underpass_sockmap::ServerSlot;
 
@@ -59,6 +60,7 @@ enum Source {
     Server,
     Cancel,
     Lanes,
+    Tick,
 }
 
 /// A server's place at its home worker.
@@ -209,28 +211,38 @@ impl Worker {
                 EventFlags::IN,
             )?;
         }
+        // One timer for the life of the worker: a timeout would be set and cancelled in the kernel at every wait.
+        let timer = ticker()?;
+        let key = Key { index: 0, generation: 0 };
+        epoll::add(self.epoll(), &timer, EventData::new_u64(token(Source::Tick, key)), EventFlags::IN)?;
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_MAX);
-        let mut next_tick = Instant::now() + TICK;
         let is_flipping = shared.lanes.as_ref().is_some_and(|lanes| lanes.flip > 0);
         while !self.stopping {
-            let wait = if self.suspension.is_some() {
-                next_tick.saturating_duration_since(self.now).min(TICK)
+            let timeout = if self.suspension.is_some() {
+                None
             } else if !self.again.is_empty() {
-                Duration::ZERO
+                Some(Timespec { tv_sec: 0, tv_nsec: 0 })
             } else if !self.again_soon.is_empty() || is_flipping {
-                Duration::from_millis(1)
+                Some(Timespec { tv_sec: 0, tv_nsec: 1_000_000 })
             } else {
-                next_tick.saturating_duration_since(self.now).min(TICK)
+                None
             };
-            let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
-            match epoll::wait(&mailbox.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+            let room = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&mailbox.epoll, room, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
             self.now = Instant::now();
+            let mut is_sweep_due = false;
             for event in &events {
-                self.dispatch(event.data.u64(), event.flags);
+                if event.data.u64() >> 56 == Source::Tick as u64 {
+                    // The kernel winds the timer up again when it is read.
+                    let _ = rustix::io::read(&timer, &mut [0; 8]);
+                    is_sweep_due = true;
+                } else {
+                    self.dispatch(event.data.u64(), event.flags);
+                }
             }
             let (again, soon) = if self.suspension.is_none() {
                 (std::mem::take(&mut self.again), std::mem::take(&mut self.again_soon))
@@ -246,8 +258,7 @@ impl Worker {
                 }
             }
             self.lane_flip();
-            if self.now >= next_tick {
-                next_tick = self.now + TICK;
+            if is_sweep_due {
                 self.sweep();
             }
         }
@@ -301,6 +312,19 @@ impl Worker {
             _ => None,
         }
     }
+}
+
+/// A timer that fires every [`TICK`].
+fn ticker() -> rustix::io::Result<OwnedFd> {
+    use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+    let timer = rustix::time::timerfd_create(
+        TimerfdClockId::Monotonic,
+        TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+    )?;
+    let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
+    let each = Itimerspec { it_interval: tick, it_value: tick };
+    rustix::time::timerfd_settime(&timer, TimerfdTimerFlags::empty(), &each)?;
+    Ok(timer)
 }
 
 /// Why a client or server connection ends, for the log and for the peer.
