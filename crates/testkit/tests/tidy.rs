@@ -12,10 +12,12 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 const LAYERS: &[(&str, u32)] = &[
     ("underpass-wire", 0),
     ("underpass-config", 0),
+    ("underpass-sql", 0),
     ("underpass-stats", 0),
     ("underpass-auth", 1),
     ("underpass-pool", 1),
     ("underpass-console", 1),
+    ("underpass-mirror", 1),
     ("underpass-tls", 1),
     ("underpass-trace", 1),
     // A tool of the build: it runs before the kernel edges are compiled and uses none of our crates.
