@@ -30,6 +30,9 @@ pub(crate) enum Command {
     /// Records the workload of a running PostgreSQL, with no restart and no change to it.
     #[command(override_usage = "underpass trace [OPTIONS]", after_help = TRACE_EXAMPLES)]
     Trace(Box<crate::trace::Trace>),
+    /// Plays a recorded workload against another server and says what came out differently.
+    #[command(after_help = crate::replay::EXAMPLES)]
+    Replay(Box<crate::replay::Replay>),
     /// Prints a completion script for a shell: underpass completions bash > /etc/bash_completion.d/underpass
     Completions {
         /// The shell.

@@ -4,6 +4,7 @@
 
 mod args;
 mod check;
+mod replay;
 mod trace;
 
 use std::io::Write as _;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         Command::Pooler(pooler) => run(pooler),
         Command::Check => Ok(check::run()),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Replay(options) => replay::run(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);

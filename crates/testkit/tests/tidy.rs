@@ -12,9 +12,12 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 const LAYERS: &[(&str, u32)] = &[
     ("underpass-wire", 0),
     ("underpass-config", 0),
+    ("underpass-sql", 0),
+    ("underpass-stats", 0),
     ("underpass-auth", 1),
     ("underpass-pool", 1),
     ("underpass-console", 1),
+    ("underpass-mirror", 1),
     ("underpass-tls", 1),
     ("underpass-trace", 1),
     // A tool of the build: it runs before the kernel edges are compiled and uses none of our crates.
@@ -22,6 +25,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("underpass-sockmap", 2),
     ("underpass-capture", 2),
     ("underpass-pooler", 3),
+    ("underpass-replay", 3),
     ("underpass-cli", 4),
     ("underpass", 4),
     ("underpass-testkit", DEVELOPMENT),
@@ -34,8 +38,8 @@ const DEVELOPMENT: u32 = 5;
 const LINES_MAX: usize = 1000;
 
 /// Licences that allow a program made of them to be given away under Apache-2.0. Of `A OR B` one suffices.
-const LICENCES: [&str; 7] =
-    ["Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
+const LICENCES: [&str; 8] =
+    ["Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "Unicode-3.0", "Zlib"];
 
 /// Extensions of the files that are written by hand and carry a licence.
 const SOURCES: [&str; 8] = ["rs", "c", "h", "sh", "py", "java", "go", "js"];

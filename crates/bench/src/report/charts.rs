@@ -9,8 +9,8 @@ use charming::series::{Bar, Boxplot, Scatter};
 
 use crate::analysis::View;
 use crate::sample::{Latency, Point, Results, metric};
-use crate::stats::Summary;
 use crate::table::in_table_order;
+use underpass_stats::Summary;
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart.
 const COLOURS: [&str; 8] =

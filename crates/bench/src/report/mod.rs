@@ -14,8 +14,8 @@ use crate::experiments::{EXPERIMENTS, Experiment};
 use crate::limits::{Judged, Verdict};
 use crate::proof::Finding;
 use crate::sample::{Point, Results};
-use crate::stats::Summary;
 use crate::table::{self, interval};
+use underpass_stats::Summary;
 
 const PAGE: &str = include_str!("../../../../bench/templates/report.html");
 /// Apache ECharts, from the `charming` crate's own sources; see build.rs.
