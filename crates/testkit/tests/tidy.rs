@@ -41,8 +41,8 @@ const DEVELOPMENT: u32 = 5;
 const LINES_MAX: usize = 1000;
 
 /// Licences that allow a program made of them to be given away under Apache-2.0. Of `A OR B` one suffices.
-const LICENCES: [&str; 7] =
-    ["Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
+const LICENCES: [&str; 8] =
+    ["Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "Unicode-3.0", "Zlib"];
 
 /// Extensions of the files that are written by hand and carry a licence.
 const SOURCES: [&str; 8] = ["rs", "c", "h", "sh", "py", "java", "go", "js"];
