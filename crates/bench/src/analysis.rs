@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::sample::{Point, Results, Sample, metric};
-use crate::stats::Estimate;
+use underpass_stats::Estimate;
 
 /// The system that every tax is taken from.
 pub const DIRECT: &str = "direct";

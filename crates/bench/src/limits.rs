@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::analysis::View;
 use crate::lanes::SHARE_MIN;
 use crate::sample::{Point, Results, metric};
-use crate::stats::{Estimate, Summary};
+use underpass_stats::{Estimate, Summary};
 
 const TABLE: &str = include_str!("../../../bench/limits.toml");
 

@@ -27,7 +27,6 @@ mod roundtrips;
 mod run;
 mod runner;
 mod sample;
-mod stats;
 mod systems;
 mod table;
 mod tasks;

@@ -3,8 +3,8 @@
 
 use crate::analysis::View;
 use crate::sample::{Results, metric};
-use crate::stats::Estimate;
 use crate::systems::System;
+use underpass_stats::Estimate;
 
 /// Two identical systems are shown to be equal when the whole 90 % interval of their ratio lies within this of 1: two
 /// one-sided tests at 5 %. Half of what the slowed twin loses, so one interval cannot be both.

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::stats::quantile_sorted;
+use underpass_stats::quantile_sorted;
 
 /// Version of the result file; raised when a field changes its meaning.
 pub const FORMAT: u32 = 2;

@@ -8,7 +8,7 @@ use crate::experiments::Experiment;
 use crate::limits::Judged;
 use crate::proof::Finding;
 use crate::sample::{Point, Results, metric};
-use crate::stats::{Estimate, Summary};
+use underpass_stats::{Estimate, Summary};
 
 /// A column: metric, heading, digits after the point.
 pub type Column = (&'static str, &'static str, usize);

@@ -27,9 +27,21 @@ pub(crate) enum Command {
     Pooler(Pooler),
     /// Says what the kernel lanes can do here, why not, and what they cost; exits with 0 if at least one works.
     Check,
+    /// Says what a recorded workload was: statements, latencies, errors, sessions, and what is missing.
+    #[command(after_help = crate::report::HELP)]
+    Report(crate::report::Report),
+    /// Writes a trace as Parquet, JSON lines or SQL scripts.
+    #[command(after_help = crate::export::EXPORT_HELP)]
+    Export(crate::export::Export),
+    /// Makes a trace of PostgreSQL's CSV logs.
+    #[command(after_help = crate::export::IMPORT_HELP)]
+    Import(crate::export::Import),
     /// Records the workload of a running PostgreSQL, with no restart and no change to it.
     #[command(override_usage = "underpass trace [OPTIONS]", after_help = TRACE_EXAMPLES)]
     Trace(Box<crate::trace::Trace>),
+    /// Plays a recorded workload against another server and says what came out differently.
+    #[command(after_help = crate::replay::EXAMPLES)]
+    Replay(Box<crate::replay::Replay>),
     /// Prints a completion script for a shell: underpass completions bash > /etc/bash_completion.d/underpass
     Completions {
         /// The shell.

@@ -4,6 +4,9 @@
 
 mod args;
 mod check;
+mod export;
+mod replay;
+mod report;
 mod trace;
 
 use std::io::Write as _;
@@ -22,7 +25,11 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Pooler(pooler) => run(pooler),
         Command::Check => Ok(check::run()),
+        Command::Report(report) => report::run(&report),
+        Command::Export(arguments) => export::export(&arguments),
+        Command::Import(arguments) => export::import(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Replay(options) => replay::run(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "underpass", &mut script);
@@ -76,13 +83,15 @@ fn manual() -> anyhow::Result<Vec<u8>> {
     let mut page = Vec::new();
     let command = args::command();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    for part in command.get_subcommands().filter(|part| part.get_name() == "pooler") {
-        let pooler = clap_mangen::Man::new(part.clone().bin_name("underpass pooler"));
-        writeln!(page, ".SH UNDERPASS POOLER")?;
-        pooler.render_description_section(&mut page)?;
-        pooler.render_synopsis_section(&mut page)?;
-        pooler.render_options_section(&mut page)?;
-        pooler.render_extra_section(&mut page)?;
+    for part in command.get_subcommands().filter(|part| part.get_opts().any(|option| !option.is_global_set()))
+    {
+        let name = format!("underpass {}", part.get_name());
+        writeln!(page, ".SH {}", name.to_uppercase())?;
+        let part = clap_mangen::Man::new(part.clone().bin_name(name));
+        part.render_description_section(&mut page)?;
+        part.render_synopsis_section(&mut page)?;
+        part.render_options_section(&mut page)?;
+        part.render_extra_section(&mut page)?;
     }
     Ok(page)
 }

@@ -26,6 +26,8 @@ pub(crate) struct DatabaseState {
     pub settings: ArcSwap<Database>,
     /// Made by the `*` entry.
     pub is_auto: AtomicBool,
+    /// Not one of clients: where a mirror is.
+    pub is_mirror: bool,
     pub disabled: AtomicBool,
     pub paused: AtomicBool,
     /// Not configured any more, or automatic and unused for `autodb_idle_timeout`: not shown, new again when a client asks for it.
@@ -166,6 +168,23 @@ impl PoolSettings {
             idle_transaction_timeout: config.idle_transaction_timeout(user),
             transaction_timeout: config.transaction_timeout(user),
             client_idle_timeout: config.client_idle_timeout(user),
+        }
+    }
+}
+
+impl PoolSettings {
+    /// Adapted to its database: sessions with mirrors end when the client does, not by timeouts of their own.
+    pub fn of(self, database: &DatabaseState) -> Self {
+        if !database.is_mirror {
+            return self;
+        }
+        Self {
+            query_wait_timeout: Duration::ZERO,
+            query_timeout: Duration::ZERO,
+            idle_transaction_timeout: Duration::ZERO,
+            transaction_timeout: Duration::ZERO,
+            client_idle_timeout: Duration::ZERO,
+            ..self
         }
     }
 }

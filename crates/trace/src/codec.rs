@@ -520,7 +520,8 @@ numbered!(
     Authentication = 0,
     Filter = 1,
     Replication = 2,
-    Incomplete = 3
+    Incomplete = 3,
+    Masking = 4
 );
 numbered!(
     loss_reason,

@@ -30,9 +30,13 @@ pub mod assemble;
 mod codec;
 mod error;
 mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod meta;
 mod model;
 mod reader;
+mod safety;
+pub mod statements;
 mod varint;
 mod writer;
 
@@ -41,4 +45,5 @@ pub use format::{BLOCK_RAW_MAX, SEGMENT_EXTENSION, VERSION_MAJOR, VERSION_MINOR}
 pub use meta::{Meta, Protocol, RedactionPolicy, Server};
 pub use model::*;
 pub use reader::{Damage, Reader};
+pub use safety::{Masker, strip_literals};
 pub use writer::{Options, Writer, WriterStats};

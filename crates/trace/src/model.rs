@@ -329,6 +329,8 @@ pub enum WithheldReason {
     Filter,
     /// A replication stream.
     Replication,
+    /// Data that masking cannot keep the shape of: COPY data, rows.
+    Masking,
     /// The beginning of a message whose rest never came, because the session or its recording ended.
     Incomplete,
 }

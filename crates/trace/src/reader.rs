@@ -5,7 +5,7 @@
 //! bit, a missing segment. Memory is bounded by one block plus the longest record.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use crate::codec::{self, State, kind};
@@ -57,14 +57,20 @@ pub struct Reader {
     regular_end: bool,
 }
 
+/// Where a segment's bytes are: a file, or memory.
+trait Input: Read + Seek + Send + std::fmt::Debug {}
+impl Input for File {}
+impl Input for Cursor<Vec<u8>> {}
+
 #[derive(Debug)]
 struct Segment {
     path: PathBuf,
-    file: BufReader<File>,
+    file: BufReader<Box<dyn Input>>,
     /// Offset of the next block, and of the file's end.
     offset: u64,
     end: u64,
     next_block: u32,
+    has_trailer: bool,
 }
 
 impl Reader {
@@ -74,11 +80,22 @@ impl Reader {
         segments.reverse();
         let first = segments.pop().ok_or_else(|| Error::NotFound(path.to_owned()))?;
         segments.reverse();
-        let (head, mut segment) = Segment::open(first)?;
+        let (head, segment) = Segment::open(first)?;
+        Self::begin(head, segment, segments)
+    }
+
+    /// Reads a segment that is in memory.
+    pub fn from_bytes(segment: Vec<u8>) -> Result<Self, Error> {
+        let end = segment.len() as u64;
+        let (head, segment) = Segment::new(PathBuf::from("(memory)"), Box::new(Cursor::new(segment)), end)?;
+        Self::begin(head, segment, Vec::new())
+    }
+
+    fn begin(head: Head, mut segment: Segment, more: Vec<PathBuf>) -> Result<Self, Error> {
         let mut reader = Self {
             meta: Meta::default(),
             trace_id: head.trace_id,
-            segments: segments.into_iter(),
+            segments: more.into_iter(),
             segment: None,
             last_segment: head.segment,
             chain: Vec::new(),
@@ -165,20 +182,25 @@ impl Reader {
                 // A chain never spans segments: what is left of one is lost.
                 self.chain.clear();
                 wants_more = false;
+                self.regular_end &= segment.has_trailer;
                 self.segment = None;
                 continue;
             };
-            match header.kind {
-                block_kind::RECORDS => {}
-                block_kind::INDEX => {
-                    self.regular_end = header.flags & block_flags::LAST_SEGMENT != 0;
+            if header.kind != block_kind::RECORDS {
+                // A chain does not go on behind it. What it says is not needed here, but damage is told.
+                self.chain.clear();
+                wants_more = false;
+                let intact = segment.payload(&header, &mut self.payload, &mut self.chain)?;
+                self.chain.clear();
+                if intact {
+                    let last = header.flags & block_flags::LAST_SEGMENT != 0;
+                    self.regular_end = header.kind == block_kind::INDEX && last;
+                } else {
+                    self.damage.blocks += 1;
+                    self.damage.bytes += BLOCK_HEADER_LEN as u64 + u64::from(header.stored_len);
                     segment.skip(&header);
-                    continue;
                 }
-                _ => {
-                    segment.skip(&header);
-                    continue;
-                }
+                continue;
             }
             let in_order = header.number == number && self.damage == damage_before;
             let continued = header.flags & block_flags::CONTINUED != 0;
@@ -253,7 +275,11 @@ impl Segment {
     fn open(path: PathBuf) -> Result<(Head, Self), Error> {
         let file = File::open(&path).map_err(Error::io(&path, "open"))?;
         let end = file.metadata().map_err(Error::io(&path, "stat"))?.len();
-        let mut file = BufReader::new(file);
+        Self::new(path, Box::new(file), end)
+    }
+
+    fn new(path: PathBuf, input: Box<dyn Input>, end: u64) -> Result<(Head, Self), Error> {
+        let mut file = BufReader::new(input);
         let mut bytes = [0; HEAD_LEN];
         if let Err(error) = file.read_exact(&mut bytes) {
             return Err(match error.kind() {
@@ -262,7 +288,10 @@ impl Segment {
             });
         }
         match Head::decode(&bytes) {
-            Ok(head) => Ok((head, Self { path, file, offset: HEAD_LEN as u64, end, next_block: 0 })),
+            Ok(head) => Ok((
+                head,
+                Self { path, file, offset: HEAD_LEN as u64, end, next_block: 0, has_trailer: false },
+            )),
             Err(HeadError::Magic) => Err(Error::NotATrace(path)),
             Err(HeadError::Checksum) => Err(Error::Head(path)),
             Err(HeadError::Newer(major, minor)) => Err(Error::Newer { path, major, minor }),
@@ -312,7 +341,8 @@ impl Segment {
         }
         let mut bytes = [0; TRAILER_LEN];
         self.read_at(offset, &mut bytes)?;
-        Ok(if decode_trailer(&bytes).is_some() { 0 } else { left })
+        self.has_trailer = decode_trailer(&bytes).is_some();
+        Ok(if self.has_trailer { 0 } else { left })
     }
 
     fn skip(&mut self, header: &BlockHeader) {

@@ -17,8 +17,9 @@ use crate::format::{
     block_codec, block_flags, block_kind,
 };
 use crate::model::{Clock, Record};
+use crate::safety::{Masker, Safety};
 use crate::varint::{self, put};
-use crate::{Error, Meta};
+use crate::{Error, Meta, RedactionPolicy};
 
 /// How a trace is cut and limited.
 #[derive(Clone, Debug)]
@@ -35,6 +36,10 @@ pub struct Options {
     pub block_time: Duration,
     /// zstd's level; 0 stores without compression.
     pub zstd_level: i32,
+    /// Replaces literals and parameters by keyed hashes. The trace says so in its META.
+    pub masker: Option<Masker>,
+    /// Names the trace in the head of its segments; random if it is `None`, as it should be but for tests.
+    pub trace_id: Option<[u8; 16]>,
 }
 
 impl Default for Options {
@@ -46,6 +51,8 @@ impl Default for Options {
             block_bytes: 256 << 10,
             block_time: Duration::from_secs(1),
             zstd_level: 1,
+            masker: None,
+            trace_id: None,
         }
     }
 }
@@ -85,6 +92,7 @@ pub struct Writer {
     meta: Vec<u8>,
     trace_id: [u8; 16],
     clock: Option<Clock>,
+    safety: Safety,
     state: State,
     /// Records of the current block.
     raw: Vec<u8>,
@@ -121,15 +129,19 @@ impl Writer {
     /// Begins a trace in `directory`, which is made (mode 0700) or must be empty. Segments have mode 0600.
     pub fn create(directory: &Path, meta: &Meta, options: Options) -> Result<Self, Error> {
         make_directory(directory)?;
-        let mut trace_id = [0; 16];
-        getrandom::fill(&mut trace_id)
-            .map_err(|error| Error::io(directory, "random trace id")(io::Error::other(error.to_string())))?;
+        let redaction = RedactionPolicy { passwords: true, literals: options.masker.is_some() };
+        let meta = &Meta { redaction, ..meta.clone() };
+        let trace_id = match options.trace_id {
+            Some(trace_id) => trace_id,
+            None => random_id(directory)?,
+        };
         let mut writer = Self {
             directory: directory.to_owned(),
             meta: serde_json::to_vec(meta)
                 .map_err(|error| Error::io(directory, "describe")(io::Error::other(error)))?,
             trace_id,
             clock: None,
+            safety: Safety::new(meta.protocol, options.masker.clone()),
             state: State::default(),
             raw: Vec::new(),
             pending: BlockHeader::default(),
@@ -160,12 +172,17 @@ impl Writer {
         self.stats
     }
 
-    /// Appends a record. After [`Error::Stopped`] the trace is complete, and the record counts as dropped.
+    /// Appends a record, after passwords, and what else must not be stored, have been taken out of it. After [`Error::Stopped`] the trace is complete, and the record counts as dropped.
     pub fn write(&mut self, record: &Record<'_>) -> Result<(), Error> {
         if let Some(stopped) = self.stats.stopped {
             self.stats.dropped_records += 1;
             return Err(Error::Stopped(stopped));
         }
+        let safe = self.safety.apply(record);
+        self.write_safe(&safe)
+    }
+
+    fn write_safe(&mut self, record: &Record<'_>) -> Result<(), Error> {
         let time_ns = record.time_ns();
         self.end_what_is_old(time_ns)?;
         if let Record::Clock(clock) = record {
@@ -455,6 +472,13 @@ fn make_directory(directory: &Path) -> Result<(), Error> {
         }
         Err(error) => Err(Error::io(directory, "make the directory")(error)),
     }
+}
+
+fn random_id(directory: &Path) -> Result<[u8; 16], Error> {
+    let mut id = [0; 16];
+    let failed = |error: getrandom::Error| io::Error::other(error.to_string());
+    getrandom::fill(&mut id).map_err(failed).map_err(Error::io(directory, "get a random trace id"))?;
+    Ok(id)
 }
 
 fn create_file(path: &Path) -> Result<File, Error> {

@@ -7,14 +7,12 @@ use charming::datatype::DataPoint;
 use charming::element::{AxisLabel, AxisType, ItemStyle, NameLocation, Tooltip, Trigger};
 use charming::series::{Bar, Boxplot, Scatter};
 
+use underpass_charts::{COLOURS, rounded};
+
 use crate::analysis::View;
 use crate::sample::{Latency, Point, Results, metric};
-use crate::stats::Summary;
 use crate::table::in_table_order;
-
-/// Okabe and Ito's colours, which colour-blind readers can tell apart.
-const COLOURS: [&str; 8] =
-    ["#7f7f7f", "#0072b2", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#f0e442"];
+use underpass_stats::Summary;
 
 /// Height of a plot with few bars, and of one more row of bars, in CSS pixels.
 const BASE_HEIGHT: usize = 110;
@@ -195,25 +193,9 @@ fn short_label(point: &Point) -> String {
     parts.collect::<Vec<_>>().join(" ")
 }
 
-/// Four significant digits: more is noise, and it makes the page larger.
-fn rounded(value: f64) -> f64 {
-    if value == 0.0 || !value.is_finite() {
-        return 0.0;
-    }
-    let scale = 10f64.powi(3 - value.abs().log10().floor() as i32);
-    (value * scale).round() / scale
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_keep_four_digits() {
-        assert_eq!(rounded(123_456.0), 123_500.0);
-        assert_eq!(rounded(0.012_345_6), 0.012_35);
-        assert_eq!(rounded(f64::NAN), 0.0);
-    }
 
     #[test]
     fn labels_are_short() {

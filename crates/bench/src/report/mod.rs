@@ -8,18 +8,17 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use underpass_charts::{ECHARTS, escape, figure};
 
 use crate::analysis::View;
 use crate::experiments::{EXPERIMENTS, Experiment};
 use crate::limits::{Judged, Verdict};
 use crate::proof::Finding;
 use crate::sample::{Point, Results};
-use crate::stats::Summary;
 use crate::table::{self, interval};
+use underpass_stats::Summary;
 
 const PAGE: &str = include_str!("../../../../bench/templates/report.html");
-/// Apache ECharts, from the `charming` crate's own sources; see build.rs.
-const ECHARTS: &str = include_str!(concat!(env!("OUT_DIR"), "/echarts.min.js"));
 
 /// Clients and MB from which an experiment may be called a repeat of a paper's.
 const REPEAT_CLIENTS: u64 = 1_000;
@@ -57,14 +56,7 @@ fn section(experiment: &Experiment, results: &Results) -> Result<String> {
     );
     text.push_str(&scale(experiment, &view, results));
     for chart in charts::of(&view, results) {
-        let options = serde_json::to_string(&chart.options)?.replace("</", "<\\/");
-        let _ = write!(
-            text,
-            "<figure><figcaption>{}</figcaption><div class=\"chart\" style=\"height:{}px\"></div>\
-             <script type=\"application/json\">{options}</script></figure>",
-            escape(&chart.caption),
-            chart.height
-        );
+        text.push_str(&figure(&chart.caption, chart.height, &chart.options)?);
     }
     for point in view.points() {
         text.push_str(&point_table(&view, point, results));
@@ -227,10 +219,6 @@ fn limits(judged: &[Judged]) -> String {
     }
     text.push_str("</table></div></section>\n");
     text
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

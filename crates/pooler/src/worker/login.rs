@@ -686,6 +686,9 @@ impl Worker {
         client.phase = Phase::Idle;
         client.request_at = self.now;
         self.meter(pool.id).stats.client_login_count += 1;
+        if self.shared.mirrors.is_any() {
+            self.mirror_attach(key);
+        }
         let Some(client) = self.clients.get_mut(key) else { return };
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
             return self.client_io_failed(key, &error);

@@ -15,6 +15,11 @@ fn bytes() -> impl Strategy<Value = Bytes<'static>> {
     .prop_map(Cow::Owned)
 }
 
+/// A message of this type: CopyData and DataRow are nothing that must be hidden.
+fn message(tag: u8) -> impl Strategy<Value = Bytes<'static>> {
+    bytes().prop_map(move |body| Cow::Owned([&[tag], &body[..]].concat()))
+}
+
 /// Numbers near the edges, small ones, and all others.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..300u64, any::<u64>(), Just(u64::MAX), (0..64u32).prop_map(|bit| 1 << bit)]
@@ -117,7 +122,7 @@ fn count() -> impl Strategy<Value = Count> {
 pub fn record() -> impl Strategy<Value = Record<'static>> {
     prop_oneof![
         start(),
-        (session(), number(), number(), number(), redaction(), bytes()).prop_map(
+        (session(), number(), number(), number(), redaction(), message(b'd')).prop_map(
             |(session, time_ns, offset, wire_len, redaction, message)| Record::Frontend(Frontend {
                 session,
                 time_ns,
@@ -141,7 +146,7 @@ pub fn record() -> impl Strategy<Value = Record<'static>> {
                 status
             })
         ),
-        (session(), number(), number(), bytes()).prop_map(|(session, time_ns, offset, message)| {
+        (session(), number(), number(), message(b'D')).prop_map(|(session, time_ns, offset, message)| {
             Record::Backend(Backend { session, time_ns, offset, message })
         }),
         (session(), number(), bytes(), bytes()).prop_map(|(session, time_ns, name, value)| {
@@ -164,6 +169,7 @@ pub fn record() -> impl Strategy<Value = Record<'static>> {
                 WithheldReason::Authentication,
                 WithheldReason::Filter,
                 WithheldReason::Replication,
+                WithheldReason::Masking,
                 WithheldReason::Incomplete
             ])
         )

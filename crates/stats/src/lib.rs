@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Medians, quantiles and bootstrap intervals of per-round ratios.
+//! Medians, quantiles and bootstrap intervals, as the benchmarks and the replayer report them.
+//!
+//! Values come one per round of a benchmark, or one per statement of a replay. No IO.
+#![forbid(unsafe_code)]
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::{Deserialize, Serialize};

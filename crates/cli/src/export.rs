@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `underpass export` and `underpass import`: traces and other formats.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use underpass_export::{csv_log, json_lines, parquet, sql};
+use underpass_trace::{Options, Reader, Writer};
+
+/// `underpass export`.
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// The trace: its directory, or one segment of it.
+    pub trace: PathBuf,
+    /// What to write.
+    #[arg(short, long, value_enum)]
+    pub format: Format,
+    /// Where it goes: a new directory for parquet and sql, a new file for jsonl (`-`, the default: standard output).
+    #[arg(short, long, value_name = "PLACE")]
+    pub output: Option<PathBuf>,
+}
+
+/// What a trace can be exported as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Tables for DuckDB, Spark and DataFusion: statements by day and hour, sessions, losses.
+    Parquet,
+    /// Every record as a line of JSON; nothing is left out.
+    Jsonl,
+    /// A script for psql for each session.
+    Sql,
+}
+
+pub(crate) const EXPORT_HELP: &str = "\
+Examples:
+  underpass export monday -f parquet -o monday.parquet
+  duckdb -c \"select text, count(*), avg(latency_ns) / 1e6 as ms
+             from read_parquet('monday.parquet/statements/**/*.parquet') group by text order by 2 desc limit 10\"
+  underpass export monday -f jsonl | jq -r 'select(.type == \"Query\") | .query'
+  underpass export monday -f sql -o monday.sql && psql -X -f monday.sql/session-000001.sql
+
+Nothing is written over an existing place. Scripts lose what SQL cannot say (pipelines, portals, some binary
+parameters; comments tell); `underpass replay` keeps it.";
+
+/// `underpass import`.
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    /// PostgreSQL CSV logs, oldest first.
+    #[arg(required = true, value_name = "LOG")]
+    pub logs: Vec<PathBuf>,
+    /// The new trace's directory.
+    #[arg(short, long, value_name = "DIRECTORY")]
+    pub output: PathBuf,
+}
+
+pub(crate) const IMPORT_HELP: &str = "\
+Example:
+  underpass import /var/log/postgresql/postgresql-Mon.csv -o monday && underpass report monday
+
+The server needs log_destination = 'csvlog', and log_min_duration_statement = 0 or log_statement = 'all' (durations with
+log_duration = on). A log is less than a capture: parameters are text, rows and bytes are not known.";
+
+/// Writes the export and says on standard error what it has.
+pub(crate) fn export(arguments: &Export) -> anyhow::Result<ExitCode> {
+    let mut reader = Reader::open(&arguments.trace)?;
+    let place = arguments.output.as_deref();
+    let (said, malformed) = match arguments.format {
+        Format::Parquet => {
+            let done = parquet::export(&mut reader, needed(place)?)?;
+            let parquet::Summary { statements, sessions, losses, files, malformed } = done;
+            (
+                format!("{statements} statements, {sessions} sessions, {losses} losses in {files} files"),
+                malformed,
+            )
+        }
+        Format::Sql => {
+            let sql::Summary { files, statements, left_out, malformed } =
+                sql::export(&mut reader, needed(place)?)?;
+            (format!("{statements} statements in {files} scripts, {left_out} left out"), malformed)
+        }
+        Format::Jsonl => {
+            let done = match place.filter(|place| *place != Path::new("-")) {
+                None => json_lines::export(&mut reader, &mut BufWriter::new(std::io::stdout().lock())),
+                Some(path) => {
+                    let file =
+                        File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
+                    json_lines::export(&mut reader, &mut BufWriter::new(file))
+                }
+            };
+            match done {
+                // Who reads has seen enough: `| head`.
+                Err(underpass_export::Error::Write(error))
+                    if error.kind() == std::io::ErrorKind::BrokenPipe =>
+                {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                done => done.map(|json_lines::Summary { records, malformed }| {
+                    (format!("{records} records"), malformed)
+                })?,
+            }
+        }
+    };
+    eprintln!("{said}");
+    if malformed > 0 {
+        eprintln!("underpass: {malformed} malformed records were passed over");
+    }
+    let damage = reader.damage();
+    if damage.torn {
+        eprintln!("underpass: the trace has no regular end: the recorder was killed, or is still at work");
+    }
+    if damage.blocks > 0 || damage.segments > 0 {
+        eprintln!(
+            "underpass: {} damaged blocks and {} missing segments are not in it",
+            damage.blocks, damage.segments
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn needed(place: Option<&Path>) -> anyhow::Result<&Path> {
+    place.context("this format makes a directory: say which with -o")
+}
+
+/// Makes a trace of logs.
+pub(crate) fn import(arguments: &Import) -> anyhow::Result<ExitCode> {
+    let logs = arguments.logs.iter().map(|path| {
+        File::open(path).with_context(|| format!("cannot open {}", path.display())).map(|file| (path, file))
+    });
+    // All of them are there before anything is made.
+    let logs: Vec<_> = logs.collect::<anyhow::Result<_>>()?;
+    let mut writer = Writer::create(&arguments.output, &csv_log::meta(), Options::default())?;
+    let mut sum = csv_log::Summary::default();
+    for (path, file) in logs {
+        let one = csv_log::import(file, &mut writer).with_context(|| path.display().to_string())?;
+        sum.lines += one.lines;
+        sum.sessions += one.sessions;
+        sum.statements += one.statements;
+        sum.errors += one.errors;
+        sum.zones_taken_for_utc += one.zones_taken_for_utc;
+    }
+    writer.finish()?;
+    let csv_log::Summary { lines, sessions, statements, errors, zones_taken_for_utc, .. } = sum;
+    eprintln!("{statements} statements of {sessions} sessions, {errors} errors, from {lines} lines");
+    if zones_taken_for_utc > 0 {
+        eprintln!(
+            "underpass: {zones_taken_for_utc} lines name a time zone by an abbreviation, which was taken for UTC"
+        );
+    }
+    std::io::stderr().flush()?;
+    Ok(ExitCode::SUCCESS)
+}

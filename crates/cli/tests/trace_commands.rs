@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! import, report and export as a user types them: texts, files, exit codes.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::{binary, output};
+
+const LOG: &str = r#"2026-01-01 10:00:01.000 CET,"app","shop",100,"[local]",65950000.64,3,"SELECT",2026-01-01 10:00:00 CET,3/2,0,LOG,00000,"duration: 250.500 ms  statement: select 1",,,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:03.000 CET,"app","shop",100,"[local]",65950000.64,7,"SELECT",2026-01-01 10:00:00 CET,3/3,0,ERROR,22012,"division by zero",,,,,,"select 1/0",,,"psql","client backend",,0
+"#;
+
+fn run(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(binary());
+    let Output { status, stdout, stderr } = output(command.args(arguments).current_dir(folder));
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn a_log_becomes_a_trace_a_report_and_exports() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("log.csv"), LOG).unwrap();
+    let (code, _, err) = run(folder, &["import", "log.csv", "-o", "monday"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("2 statements of 1 sessions, 1 errors, from 2 lines"), "{err}");
+    assert!(err.contains("2 lines name a time zone by an abbreviation"), "{err}");
+
+    let (code, out, err) = run(folder, &["report", "monday"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("select $1") && out.contains("22012  division by zero"), "{out}");
+    assert!(err.contains("page: monday/report.html"), "{err}");
+    let page = folder.join("monday/report.html");
+    assert!(fs::read_to_string(&page).unwrap().contains("What this trace does not know"));
+    assert_eq!(page.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    // Again: a report is made anew, and a page in the trace's directory is no segment.
+    assert_eq!(run(folder, &["report", "monday", "--top", "1"]).0, Some(0));
+
+    let (code, out, _) = run(folder, &["export", "monday", "-f", "jsonl"]);
+    assert!(
+        code == Some(0) && out.lines().all(|line| line.starts_with('{')) && out.contains("select 1/0"),
+        "{out}"
+    );
+    for (format, place, file) in [
+        ("parquet", "tables", "tables/statements/date=2026-01-01/hour=10/part-00000.parquet"),
+        ("sql", "scripts", "scripts/session-000001.sql"),
+        ("jsonl", "lines.jsonl", "lines.jsonl"),
+    ] {
+        let (code, _, err) = run(folder, &["export", "monday", "-f", format, "-o", place]);
+        assert_eq!(code, Some(0), "{err}");
+        assert!(folder.join(file).exists(), "{file}: {err}");
+        let (code, _, err) = run(folder, &["export", "monday", "-f", format, "-o", place]);
+        assert!(code == Some(1) && err.contains("exists"), "{format}: {err}");
+    }
+}
+
+#[test]
+fn mistakes_are_said_plainly() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("text"), "no trace and no log\n").unwrap();
+    for (arguments, text) in [
+        (&["report", "nothing"][..], "no trace here"),
+        (&["report", "text"], "text: not a trace"),
+        (&["export", "nothing", "-f", "jsonl"], "no trace here"),
+        (&["import", "nothing.csv", "-o", "new"], "cannot open nothing.csv"),
+        (&["import", "text", "-o", "new2"], "text: line 1: too few columns: not PostgreSQL's CSV log"),
+        (&["import", "text", "-o", "text"], "never written over"),
+    ] {
+        let (code, _, err) = run(folder, arguments);
+        assert!(code == Some(1) && err.contains(text), "{arguments:?}: {err}");
+    }
+    assert!(!folder.join("new").exists(), "nothing is made when a log is missing");
+    for arguments in [&["report"][..], &["export", "x"], &["export", "x", "-f", "xml"], &["import", "x"]] {
+        assert_eq!(run(folder, arguments).0, Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_teaches_by_examples() {
+    for command in ["report", "export", "import"] {
+        let (code, out, _) = run(Path::new("/"), &[command, "--help"]);
+        assert!(code == Some(0) && out.contains("Example") && out.contains("underpass "), "{out}");
+    }
+    let (_, page, _) = run(Path::new("/"), &["man"]);
+    for word in ["UNDERPASS REPORT", "UNDERPASS EXPORT", "UNDERPASS POOLER", "parquet"] {
+        assert!(page.contains(word), "{word}");
+    }
+}

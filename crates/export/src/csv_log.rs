@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A trace from PostgreSQL's CSV log (`log_destination = csvlog`), PostgreSQL 9.0 to 18.
+//!
+//! A log is less than a capture: parameters are text, the protocol's messages are not known, nor rows, nor bytes.
+//! It needs `log_statement = all` or `log_min_duration_statement = 0`; durations come from the latter, or from
+//! `log_duration`. Sessions have [`Source::Import`], so that reports say so.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use csv::StringRecord;
+use underpass_trace::*;
+use underpass_wire::frontend::build;
+
+use crate::Error;
+
+/// What was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Lines of the log, which is CSV records.
+    pub lines: u64,
+    /// Sessions.
+    pub sessions: u64,
+    /// Statements.
+    pub statements: u64,
+    /// Errors of statements.
+    pub errors: u64,
+    /// Lines that say nothing about a statement or session.
+    pub others: u64,
+    /// Lines whose time zone is an abbreviation other than UTC and GMT, which was taken for UTC.
+    pub zones_taken_for_utc: u64,
+}
+
+/// Columns of the log; manual, "Using CSV-Format Log Output".
+mod column {
+    pub(super) const LOG_TIME: usize = 0;
+    pub(super) const USER_NAME: usize = 1;
+    pub(super) const DATABASE_NAME: usize = 2;
+    pub(super) const PROCESS_ID: usize = 3;
+    pub(super) const CONNECTION_FROM: usize = 4;
+    pub(super) const SESSION_ID: usize = 5;
+    pub(super) const COMMAND_TAG: usize = 7;
+    pub(super) const SESSION_START_TIME: usize = 8;
+    pub(super) const ERROR_SEVERITY: usize = 11;
+    pub(super) const SQL_STATE_CODE: usize = 12;
+    pub(super) const MESSAGE: usize = 13;
+    pub(super) const DETAIL: usize = 14;
+    pub(super) const QUERY: usize = 19;
+    pub(super) const APPLICATION_NAME: usize = 22;
+    /// Columns of the oldest format with all of these.
+    pub(super) const COUNT_MIN: usize = 23;
+}
+
+/// What META of an imported trace says.
+pub fn meta() -> Meta {
+    Meta { sources: vec!["PostgreSQL CSV log".into()], ..Meta::default() }
+}
+
+/// Reads a log, several of them one after the other, and writes their statements.
+///
+/// # Errors
+/// The log is not in CSV format or has too few columns; the trace cannot be written.
+pub fn import(log: impl Read, writer: &mut Writer) -> Result<Summary, Error> {
+    let mut lines = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(log);
+    let mut import =
+        Import { sessions: BTreeMap::new(), next: 1, clock: false, last_ns: 0, summary: Summary::default() };
+    let mut line = StringRecord::new();
+    while {
+        let at = lines.position().line();
+        let more = lines.read_record(&mut line);
+        more.map_err(|error| Error::Input { line: at, why: error.to_string() })?
+    } {
+        let at = line.position().map_or(0, csv::Position::line);
+        import.line(&line, writer).map_err(|fault| match fault {
+            Fault::Error(error) => error,
+            Fault::Line(why) => Error::Input { line: at, why: why.to_owned() },
+        })?;
+    }
+    import.finish(writer)
+}
+
+enum Fault {
+    Error(Error),
+    Line(&'static str),
+}
+
+impl From<underpass_trace::Error> for Fault {
+    fn from(error: underpass_trace::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+struct Import {
+    sessions: BTreeMap<String, Session>,
+    next: u64,
+    clock: bool,
+    last_ns: u64,
+    summary: Summary,
+}
+
+struct Session {
+    id: SessionId,
+    frontend: u64,
+    backend: u64,
+    status: TransactionStatus,
+    /// A statement whose end has not been seen.
+    running: Option<Running>,
+}
+
+struct Running {
+    text: String,
+    /// Offset of its Query or Execute, and of the message that Ready answers.
+    request: u64,
+    sync: u64,
+    start_ns: u64,
+}
+
+/// A line about a statement.
+struct Logged<'a> {
+    /// Its name, for the extended protocol.
+    name: Option<&'a str>,
+    text: &'a str,
+}
+
+impl Import {
+    fn line(&mut self, line: &StringRecord, writer: &mut Writer) -> Result<(), Fault> {
+        if line.len() < column::COUNT_MIN {
+            return Err(Fault::Line("too few columns: not PostgreSQL's CSV log"));
+        }
+        self.summary.lines += 1;
+        let get = |at: usize| line.get(at).unwrap_or("");
+        let now = self.time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
+        self.last_ns = self.last_ns.max(now);
+        if !std::mem::replace(&mut self.clock, true) {
+            writer.write(&Record::Clock(Clock { monotonic_ns: now, realtime_ns: now as i64 }))?;
+        }
+        let key = get(column::SESSION_ID);
+        let message = get(column::MESSAGE);
+        // Without a database it is a process of the server's own, or a connection before its login.
+        if key.is_empty() || get(column::DATABASE_NAME).is_empty() {
+            self.summary.others += 1;
+            return Ok(());
+        }
+        if message.starts_with("disconnection: ") {
+            return match self.sessions.remove(key) {
+                Some(mut session) => end_session(&mut session, now, EndReason::Unknown, writer),
+                None => Ok(()),
+            };
+        }
+        // The name of the application is known later than the connection: a session is told with its first statement.
+        if !self.sessions.contains_key(key) {
+            if message.starts_with("connection ") {
+                self.summary.others += 1;
+                return Ok(());
+            }
+            let began = self.time(get(column::SESSION_START_TIME)).map_or(now, |began| began.min(now));
+            let session = self.start(line, began, writer)?;
+            self.sessions.insert(key.to_owned(), session);
+        }
+        let Some(session) = self.sessions.get_mut(key) else { return Ok(()) };
+        let severity = get(column::ERROR_SEVERITY);
+        if matches!(severity, "ERROR" | "FATAL" | "PANIC") {
+            let query = get(column::QUERY);
+            let sqlstate = get(column::SQL_STATE_CODE).as_bytes();
+            let outcome = Outcome::Error(ErrorOutcome {
+                sqlstate: sqlstate.try_into().unwrap_or(*b"XX000"),
+                fatal: severity != "ERROR",
+                message: Cow::Borrowed(message.as_bytes()),
+            });
+            self.summary.errors += 1;
+            let known =
+                session.running.as_ref().is_some_and(|running| query.is_empty() || running.text == query);
+            if !known && !query.is_empty() {
+                session.begin(&Logged { name: None, text: query }, "", now, &mut self.summary, writer)?;
+            }
+            return session.end(now, outcome, writer);
+        }
+        let (duration_ns, rest) = duration(message);
+        match (logged(rest), duration_ns) {
+            (Some(statement), duration_ns) => {
+                let start_ns = now.saturating_sub(duration_ns.unwrap_or(0));
+                session.begin(&statement, get(column::DETAIL), start_ns, &mut self.summary, writer)?;
+                if duration_ns.is_some() {
+                    session.complete(now, get(column::COMMAND_TAG), writer)?;
+                }
+            }
+            // `log_duration`: the end of the statement that was logged before.
+            (None, Some(_)) if rest.is_empty() => session.complete(now, get(column::COMMAND_TAG), writer)?,
+            _ => self.summary.others += 1,
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, line: &StringRecord, now: u64, writer: &mut Writer) -> Result<Session, Fault> {
+        let get = |at: usize| line.get(at).unwrap_or("");
+        let name = |at: usize| {
+            Some(get(at)).filter(|name| !name.is_empty()).map(|name| Cow::Borrowed(name.as_bytes()))
+        };
+        let id = SessionId(self.next);
+        self.next += 1;
+        self.summary.sessions += 1;
+        let from = get(column::CONNECTION_FROM);
+        writer.write(&Record::SessionStart(SessionStart {
+            session: id,
+            time_ns: now,
+            ready_ns: Some(now),
+            source: Source::Import,
+            transport: if from.starts_with("[local]") { Transport::Unix } else { Transport::Unknown },
+            peer: from.parse().ok(),
+            backend_pid: get(column::PROCESS_ID).parse().ok(),
+            midstream: false,
+            protocol_version: 0,
+            database: name(column::DATABASE_NAME),
+            user: name(column::USER_NAME),
+            application_name: name(column::APPLICATION_NAME),
+            parameters: Vec::new(),
+            frontend_offset: 0,
+            backend_offset: 0,
+        }))?;
+        Ok(Session { id, frontend: 0, backend: 0, status: TransactionStatus::Idle, running: None })
+    }
+
+    /// Nanoseconds since 1970: `2026-03-01 13:14:15.123 UTC`.
+    fn time(&mut self, text: &str) -> Option<u64> {
+        let (stamp, zone) = text.rsplit_once(' ')?;
+        let civil: jiff::civil::DateTime = stamp.parse().ok()?;
+        let offset = match zone {
+            "UTC" | "GMT" => jiff::tz::Offset::UTC,
+            _ => numeric_offset(zone).unwrap_or_else(|| {
+                self.summary.zones_taken_for_utc += 1;
+                jiff::tz::Offset::UTC
+            }),
+        };
+        u64::try_from(offset.to_timestamp(civil).ok()?.as_nanosecond()).ok()
+    }
+
+    fn finish(mut self, writer: &mut Writer) -> Result<Summary, Error> {
+        let now = self.last_ns;
+        for session in std::mem::take(&mut self.sessions).values_mut() {
+            end_session(session, now, EndReason::RecordingEnded, writer).map_err(|fault| match fault {
+                Fault::Error(error) => error,
+                Fault::Line(why) => Error::Input { line: 0, why: why.to_owned() },
+            })?;
+        }
+        Ok(self.summary)
+    }
+}
+
+/// `+02`, `-03:30`, as zones without an abbreviation are written.
+fn numeric_offset(zone: &str) -> Option<jiff::tz::Offset> {
+    let sign = match zone.as_bytes().first()? {
+        b'+' => 1,
+        b'-' => -1,
+        _ => return None,
+    };
+    let (hours, minutes) = zone[1..].split_once(':').unwrap_or((&zone[1..], "0"));
+    let seconds =
+        hours.parse::<i32>().ok()?.checked_mul(3600)? + minutes.parse::<i32>().ok()?.checked_mul(60)?;
+    jiff::tz::Offset::from_seconds(sign * seconds).ok()
+}
+
+/// `duration: 0.123 ms  statement: ...` as nanoseconds and what follows.
+fn duration(message: &str) -> (Option<u64>, &str) {
+    let Some((number, rest)) = message.strip_prefix("duration: ").and_then(|rest| rest.split_once(" ms"))
+    else {
+        return (None, message);
+    };
+    match number.parse::<f64>() {
+        Ok(ms) if ms >= 0.0 => (Some((ms * 1e6) as u64), rest.trim_start()),
+        _ => (None, message),
+    }
+}
+
+/// `statement: ...` and `execute name: ...`; parse and bind are parts of an execute that is logged, too.
+fn logged(message: &str) -> Option<Logged<'_>> {
+    if let Some(text) = message.strip_prefix("statement: ") {
+        return Some(Logged { name: None, text });
+    }
+    let rest = message.strip_prefix("execute ")?;
+    let rest = rest.strip_prefix("fetch from ").unwrap_or(rest);
+    let (name, text) = rest.split_once(": ")?;
+    let name = name.split('/').next().unwrap_or(name);
+    Some(Logged { name: Some(if name == "<unnamed>" { "" } else { name }), text })
+}
+
+/// `parameters: $1 = 'it''s', $2 = NULL`.
+fn parameters(detail: &str) -> Vec<Option<String>> {
+    let Some((head, mut rest)) = detail.split_once(": ") else { return Vec::new() };
+    if !head.eq_ignore_ascii_case("parameters") {
+        return Vec::new();
+    }
+    let mut values = Vec::new();
+    while let Some((_, value)) = rest.strip_prefix('$').and_then(|rest| rest.split_once(" = ")) {
+        let after = if let Some(quoted) = value.strip_prefix('\'') {
+            let (text, after) = unquoted(quoted);
+            values.push(Some(text));
+            after
+        } else {
+            values.push(None);
+            value.strip_prefix("NULL").unwrap_or("")
+        };
+        rest = after.strip_prefix(", ").unwrap_or("");
+    }
+    values
+}
+
+/// The text up to the closing quote, and what is behind it.
+fn unquoted(quoted: &str) -> (String, &str) {
+    let mut text = String::new();
+    let mut rest = quoted;
+    while let Some((part, after)) = rest.split_once('\'') {
+        text.push_str(part);
+        match after.strip_prefix('\'') {
+            Some(after) => {
+                text.push('\'');
+                rest = after;
+            }
+            None => return (text, after),
+        }
+    }
+    (text + rest, "")
+}
+
+impl Session {
+    fn begin(
+        &mut self,
+        statement: &Logged<'_>,
+        detail: &str,
+        start_ns: u64,
+        summary: &mut Summary,
+        writer: &mut Writer,
+    ) -> Result<(), Fault> {
+        // The log does not say how the last one ended.
+        self.end(start_ns, Outcome::Unknown, writer)?;
+        summary.statements += 1;
+        let text = statement.text;
+        let mut messages = Vec::new();
+        let message = |build: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = Vec::new();
+            build(&mut bytes);
+            bytes
+        };
+        if statement.name.is_some() {
+            // Under no name: a log does not tell when a name is given up, and Parse would then fail.
+            let values = parameters(detail);
+            let params = || values.iter().map(|value| value.as_ref().map(String::as_bytes));
+            messages.push(message(&|out| build::parse(out, b"", text.as_bytes(), [])));
+            messages.push(message(&|out| build::bind(out, b"", b"", [], params(), [])));
+            messages.push(message(&|out| build::execute(out, b"", 0)));
+            messages.push(message(&build::sync));
+        } else {
+            messages.push(message(&|out| build::query(out, text.as_bytes())));
+        }
+        let first = messages.len().saturating_sub(2);
+        let mut offsets = Vec::new();
+        for bytes in messages {
+            offsets.push(self.frontend);
+            let len = bytes.len() as u64;
+            writer.write(&Record::Frontend(Frontend::new(self.id, start_ns, self.frontend, bytes)))?;
+            self.frontend += len;
+        }
+        let sync = offsets.last().copied().unwrap_or(0);
+        let request = offsets.get(first).copied().unwrap_or(sync);
+        self.running = Some(Running { text: text.to_owned(), request, sync, start_ns });
+        Ok(())
+    }
+
+    fn complete(&mut self, now: u64, tag: &str, writer: &mut Writer) -> Result<(), Fault> {
+        self.end(now, Outcome::Complete { tag: Cow::Borrowed(tag.as_bytes()) }, writer)
+    }
+
+    fn end(&mut self, now: u64, outcome: Outcome<'_>, writer: &mut Writer) -> Result<(), Fault> {
+        let Some(running) = self.running.take() else { return Ok(()) };
+        let now = now.max(running.start_ns);
+        self.status = status_after(self.status, &running.text, matches!(outcome, Outcome::Error(_)));
+        writer.write(&Record::Response(Response {
+            session: self.id,
+            request: running.request,
+            offset: self.backend,
+            len: 0,
+            first_ns: now,
+            last_ns: now,
+            rows: 0,
+            outcome,
+        }))?;
+        let (request, status) = (running.sync, self.status);
+        writer.write(&Record::Ready(Ready {
+            session: self.id,
+            time_ns: now,
+            request,
+            offset: self.backend,
+            status,
+        }))?;
+        Ok(())
+    }
+}
+
+/// The transaction status, by the first word of the statement: all that a log tells.
+fn status_after(before: TransactionStatus, text: &str, failed: bool) -> TransactionStatus {
+    let word = text.split(|c: char| !c.is_ascii_alphabetic()).find(|word| !word.is_empty()).unwrap_or("");
+    let is = |words: &[&str]| words.iter().any(|one| word.eq_ignore_ascii_case(one));
+    match before {
+        TransactionStatus::Idle if is(&["begin", "start"]) && !failed => TransactionStatus::Transaction,
+        TransactionStatus::Idle => TransactionStatus::Idle,
+        _ if is(&["commit", "end", "abort"]) && !failed => TransactionStatus::Idle,
+        _ if is(&["prepare"]) && !failed && second(text, "transaction") => TransactionStatus::Idle,
+        _ if is(&["rollback"]) && !failed => {
+            let to_savepoint = text.split_whitespace().any(|word| word.eq_ignore_ascii_case("to"));
+            if to_savepoint { TransactionStatus::Transaction } else { TransactionStatus::Idle }
+        }
+        _ if failed => TransactionStatus::Failed,
+        other => other,
+    }
+}
+
+fn second(text: &str, word: &str) -> bool {
+    text.split_whitespace().nth(1).is_some_and(|second| second.eq_ignore_ascii_case(word))
+}
+
+fn end_session(session: &mut Session, now: u64, reason: EndReason, writer: &mut Writer) -> Result<(), Fault> {
+    session.end(now, Outcome::Unknown, writer)?;
+    let of = |bytes| ByteTotals { seen: bytes, recorded: bytes, ..ByteTotals::default() };
+    writer.write(&Record::SessionEnd(SessionEnd {
+        session: session.id,
+        time_ns: now,
+        reason,
+        frontend: of(session.frontend),
+        backend: of(session.backend),
+    }))?;
+    Ok(())
+}

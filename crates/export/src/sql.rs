@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//! SQL scripts for psql: one file a session, because the statements of two sessions in one connection would share a
+//! transaction.
+//!
+//! A statement with parameters becomes PREPARE and EXECUTE. What a script cannot say is left out with a comment that
+//! says why: binary parameters of a type that the client did not name, texts that are not known, FunctionCall,
+//! COPY data beyond 16 MiB. Pipelines and portals are gone: `underpass replay` keeps them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use underpass_trace::statements::{Event, Request, Statement, Statements};
+use underpass_trace::{Outcome, Reader, Record, Redaction, SessionId, SessionStart};
+use underpass_wire::Header;
+use underpass_wire::tag::frontend;
+
+use crate::{Error, Utc, shown, text_of};
+
+/// COPY data of one statement that is kept, bytes.
+const COPY_BYTES_MAX: usize = 16 << 20;
+/// Files that are open at a time; others are opened again to append.
+const FILES_MAX: usize = 200;
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Scripts, which is sessions that sent a statement.
+    pub files: u64,
+    /// Statements in them.
+    pub statements: u64,
+    /// Statements that only a comment tells of.
+    pub left_out: u64,
+    /// Records of the trace that were malformed and passed over.
+    pub malformed: u64,
+}
+
+/// Writes a trace as SQL scripts into a new directory: `session-000001.sql`.
+///
+/// # Errors
+/// The directory exists, a file cannot be written, or the trace cannot be read.
+pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
+    match std::fs::create_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            return Err(Error::Exists(directory.to_owned()));
+        }
+        made => made.map_err(Error::io(directory))?,
+    }
+    let mut assembler = Statements::new(reader.meta().protocol);
+    let mut scripts = Scripts {
+        directory: directory.to_owned(),
+        utc: Utc::default(),
+        starts: BTreeMap::new(),
+        copies: BTreeMap::new(),
+        files: BTreeMap::new(),
+        summary: Summary::default(),
+    };
+    let mut events = Vec::new();
+    loop {
+        match reader.next() {
+            Ok(Some(record)) => {
+                scripts.record(&record);
+                assembler.push(&record, &mut events);
+                for event in &events {
+                    if let Event::Statement(statement) = event {
+                        scripts.statement(statement)?;
+                    }
+                }
+                if let Record::SessionEnd(end) = record {
+                    scripts.end(end.session)?;
+                }
+            }
+            Ok(None) => return scripts.finish(),
+            Err(underpass_trace::Error::Record { .. }) => scripts.summary.malformed += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+struct Scripts {
+    directory: PathBuf,
+    utc: Utc,
+    starts: BTreeMap<SessionId, SessionStart<'static>>,
+    copies: BTreeMap<SessionId, Copy>,
+    files: BTreeMap<SessionId, BufWriter<File>>,
+    summary: Summary,
+}
+
+#[derive(Default)]
+struct Copy {
+    data: Vec<u8>,
+    len: u64,
+}
+
+impl Scripts {
+    fn record(&mut self, record: &Record<'_>) {
+        match record {
+            Record::Clock(clock) => self.utc.clock = Some(*clock),
+            Record::SessionStart(start) => {
+                self.starts.insert(start.session, start.clone().into_owned());
+            }
+            Record::Frontend(r) if r.message.first() == Some(&frontend::COPY_DATA) => {
+                let copy = self.copies.entry(r.session).or_default();
+                let data = &r.message[Header::SIZE.min(r.message.len())..];
+                copy.len += data.len() as u64;
+                if copy.data.len() + data.len() <= COPY_BYTES_MAX {
+                    copy.data.extend_from_slice(data);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn statement(&mut self, statement: &Statement) -> Result<(), Error> {
+        let copy = self.copies.remove(&statement.session);
+        let mut text = format!(
+            "-- {}, {:.3} ms",
+            self.utc.timestamp(statement.time_ns),
+            statement.end_ns.saturating_sub(statement.time_ns) as f64 / 1e6
+        );
+        if let Outcome::Error(error) = &statement.outcome {
+            text += &format!(", failed with {}", shown(&error.sqlstate));
+        }
+        match statement.redaction {
+            Redaction::None => {}
+            Redaction::Password => text += ", redacted",
+            Redaction::Masked => text += ", masked",
+        }
+        text.push('\n');
+        match script(statement, copy.as_ref()) {
+            Ok(sql) => {
+                text += &sql;
+                self.summary.statements += 1;
+            }
+            Err(why) => {
+                text += &format!("-- left out: {why}\n");
+                self.summary.left_out += 1;
+            }
+        }
+        let file = self.file(statement.session)?;
+        file.write_all(text.as_bytes())?;
+        Ok(())
+    }
+
+    fn file(&mut self, session: SessionId) -> Result<&mut BufWriter<File>, Error> {
+        if self.files.len() >= FILES_MAX
+            && !self.files.contains_key(&session)
+            && let Some((_, mut file)) = self.files.pop_first()
+        {
+            file.flush()?;
+        }
+        match self.files.entry(session) {
+            std::collections::btree_map::Entry::Occupied(file) => Ok(file.into_mut()),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                let path = self.directory.join(format!("session-{:06}.sql", session.0));
+                let is_new = !path.exists();
+                let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+                let mut file = BufWriter::new(file);
+                if is_new {
+                    self.summary.files += 1;
+                    file.write_all(head(self.starts.get(&session)).as_bytes())?;
+                }
+                Ok(place.insert(file))
+            }
+        }
+    }
+
+    fn end(&mut self, session: SessionId) -> Result<(), Error> {
+        self.starts.remove(&session);
+        self.copies.remove(&session);
+        if let Some(mut file) = self.files.remove(&session) {
+            file.flush()?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Summary, Error> {
+        for file in self.files.values_mut() {
+            file.flush()?;
+        }
+        Ok(self.summary)
+    }
+}
+
+/// Who it was. A name may hold anything, also a line end.
+fn head(start: Option<&SessionStart<'_>>) -> String {
+    let Some(start) = start else { return "-- a session whose start is not in the trace\n".to_owned() };
+    let name = |bytes: &Option<underpass_trace::Bytes<'_>>| {
+        bytes
+            .as_ref()
+            .map_or_else(|| "unknown".to_owned(), |bytes| shown(bytes).replace(char::is_control, " "))
+    };
+    let joined = if start.midstream { ", joined in its middle" } else { "" };
+    format!(
+        "-- database {}, user {}, application {}{joined}\n",
+        name(&start.database),
+        name(&start.user),
+        name(&start.application_name)
+    )
+}
+
+/// The statement for psql, or why there is none.
+fn script(statement: &Statement, copy: Option<&Copy>) -> Result<String, String> {
+    if statement.kind == Request::Function {
+        return Err("FunctionCall has no SQL".into());
+    }
+    let bytes = statement.text.as_deref().ok_or("its text is not known: prepared before recording began")?;
+    let text = std::str::from_utf8(bytes).map_err(|_| "its text is not UTF-8")?;
+    let text = text.trim_end().trim_end_matches(';');
+    if text.trim().is_empty() {
+        return Err("an empty statement".into());
+    }
+    if let Some(copy) = copy {
+        return copy_script(text, copy);
+    }
+    let parameters = &statement.parameters;
+    if parameters.values.is_empty() {
+        // On a line of its own: the text may end in a comment.
+        return Ok(format!("{text}\n;\n"));
+    }
+    let mut values = Vec::new();
+    for (at, value) in parameters.values.iter().enumerate() {
+        let type_oid = parameters.types.get(at).copied().unwrap_or(0);
+        values.push(match value {
+            None => "NULL".to_owned(),
+            Some(bytes) => literal(&text_of(bytes, parameters.format(at), type_oid).ok_or_else(|| {
+                format!("parameter ${} is binary, of a type that the client did not name", at + 1)
+            })?),
+        });
+    }
+    let types: Vec<String> = (0..parameters.values.len())
+        .map(|at| type_name(parameters.types.get(at).copied().unwrap_or(0)))
+        .collect();
+    Ok(format!(
+        "PREPARE underpass ({}) AS {text}\n;\nEXECUTE underpass ({});\nDEALLOCATE underpass;\n",
+        types.join(", "),
+        values.join(", ")
+    ))
+}
+
+fn copy_script(text: &str, copy: &Copy) -> Result<String, String> {
+    if copy.len > copy.data.len() as u64 {
+        return Err(format!("COPY of {} bytes", copy.len));
+    }
+    let data = std::str::from_utf8(&copy.data).map_err(|_| "COPY of binary data")?;
+    let end = if data.is_empty() || data.ends_with('\n') { "" } else { "\n" };
+    let mark = if data.ends_with("\\.\n") || data.ends_with("\\.") { "" } else { "\\.\n" };
+    Ok(format!("{text}\n;\n{data}{end}{mark}"))
+}
+
+/// A literal that means the same whatever `standard_conforming_strings` says.
+fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if quoted.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
+}
+
+/// A type by its OID. `unknown` lets the server find out, as OID 0 did.
+fn type_name(oid: u32) -> String {
+    match oid {
+        16 => "boolean",
+        17 => "bytea",
+        20 => "bigint",
+        21 => "smallint",
+        23 => "integer",
+        25 => "text",
+        700 => "real",
+        701 => "double precision",
+        1042 => "character",
+        1043 => "character varying",
+        1082 => "date",
+        1114 => "timestamp",
+        1184 => "timestamptz",
+        1700 => "numeric",
+        2950 => "uuid",
+        114 => "json",
+        3802 => "jsonb",
+        _ => "unknown",
+    }
+    .to_owned()
+}

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A trace in every other format: what goes in comes out, and what cannot is told.
+
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray as _;
+use arrow_array::types::{Int64Type, TimestampMicrosecondType};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::Value;
+use underpass_export::{Error, csv_log, json_lines, parquet as tables, sql};
+use underpass_trace::*;
+use underpass_wire::frontend::build;
+
+/// 2026-01-01 00:59:59 UTC; the second session's statements are an hour later.
+const START_NS: i64 = 1_767_229_199_000_000_000;
+const HOUR_NS: u64 = 3_600_000_000_000;
+
+struct Recorder {
+    writer: Writer,
+    offsets: [u64; 4],
+}
+
+impl Recorder {
+    fn start(&mut self, session: u64, time_ns: u64) {
+        self.write(Record::SessionStart(SessionStart {
+            session: SessionId(session),
+            time_ns,
+            ready_ns: Some(time_ns),
+            source: Source::Synthetic,
+            transport: Transport::Tcp,
+            peer: Some(([192, 0, 2, 7], 5).into()),
+            backend_pid: Some(99),
+            midstream: false,
+            protocol_version: 3 << 16,
+            database: Some(b"shop"[..].into()),
+            user: Some(b"o'neil\n\\! touch x"[..].into()),
+            application_name: None,
+            parameters: vec![],
+            frontend_offset: 0,
+            backend_offset: 0,
+        }));
+    }
+
+    fn write(&mut self, record: Record<'_>) {
+        self.writer.write(&record).unwrap();
+    }
+
+    fn send(&mut self, session: u64, time_ns: u64, build: impl FnOnce(&mut Vec<u8>)) -> u64 {
+        let mut message = Vec::new();
+        build(&mut message);
+        let offset = self.offsets[session as usize];
+        self.offsets[session as usize] += message.len() as u64;
+        self.write(Record::Frontend(Frontend::new(SessionId(session), time_ns, offset, message)));
+        offset
+    }
+
+    fn answer(&mut self, session: u64, request: u64, last_ns: u64, rows: u64, outcome: Outcome<'_>) {
+        let (session, first_ns) = (SessionId(session), last_ns - 500);
+        self.write(Record::Response(Response {
+            session,
+            request,
+            offset: 0,
+            len: 33,
+            first_ns,
+            last_ns,
+            rows,
+            outcome,
+        }));
+    }
+
+    fn ready(&mut self, session: u64, request: u64, time_ns: u64) {
+        let status = TransactionStatus::Idle;
+        self.write(Record::Ready(Ready { session: SessionId(session), time_ns, request, offset: 0, status }));
+    }
+
+    fn query(&mut self, session: u64, time_ns: u64, text: &str, outcome: Outcome<'_>) {
+        let request = self.send(session, time_ns, |out| build::query(out, text.as_bytes()));
+        self.answer(session, request, time_ns + 2_000, 1, outcome);
+        self.ready(session, request, time_ns + 2_000);
+    }
+
+    fn execute(
+        &mut self,
+        session: u64,
+        time_ns: u64,
+        text: &str,
+        types: &[u32],
+        formats: &[u16],
+        values: &[Option<&[u8]>],
+    ) {
+        self.send(session, time_ns, |out| build::parse(out, b"", text.as_bytes(), types.iter().copied()));
+        self.send(session, time_ns, |out| {
+            build::bind(out, b"", b"", formats.iter().copied(), values.iter().copied(), [])
+        });
+        let request = self.send(session, time_ns, |out| build::execute(out, b"", 0));
+        let sync = self.send(session, time_ns, build::sync);
+        self.answer(session, request, time_ns + 3_000, 2, complete("SELECT 2"));
+        self.ready(session, sync, time_ns + 3_000);
+    }
+}
+
+fn complete(tag: &str) -> Outcome<'_> {
+    Outcome::Complete { tag: Cow::Borrowed(tag.as_bytes()) }
+}
+
+/// Two sessions, six statements, a loss.
+fn record(directory: &Path) {
+    let clock = Clock { monotonic_ns: 1_000, realtime_ns: START_NS };
+    let meta = Meta { started: clock, host: "db1".into(), ..Meta::default() };
+    let writer = Writer::create(directory, &meta, Options::default()).unwrap();
+    let mut r = Recorder { writer, offsets: [0; 4] };
+    r.start(1, 1_000);
+    r.query(1, 1_000, "select 'it''s' -- comment", complete("SELECT 1"));
+    let failed = ErrorOutcome { sqlstate: *b"42601", fatal: false, message: b"syntax error"[..].into() };
+    r.query(1, 9_000, "selekt;", Outcome::Error(failed));
+    r.start(2, HOUR_NS);
+    let int = 42i32.to_be_bytes();
+    r.execute(
+        2,
+        HOUR_NS + 1_000,
+        "select $1, $2, $3",
+        &[23],
+        &[1, 0, 0],
+        &[Some(&int), Some(b"a'b\\c"), None],
+    );
+    r.execute(2, HOUR_NS + 2_000, "select $1", &[], &[1], &[Some(&int)]);
+    let copy = r.send(2, HOUR_NS + 5_000, |out| build::query(out, b"copy t from stdin"));
+    r.send(2, HOUR_NS + 5_001, |out| build::copy_data(out, b"1\tone\n2\t"));
+    r.send(2, HOUR_NS + 5_002, |out| build::copy_data(out, b"two\n"));
+    r.send(2, HOUR_NS + 5_003, build::copy_done);
+    r.answer(2, copy, HOUR_NS + 9_000, 0, complete("COPY 2"));
+    r.ready(2, copy, HOUR_NS + 9_000);
+    r.write(Record::Loss(Loss {
+        session: Some(SessionId(2)),
+        time_ns: HOUR_NS + 9_500,
+        direction: Direction::Frontend,
+        offset: 1_000,
+        len: 77,
+        reason: LossReason::RingFull,
+    }));
+    let totals = ByteTotals { seen: 100, recorded: 23, lost: 77, ..ByteTotals::default() };
+    r.write(Record::SessionEnd(SessionEnd {
+        session: SessionId(2),
+        time_ns: HOUR_NS + 10_000,
+        reason: EndReason::Terminate,
+        frontend: totals,
+        backend: ByteTotals::default(),
+    }));
+    r.writer.finish().unwrap();
+}
+
+struct Site {
+    folder: tempfile::TempDir,
+}
+
+impl Site {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        record(&folder.path().join("trace"));
+        Self { folder }
+    }
+
+    fn reader(&self) -> Reader {
+        Reader::open(&self.folder.path().join("trace")).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+fn table(path: &Path) -> RecordBatch {
+    let reader =
+        ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap().build().unwrap();
+    let batches: Vec<RecordBatch> = reader.map(Result::unwrap).collect();
+    let [batch] = &batches[..] else { panic!("{} batches", batches.len()) };
+    batch.clone()
+}
+
+fn texts(batch: &RecordBatch, column: &str) -> Vec<Option<String>> {
+    let column = batch.column_by_name(column).unwrap().as_string::<i32>();
+    column.iter().map(|text| text.map(str::to_owned)).collect()
+}
+
+fn numbers(batch: &RecordBatch, column: &str) -> Vec<Option<i64>> {
+    batch.column_by_name(column).unwrap().as_primitive::<Int64Type>().iter().collect()
+}
+
+#[test]
+fn parquet_has_the_statements_by_hour() {
+    let site = Site::new();
+    let summary = tables::export(&mut site.reader(), &site.path("tables")).unwrap();
+    let wanted = tables::Summary { statements: 5, sessions: 2, losses: 1, files: 4, malformed: 0 };
+    assert_eq!(summary, wanted);
+
+    let first = table(&site.path("tables/statements/date=2026-01-01/hour=00/part-00000.parquet"));
+    assert_eq!(texts(&first, "text"), [Some("select 'it''s' -- comment".into()), Some("selekt;".into())]);
+    assert_eq!(texts(&first, "sqlstate"), [None, Some("42601".into())]);
+    assert_eq!(texts(&first, "tag"), [Some("SELECT 1".into()), None]);
+    assert_eq!(numbers(&first, "latency_ns"), [Some(2_000), Some(2_000)]);
+    assert_eq!(numbers(&first, "first_byte_ns"), [Some(1_500), Some(1_500)]);
+    let time = first.column_by_name("time").unwrap().as_primitive::<TimestampMicrosecondType>().value(0);
+    assert_eq!(time, START_NS / 1_000);
+
+    let second = table(&site.path("tables/statements/date=2026-01-01/hour=01/part-00000.parquet"));
+    let parameters = second.column_by_name("parameters").unwrap().as_list::<i32>().clone();
+    let row = |at: usize| -> Vec<Option<String>> {
+        let values = parameters.value(at);
+        values.as_string::<i32>().iter().map(|text| text.map(str::to_owned)).collect()
+    };
+    assert_eq!(row(0), [Some("42".into()), Some("a'b\\c".into()), None]);
+    assert_eq!(row(1), [Some("\\x0000002a".into())], "a type that is not known is not guessed");
+    assert_eq!(texts(&second, "database"), [const { Some("shop") }; 3].map(|name| name.map(str::to_owned)));
+
+    let sessions = table(&site.path("tables/sessions/part-00000.parquet"));
+    assert_eq!(numbers(&sessions, "session"), [Some(2), Some(1)]);
+    assert_eq!(numbers(&sessions, "frontend_lost"), [Some(77), None]);
+    assert_eq!(texts(&sessions, "end_reason"), [Some("terminate".into()), None]);
+    let losses = table(&site.path("tables/losses/part-00000.parquet"));
+    assert_eq!(
+        (numbers(&losses, "len"), texts(&losses, "reason")),
+        (vec![Some(77)], vec![Some("ring_full".into())])
+    );
+}
+
+#[test]
+fn json_lines_have_every_record() {
+    let site = Site::new();
+    let mut out = Vec::new();
+    let summary = json_lines::export(&mut site.reader(), &mut out).unwrap();
+    let lines: Vec<Value> =
+        String::from_utf8(out).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len() as u64, summary.records + 1);
+    assert_eq!((&lines[0]["kind"], &lines[0]["meta"]["host"]), (&"meta".into(), &"db1".into()));
+    let of =
+        |key: &str, value: &str| lines.iter().filter(|line| line[key] == value).cloned().collect::<Vec<_>>();
+    let queries: Vec<Value> = of("type", "Query").into_iter().map(|line| line["query"].clone()).collect();
+    assert_eq!(queries, ["select 'it''s' -- comment", "selekt;", "copy t from stdin"]);
+    let bind = &of("type", "Bind")[0];
+    assert_eq!(bind["params"], serde_json::json!(["\0\0\0*", "a'b\\c", null]));
+    assert_eq!(of("kind", "frontend")[0]["time"], "2026-01-01T00:59:59Z");
+    assert_eq!(of("kind", "loss")[0]["reason"], "ring_full");
+    assert_eq!(of("outcome", "error")[0]["sqlstate"], "42601");
+    assert_eq!(of("type", "CopyData").len(), 2);
+}
+
+#[test]
+fn scripts_say_what_sql_can() {
+    let site = Site::new();
+    let summary = sql::export(&mut site.reader(), &site.path("sql")).unwrap();
+    assert_eq!(summary, sql::Summary { files: 2, statements: 4, left_out: 1, malformed: 0 });
+    let read = |number: u32| fs::read_to_string(site.path(&format!("sql/session-{number:06}.sql"))).unwrap();
+    let first = read(1);
+    assert!(first.starts_with("-- database shop, user o'neil \\! touch x, application unknown\n"), "{first}");
+    assert!(first.contains("select 'it''s' -- comment\n;\n"), "{first}");
+    assert!(first.contains("failed with 42601\nselekt\n;\n"), "{first}");
+    let second = read(2);
+    let prepared = "PREPARE underpass (integer, unknown, unknown) AS select $1, $2, $3\n;\n\
+                    EXECUTE underpass ('42', E'a''b\\\\c', NULL);\nDEALLOCATE underpass;\n";
+    assert!(second.contains(prepared), "{second}");
+    assert!(second.contains("-- left out: parameter $1 is binary, of a type that the client did not name\n"));
+    assert!(second.contains("copy t from stdin\n;\n1\tone\n2\ttwo\n\\.\n"), "{second}");
+}
+
+#[test]
+fn nothing_is_written_over() {
+    let site = Site::new();
+    fs::create_dir(site.path("mine")).unwrap();
+    assert!(matches!(tables::export(&mut site.reader(), &site.path("mine")), Err(Error::Exists(_))));
+    assert!(matches!(sql::export(&mut site.reader(), &site.path("mine")), Err(Error::Exists(_))));
+}
+
+/// Lines as PostgreSQL 15 writes them.
+const LOG: &str = r#"2026-01-01 10:00:00.000 UTC,,,100,"[local]",65950000.64,1,"",2026-01-01 10:00:00 UTC,,0,LOG,00000,"connection received: host=[local]",,,,,,,,,"","not initialized",,0
+2026-01-01 10:00:00.010 UTC,"app","shop",100,"[local]",65950000.64,2,"authentication",2026-01-01 10:00:00 UTC,3/1,0,LOG,00000,"connection authorized: user=app database=shop",,,,,,,,,"","client backend",,0
+2026-01-01 10:00:01.000 UTC,"app","shop",100,"[local]",65950000.64,3,"SELECT",2026-01-01 10:00:00 UTC,3/2,0,LOG,00000,"duration: 250.500 ms  statement: select ""a"",
+ 'two lines'",,,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:02.000 UTC,"app","shop",100,"[local]",65950000.64,4,"PARSE",2026-01-01 10:00:00 UTC,3/2,0,LOG,00000,"duration: 0.100 ms  parse s1: select $1, $2",,,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:02.001 UTC,"app","shop",100,"[local]",65950000.64,5,"BIND",2026-01-01 10:00:00 UTC,3/2,0,LOG,00000,"duration: 0.100 ms  bind s1: select $1, $2","parameters: $1 = 'it''s', $2 = NULL",,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:02.002 UTC,"app","shop",100,"[local]",65950000.64,6,"SELECT",2026-01-01 10:00:00 UTC,3/2,0,LOG,00000,"duration: 1.000 ms  execute s1: select $1, $2","parameters: $1 = 'it''s', $2 = NULL",,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:03.000 UTC,"app","shop",100,"[local]",65950000.64,7,"SELECT",2026-01-01 10:00:00 UTC,3/3,0,ERROR,22012,"division by zero",,,,,,"select 1/0",,,"psql","client backend",,0
+2026-01-01 10:00:04.000 UTC,"app","shop",100,"[local]",65950000.64,8,"idle",2026-01-01 10:00:00 UTC,3/3,0,LOG,00000,"statement: alter role app password 'secret'",,,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:04.500 UTC,"app","shop",100,"[local]",65950000.64,9,"ALTER ROLE",2026-01-01 10:00:00 UTC,3/3,0,LOG,00000,"duration: 500.000 ms",,,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:05.000 UTC,"app","shop",100,"[local]",65950000.64,10,"idle",2026-01-01 10:00:00 UTC,,0,LOG,00000,"disconnection: session time: 0:00:05.000 user=app database=shop host=[local]",,,,,,,,,"psql","client backend",,0
+2026-01-01 10:00:06.000 UTC,,,90,,65950000.5a,1,,2026-01-01 09:00:00 UTC,,0,LOG,00000,"checkpoint starting: time",,,,,,,,,"","checkpointer",,0
+"#;
+
+#[test]
+fn a_log_becomes_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let mut writer = Writer::create(&directory, &csv_log::meta(), Options::default()).unwrap();
+    let summary = csv_log::import(LOG.as_bytes(), &mut writer).unwrap();
+    writer.finish().unwrap();
+    assert_eq!((summary.lines, summary.sessions, summary.statements, summary.errors), (11, 1, 4, 1));
+    assert_eq!(summary.zones_taken_for_utc, 0);
+
+    let mut reader = Reader::open(&directory).unwrap();
+    let mut assembler = statements::Statements::new(Protocol::Postgres);
+    let (mut events, mut found) = (Vec::new(), Vec::new());
+    while let Some(record) = reader.next().unwrap() {
+        match &record {
+            Record::SessionEnd(end) => assert!(end.frontend.add_up()),
+            Record::SessionStart(start) => {
+                assert_eq!(start.application_name.as_deref(), Some(&b"psql"[..]));
+                assert_eq!(start.transport, Transport::Unix);
+            }
+            _ => {}
+        }
+        assembler.push(&record, &mut events);
+        found.extend(events.drain(..).filter_map(|event| match event {
+            statements::Event::Statement(statement) => Some(statement),
+            statements::Event::Transaction(_) => None,
+        }));
+    }
+    let text = |at: usize| String::from_utf8(found[at].text.as_deref().unwrap().to_vec()).unwrap();
+    assert_eq!(text(0), "select \"a\",\n 'two lines'");
+    assert_eq!(found[0].end_ns - found[0].time_ns, 250_500_000);
+    assert_eq!(text(1), "select $1, $2");
+    assert_eq!(found[1].parameters.values, [Some(b"it's".to_vec()), None]);
+    assert_eq!(found[1].outcome, complete("SELECT"));
+    assert_eq!(text(2), "select 1/0");
+    assert!(matches!(&found[2].outcome, Outcome::Error(error) if error.sqlstate == *b"22012"));
+    assert_eq!(text(3), "alter role app password '******'");
+    assert_eq!(found[3].end_ns - found[3].time_ns, 500_000_000);
+    assert_eq!(found.len(), 4);
+}
+
+#[test]
+fn what_is_no_log_is_refused_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let import = |name: &str, log: &str| {
+        let directory = folder.path().join(name);
+        let mut writer = Writer::create(&directory, &csv_log::meta(), Options::default()).unwrap();
+        csv_log::import(log.as_bytes(), &mut writer).unwrap_err().to_string()
+    };
+    assert!(import("a", "a,b,c\n").contains("line 1: too few columns"));
+    let two = format!("{}{}", LOG.lines().next().unwrap(), "\nx,y\n");
+    assert!(import("b", &two).contains("line 2: too few columns"), "{}", import("c", &two));
+}

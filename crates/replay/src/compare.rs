@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What came out differently: from the capture, or from another target.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::outcome::{Actual, Answered, UnitOutcome};
+use crate::plan::{End, Expected, Plan, Unit};
+use crate::run::Played;
+
+/// `in_failed_sql_transaction`: follows from an earlier error.
+const IN_FAILED_TRANSACTION: [u8; 5] = *b"25P02";
+/// `read_only_sql_transaction`: read-only mode did what it is for.
+const READ_ONLY_TRANSACTION: [u8; 5] = *b"25006";
+
+/// How an outcome differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// It succeeded there and fails here.
+    Error,
+    /// It failed there and succeeds here.
+    NoError,
+    /// It fails with another SQLSTATE.
+    OtherError,
+    /// Another number of rows sent, or affected.
+    Rows,
+    /// As many rows with other contents.
+    RowContents,
+    /// Another command tag.
+    Tag,
+    /// More or fewer results.
+    Results,
+    /// The transaction status after it.
+    Status,
+    /// The connection ended.
+    Broken,
+    /// Read-only mode: the server refused a write that the text did not show.
+    RefusedWrite,
+}
+
+impl Kind {
+    /// In words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Error => "error instead of success",
+            Self::NoError => "success instead of an error",
+            Self::OtherError => "another error",
+            Self::Rows => "another number of rows",
+            Self::RowContents => "other rows",
+            Self::Tag => "another command tag",
+            Self::Results => "another number of results",
+            Self::Status => "another transaction status",
+            Self::Broken => "connection lost",
+            Self::RefusedWrite => "write refused by read-only mode",
+        }
+    }
+}
+
+/// One difference.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Divergence {
+    /// The session's number in the trace.
+    pub session: u64,
+    /// Offset of the unit's first message in the trace.
+    pub offset: u64,
+    /// What the unit is reported by.
+    pub group: u32,
+    /// How it differs.
+    pub kind: Kind,
+    /// What was there.
+    pub expected: String,
+    /// What is here.
+    pub actual: String,
+    /// Errors 25P02 that followed from this one in its transaction, and are not counted on their own.
+    pub cascade: u64,
+}
+
+/// The result of a comparison.
+#[derive(Clone, Debug, Default)]
+pub struct Compared {
+    /// Units that were compared.
+    pub units: u64,
+    /// Of them, those without a difference.
+    pub equal: u64,
+    /// Units of which nothing is known that could be compared.
+    pub unknown: u64,
+    /// Differences by kind.
+    pub kinds: BTreeMap<Kind, u64>,
+    /// All differences, in the order of sessions and units.
+    pub divergences: Vec<Divergence>,
+}
+
+/// Compares a replay with the capture.
+pub fn with_capture(plan: &Plan, played: &Played) -> Compared {
+    let mut compared = Compared::default();
+    for (session, outcome) in plan.sessions.iter().zip(&played.sessions) {
+        let mut walk = Walk::new(&mut compared, session.id.0);
+        for (unit, outcome) in session.units.iter().zip(&outcome.units) {
+            match outcome {
+                UnitOutcome::NotSent => {}
+                UnitOutcome::NoConnection => walk.broken(unit, "no connection"),
+                UnitOutcome::Broken(_) => walk.broken(unit, "no answer"),
+                UnitOutcome::Answered(answered) => {
+                    let expected: Vec<Side<'_>> = unit.expected.iter().map(Side::expected).collect();
+                    let known = unit.ready_ns.is_some() && unit.expected.iter().all(|one| one.end.is_some());
+                    if known && !(expected.is_empty() && plan.meta.level == underpass_trace::Level::None) {
+                        walk.unit(unit, &expected, unit.status, answered);
+                    } else {
+                        walk.compared.unknown += 1;
+                    }
+                }
+            }
+        }
+    }
+    compared
+}
+
+/// Compares a replay (`played`) with one of the same plan on another target (`baseline`).
+pub fn with_other(plan: &Plan, baseline: &Played, played: &Played) -> Compared {
+    let mut compared = Compared::default();
+    for (at, session) in plan.sessions.iter().enumerate() {
+        let mut walk = Walk::new(&mut compared, session.id.0);
+        let pairs = baseline.sessions[at].units.iter().zip(&played.sessions[at].units);
+        for (unit, pair) in session.units.iter().zip(pairs) {
+            match pair {
+                (UnitOutcome::Answered(there), UnitOutcome::Answered(here)) => {
+                    let expected: Vec<Side<'_>> = there.statements.iter().map(Side::actual).collect();
+                    walk.unit(unit, &expected, there.status, here);
+                }
+                (UnitOutcome::Answered(_), UnitOutcome::Broken(_)) => walk.broken(unit, "no answer"),
+                (UnitOutcome::Answered(_), UnitOutcome::NoConnection) => walk.broken(unit, "no connection"),
+                (UnitOutcome::NotSent, _) | (_, UnitOutcome::NotSent) => {}
+                _ => walk.compared.unknown += 1,
+            }
+        }
+    }
+    compared
+}
+
+/// One statement's outcome, wherever it comes from.
+struct Side<'a> {
+    end: Option<&'a End>,
+    rows: u64,
+    hash: Option<u64>,
+}
+
+impl<'a> Side<'a> {
+    fn expected(expected: &'a Expected) -> Self {
+        Self { end: expected.end.as_ref(), rows: expected.rows, hash: expected.hash }
+    }
+
+    fn actual(actual: &'a Actual) -> Self {
+        Self { end: Some(&actual.end), rows: actual.rows, hash: Some(actual.hash) }
+    }
+
+    fn sqlstate(&self) -> Option<[u8; 5]> {
+        match self.end {
+            Some(End::Error(sqlstate, _)) => Some(*sqlstate),
+            _ => None,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self.end {
+            Some(End::Complete(tag)) => format!("{} ({} rows)", String::from_utf8_lossy(tag), self.rows),
+            Some(End::Empty) => "empty".into(),
+            Some(End::Suspended) => format!("suspended after {} rows", self.rows),
+            Some(End::Error(sqlstate, message)) => format!("{} {message}", String::from_utf8_lossy(sqlstate)),
+            None => "unknown".into(),
+        }
+    }
+}
+
+/// Goes through the units of one session.
+struct Walk<'c> {
+    compared: &'c mut Compared,
+    session: u64,
+    /// The divergence that put the transaction into its failed state, while that lasts.
+    root: Option<usize>,
+}
+
+impl<'c> Walk<'c> {
+    fn new(compared: &'c mut Compared, session: u64) -> Self {
+        Self { compared, session, root: None }
+    }
+
+    fn broken(&mut self, unit: &Unit, how: &str) {
+        self.compared.units += 1;
+        self.add(unit, Kind::Broken, String::new(), how.into());
+    }
+
+    fn add(&mut self, unit: &Unit, kind: Kind, expected: String, actual: String) {
+        *self.compared.kinds.entry(kind).or_default() += 1;
+        let (session, offset, group) = (self.session, unit.offset, unit.group);
+        self.compared.divergences.push(Divergence {
+            session,
+            offset,
+            group,
+            kind,
+            expected,
+            actual,
+            cascade: 0,
+        });
+    }
+
+    fn unit(
+        &mut self,
+        unit: &Unit,
+        expected: &[Side<'_>],
+        expected_status: Option<underpass_wire::backend::TransactionStatus>,
+        answered: &Answered,
+    ) {
+        use underpass_wire::backend::TransactionStatus as Status;
+        let before = self.compared.divergences.len();
+        self.compared.units += 1;
+        let mut folded = false;
+        let count = expected.len().max(answered.statements.len());
+        for at in 0..count {
+            let (there, here) = (expected.get(at), answered.statements.get(at).map(Side::actual));
+            match (there, here) {
+                (Some(there), Some(here)) => {
+                    let cascades = here.sqlstate() == Some(IN_FAILED_TRANSACTION)
+                        && there.sqlstate() != Some(IN_FAILED_TRANSACTION);
+                    match self.root {
+                        Some(root) if cascades => {
+                            self.compared.divergences[root].cascade += 1;
+                            folded = true;
+                        }
+                        _ => self.statement(unit, there, &here),
+                    }
+                    // After an error the rest of the unit is missing, which says nothing new.
+                    if here.sqlstate().is_some() != there.sqlstate().is_some() {
+                        break;
+                    }
+                }
+                (there, here) => {
+                    let text = |side: Option<&Side<'_>>| side.map_or("no result".into(), Side::text);
+                    self.add(unit, Kind::Results, text(there), text(here.as_ref()));
+                    break;
+                }
+            }
+        }
+        if answered.status == Some(Status::Failed) && expected_status != Some(Status::Failed) {
+            if self.root.is_none() && self.compared.divergences.len() > before {
+                self.root = Some(before);
+            }
+        }
+        let differs = self.compared.divergences.len() > before;
+        if !differs && !folded && self.root.is_none() {
+            match (expected_status, answered.status) {
+                (Some(there), Some(here)) if there != here => {
+                    self.add(unit, Kind::Status, format!("{there:?}"), format!("{here:?}"));
+                }
+                _ => self.compared.equal += 1,
+            }
+        } else if !differs && !folded {
+            // In a transaction that failed here only: COMMIT becomes ROLLBACK, and nothing else is new.
+            self.compared.equal += 1;
+        }
+        if answered.status != Some(Status::Failed) {
+            self.root = None;
+        }
+    }
+
+    fn statement(&mut self, unit: &Unit, there: &Side<'_>, here: &Side<'_>) {
+        let kind = match (there.end, here.end) {
+            (Some(End::Error(was, _)), Some(End::Error(is, _))) if was == is => return,
+            (Some(End::Error(..)), Some(End::Error(..))) => Kind::OtherError,
+            (_, Some(End::Error(READ_ONLY_TRANSACTION, _))) => Kind::RefusedWrite,
+            (_, Some(End::Error(..))) => Kind::Error,
+            (Some(End::Error(..)), _) => Kind::NoError,
+            (Some(End::Complete(was)), Some(End::Complete(is))) => {
+                let ((was, was_rows), (is, is_rows)) = (split_tag(was), split_tag(is));
+                // COMMIT of a transaction that failed here says ROLLBACK; its reason is reported already.
+                if was != is && self.root.is_some() {
+                    if let Some(root) = self.root {
+                        self.compared.divergences[root].cascade += 1;
+                    }
+                    return;
+                }
+                if was != is {
+                    Kind::Tag
+                } else if was_rows != is_rows || there.rows != here.rows {
+                    Kind::Rows
+                } else if there.hash.is_some_and(|hash| Some(hash) != here.hash) {
+                    Kind::RowContents
+                } else {
+                    return;
+                }
+            }
+            (Some(was), Some(is)) if std::mem::discriminant(was) != std::mem::discriminant(is) => Kind::Tag,
+            _ if there.rows != here.rows => Kind::Rows,
+            _ => return,
+        };
+        self.add(unit, kind, there.text(), here.text());
+    }
+}
+
+/// The words of a command tag, and its number of rows.
+fn split_tag(tag: &[u8]) -> (&[u8], Option<u64>) {
+    match tag.iter().rposition(|byte| *byte == b' ') {
+        Some(at) => match std::str::from_utf8(&tag[at + 1..]).ok().and_then(|digits| digits.parse().ok()) {
+            Some(rows) => (&tag[..at], Some(rows)),
+            None => (tag, None),
+        },
+        None => (tag, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use underpass_wire::backend::TransactionStatus as Status;
+
+    fn unit() -> Unit {
+        Unit {
+            steps: 0..0,
+            offset: 7,
+            offset_end: 9,
+            sent_ns: 0,
+            ready_ns: Some(1),
+            status: None,
+            after: 0,
+            group: 0,
+            executes: Vec::new(),
+            expected: Vec::new(),
+            may_write: false,
+            omitted: None,
+            commit: None,
+            after_commits: 0,
+        }
+    }
+
+    fn complete(tag: &str) -> Actual {
+        Actual { end: End::Complete(tag.as_bytes().into()), rows: 0, hash: 0 }
+    }
+
+    fn error(sqlstate: &[u8; 5]) -> Actual {
+        Actual { end: End::Error(*sqlstate, "no".into()), rows: 0, hash: 0 }
+    }
+
+    /// Units as (there, status there, here, status here).
+    fn compare(units: &[(&[Actual], Status, &[Actual], Status)]) -> Compared {
+        let mut compared = Compared::default();
+        let mut walk = Walk::new(&mut compared, 1);
+        for (there, status_there, here, status_here) in units {
+            let expected: Vec<Side<'_>> = there.iter().map(Side::actual).collect();
+            let answered =
+                Answered { statements: here.to_vec(), status: Some(*status_here), ..Answered::default() };
+            walk.unit(&unit(), &expected, Some(*status_there), &answered);
+        }
+        compared
+    }
+
+    fn kinds(compared: &Compared) -> Vec<(Kind, u64)> {
+        compared.divergences.iter().map(|one| (one.kind, one.cascade)).collect()
+    }
+
+    #[test]
+    fn the_same_is_equal() {
+        let compared = compare(&[
+            (&[complete("SELECT 5")], Status::Idle, &[complete("SELECT 5")], Status::Idle),
+            (&[error(b"23505")], Status::Idle, &[error(b"23505")], Status::Idle),
+        ]);
+        assert_eq!((compared.units, compared.equal), (2, 2));
+    }
+
+    #[test]
+    fn every_kind_is_told() {
+        let rows = |rows| Actual { rows, ..complete("FETCH") };
+        let hash = |hash| Actual { hash, ..complete("FETCH") };
+        for (there, here, kind) in [
+            (complete("SELECT 5"), error(b"42P01"), Kind::Error),
+            (error(b"42P01"), complete("SELECT 5"), Kind::NoError),
+            (error(b"42P01"), error(b"23505"), Kind::OtherError),
+            (complete("UPDATE 5"), complete("UPDATE 6"), Kind::Rows),
+            (rows(1), rows(2), Kind::Rows),
+            (hash(1), hash(2), Kind::RowContents),
+            (complete("INSERT 0 1"), complete("UPDATE 1"), Kind::Tag),
+            (complete("UPDATE 1"), error(b"25006"), Kind::RefusedWrite),
+        ] {
+            let compared = compare(&[(&[there], Status::Idle, &[here], Status::Idle)]);
+            assert_eq!(kinds(&compared), [(kind, 0)]);
+            assert_eq!(compared.equal, 0);
+        }
+        let compared = compare(&[(&[complete("A")], Status::Idle, &[], Status::Idle)]);
+        assert_eq!(kinds(&compared), [(Kind::Results, 0)]);
+        let compared = compare(&[(&[complete("A")], Status::Idle, &[complete("A")], Status::Transaction)]);
+        assert_eq!(kinds(&compared), [(Kind::Status, 0)]);
+    }
+
+    #[test]
+    fn what_follows_from_an_error_is_folded_into_it() {
+        let (t, e, i) = (Status::Transaction, Status::Failed, Status::Idle);
+        let compared = compare(&[
+            (&[complete("BEGIN")], t, &[complete("BEGIN")], t),
+            (&[complete("INSERT 0 1")], t, &[error(b"23505")], e),
+            (&[complete("UPDATE 1")], t, &[error(b"25P02")], e),
+            (&[complete("SELECT 1")], t, &[error(b"25P02")], e),
+            (&[complete("COMMIT")], i, &[complete("ROLLBACK")], i),
+            (&[complete("SELECT 1")], i, &[complete("SELECT 1")], i),
+        ]);
+        assert_eq!(kinds(&compared), [(Kind::Error, 3)]);
+        assert_eq!(compared.divergences[0].offset, 7);
+    }
+
+    #[test]
+    fn a_cascade_that_was_there_at_capture_is_equal() {
+        let e = Status::Failed;
+        let compared = compare(&[
+            (&[error(b"23505")], e, &[error(b"23505")], e),
+            (&[error(b"25P02")], e, &[error(b"25P02")], e),
+        ]);
+        assert_eq!((compared.equal, compared.divergences.len()), (2, 0));
+    }
+
+    #[test]
+    fn tags_are_split() {
+        assert_eq!(split_tag(b"INSERT 0 5"), (&b"INSERT 0"[..], Some(5)));
+        assert_eq!(split_tag(b"CREATE TABLE"), (&b"CREATE TABLE"[..], None));
+        assert_eq!(split_tag(b"BEGIN"), (&b"BEGIN"[..], None));
+    }
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The trace, made ready to be played: one script per session, and what will not be played, with the reason.
+//!
+//! A *unit* is what a client sends up to the server's ReadyForQuery: a Query, a FunctionCall, or the messages of the
+//! extended protocol up to Sync. Units are the steps of time and order; inside one the messages go out as they came.
+//!
+//! The messages of the chosen sessions are held in memory.
+
+mod build;
+mod filter;
+mod omitted;
+mod order;
+
+use std::ops::Range;
+
+use underpass_trace::{EndReason, Meta, SessionId};
+use underpass_wire::backend::TransactionStatus;
+
+use crate::classify::Classifier;
+pub use build::{from_records, read};
+pub use filter::Filter;
+pub use omitted::{Omitted, Reason};
+
+/// What to take from a trace.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Which sessions and statements.
+    pub filter: Filter,
+    /// Leave out what writes.
+    pub read_only: bool,
+    /// Compare rows by hash, if the trace has them.
+    pub rows: Rows,
+}
+
+/// How rows are compared beyond their number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rows {
+    /// Not.
+    #[default]
+    Count,
+    /// Their contents, in their order.
+    Ordered,
+    /// Their contents, in any order.
+    Unordered,
+}
+
+/// A trace to be played.
+#[derive(Debug)]
+pub struct Plan {
+    /// What the trace says about itself.
+    pub meta: Meta,
+    /// The sessions, in the order of their start.
+    pub sessions: Vec<Session>,
+    /// The distinct statements.
+    pub classifier: Classifier,
+    /// What units are compared and reported by.
+    pub groups: Vec<Group>,
+    /// What will not be played.
+    pub omitted: Omitted,
+    /// When the first of the sessions begins, nanoseconds of the recording host's `CLOCK_MONOTONIC`.
+    pub origin_ns: u64,
+    /// When the last thing happens, same clock.
+    pub end_ns: u64,
+    /// The most sessions that were open at once.
+    pub sessions_peak: usize,
+    /// Commits that others may have to wait for.
+    pub commits: usize,
+    /// Pairs of neighbouring commits so close, and overlapping, that the trace cannot tell which was first; see
+    /// docs/replay.md, "Order".
+    pub close_commits: usize,
+    /// Blocks of the trace that could not be read.
+    pub damaged_blocks: u64,
+}
+
+/// What units are reported by: the same statements, executed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Fingerprints joined by `+`; `parse ` and a fingerprint for a unit that only prepares.
+    pub key: String,
+    /// The statement with its literals replaced, cut.
+    pub label: String,
+}
+
+/// One session's script.
+#[derive(Debug)]
+pub struct Session {
+    /// Its number in the trace.
+    pub id: SessionId,
+    /// When it began.
+    pub start_ns: u64,
+    /// When its login was over.
+    pub login_ns: u64,
+    /// When it ended, if it did within the trace.
+    pub end_ns: Option<u64>,
+    /// How it ended.
+    pub end: Option<EndReason>,
+    /// Whether recording joined it in its middle.
+    pub midstream: bool,
+    /// The user; `None` when the trace does not know.
+    pub user: Option<Vec<u8>>,
+    /// The database; `None` when the trace does not know.
+    pub database: Option<Vec<u8>>,
+    /// Its application_name at the start.
+    pub application_name: Option<Vec<u8>>,
+    /// The other parameters of its StartupMessage.
+    pub parameters: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Parse messages of statements that it had prepared before the first unit, each whole.
+    pub prepared: Vec<Vec<u8>>,
+    /// What it sends.
+    pub units: Vec<Unit>,
+    /// Parts of units: `Unit::steps` indexes this.
+    pub steps: Vec<Step>,
+    /// All messages; `Step::bytes` indexes this.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` a Parse names the OID of a type that PostgreSQL does not define itself.
+    pub type_oids: Vec<(usize, u32)>,
+    /// How many of the sessions had ended when it began.
+    pub after_ended: usize,
+    /// Its place among the sessions by their end; `None` if it does not end within the trace.
+    pub ended: Option<usize>,
+}
+
+/// See the head of this module.
+#[derive(Debug)]
+pub struct Unit {
+    /// Its parts, in `Session::steps`.
+    pub steps: Range<usize>,
+    /// Offset of its first message in the frontend direction, as the trace counts.
+    pub offset: u64,
+    /// Offset behind its last message.
+    pub offset_end: u64,
+    /// When its first message was seen.
+    pub sent_ns: u64,
+    /// When the server was ready after it; `None` if that was not seen.
+    pub ready_ns: Option<u64>,
+    /// The transaction status after it.
+    pub status: Option<TransactionStatus>,
+    /// It was sent when so many of the session's units were answered: fewer than its index in a pipeline.
+    pub after: usize,
+    /// What it is reported by, in `Plan::groups`.
+    pub group: u32,
+    /// Statements that it executes, in `Plan::classifier`.
+    pub executes: Vec<u32>,
+    /// How they ended at capture.
+    pub expected: Vec<Expected>,
+    /// Whether it can change what others see.
+    pub may_write: bool,
+    /// Why it is not sent.
+    pub omitted: Option<Reason>,
+    /// Its place among the commits of the trace, if it ends a transaction that may have written.
+    pub commit: Option<usize>,
+    /// How many commits must be done before it is sent, with order `commit`.
+    pub after_commits: usize,
+}
+
+/// A part of a unit that can be sent without waiting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What must have happened before it is sent.
+    pub barrier: Barrier,
+    /// Whether it is data of COPY IN, which is pointless if the server does not want it.
+    pub copy_data: bool,
+    /// Whether it asks for ReadyForQuery: by Query, Sync or FunctionCall.
+    pub asks: bool,
+    /// How many of its messages the server answers one by one (extended protocol).
+    pub answers: usize,
+    /// Its messages, in `Session::bytes`.
+    pub bytes: Range<usize>,
+}
+
+/// What a step waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barrier {
+    /// Nothing.
+    None,
+    /// CopyInResponse.
+    CopyIn,
+    /// Answers to all that was sent before: the client had sent Flush to have them.
+    Answers,
+}
+
+/// How a statement ended at capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// How; `None`: not seen whole.
+    pub end: Option<End>,
+    /// Rows sent to the client.
+    pub rows: u64,
+    /// Hash of their contents, if the trace has them and they are wanted.
+    pub hash: Option<u64>,
+}
+
+/// How a statement ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// CommandComplete with this tag.
+    Complete(Box<[u8]>),
+    /// EmptyQueryResponse.
+    Empty,
+    /// PortalSuspended.
+    Suspended,
+    /// ErrorResponse with this SQLSTATE and message.
+    Error([u8; 5], Box<str>),
+}
+
+impl Session {
+    /// The bytes of a step.
+    pub fn step_bytes(&self, step: &Step) -> &[u8] {
+        &self.bytes[step.bytes.clone()]
+    }
+}
+
+impl Plan {
+    /// Units that will be sent.
+    pub fn units(&self) -> usize {
+        self.sessions.iter().flat_map(|session| &session.units).filter(|unit| unit.omitted.is_none()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests;

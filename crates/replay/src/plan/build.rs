@@ -1,0 +1,618 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From the records of a trace to a plan.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use foldhash::{HashMap, HashSet};
+use underpass_trace::{
+    Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, SessionEnd,
+    SessionId, SessionStart,
+};
+use underpass_wire::backend::TransactionStatus;
+use underpass_wire::frontend::{self, Message, build};
+use underpass_wire::tag::{backend as backend_tag, frontend as tag};
+
+use super::order;
+use super::{Barrier, End, Expected, Group, Omitted, Options, Plan, Reason, Rows, Session, Step, Unit};
+use crate::Error;
+use crate::classify::{Class, Classifier};
+use crate::rowhash::RowHash;
+
+/// OIDs below are PostgreSQL's own and the same in every cluster (`FirstNormalObjectId`).
+const FIRST_NORMAL_OID: u32 = 16_384;
+
+/// Reads a trace and makes the plan.
+pub fn read(path: &Path, options: &Options) -> Result<Plan, Error> {
+    let mut reader = Reader::open(path)?;
+    if reader.meta().protocol != Protocol::Postgres {
+        return Err(Error::Protocol);
+    }
+    let meta = reader.meta().clone();
+    let mut builder = Builder::new(options);
+    while let Some(record) = reader.next()? {
+        builder.record(&record);
+    }
+    let damage = reader.damage();
+    Ok(builder.finish(meta, damage.blocks + damage.segments))
+}
+
+/// Makes the plan from records that are at hand.
+pub fn from_records<'a>(
+    meta: Meta,
+    records: impl IntoIterator<Item = Record<'a>>,
+    options: &Options,
+) -> Plan {
+    let mut builder = Builder::new(options);
+    records.into_iter().for_each(|record| builder.record(&record));
+    builder.finish(meta, 0)
+}
+
+struct Builder<'o> {
+    options: &'o Options,
+    classifier: Classifier,
+    groups: Groups,
+    sessions: BTreeMap<SessionId, Script>,
+    refused: HashSet<SessionId>,
+    omitted: Omitted,
+    origin_ns: Option<u64>,
+    end_ns: u64,
+}
+
+#[derive(Default)]
+struct Groups {
+    list: Vec<Group>,
+    by_key: HashMap<String, u32>,
+}
+
+/// One session while its records come in.
+struct Script {
+    session: Session,
+    /// Texts of prepared statements and portals, by name.
+    statements: HashMap<Vec<u8>, u32>,
+    portals: HashMap<Vec<u8>, u32>,
+    /// Names that were prepared before recording. They may become known at any later time.
+    filled: HashSet<Vec<u8>>,
+    /// Units that use a name nobody had prepared when it was used.
+    unresolved: Vec<(usize, Vec<u8>)>,
+    /// State of the last unit.
+    open: Open,
+    /// Offset behind the last message.
+    next_offset: Option<u64>,
+    /// Units before this index are answered.
+    answered: usize,
+    status: Option<TransactionStatus>,
+    /// Hashes of rows that no response has claimed yet, by offset.
+    rows: Vec<(u64, u64)>,
+    row_hash: Option<RowHash>,
+    /// Parse messages of named statements that are before the wanted time.
+    prepared: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The last unit was left out for the time it came, and its transaction with it.
+    cut_transaction: bool,
+    /// Executes that were left out of a unit that is sent without them.
+    dropped: HashSet<u64>,
+}
+
+/// Where the last unit of a session stands.
+#[derive(Default)]
+struct Open {
+    /// It has all its messages, unless data of a COPY follows.
+    complete: bool,
+    in_copy: bool,
+    flushed: bool,
+    /// Data of the COPY that follows belongs to a statement that was left out.
+    drop_copy: bool,
+    /// It began with Query.
+    simple: bool,
+    parses: Vec<u32>,
+    calls: bool,
+}
+
+impl<'o> Builder<'o> {
+    fn new(options: &'o Options) -> Self {
+        Self {
+            options,
+            classifier: Classifier::default(),
+            groups: Groups::default(),
+            sessions: BTreeMap::new(),
+            refused: HashSet::default(),
+            omitted: Omitted::default(),
+            origin_ns: None,
+            end_ns: 0,
+        }
+    }
+
+    fn record(&mut self, record: &Record<'_>) {
+        if record.session().is_some() {
+            self.end_ns = self.end_ns.max(record.time_ns());
+        }
+        match record {
+            Record::SessionStart(start) => self.start(start),
+            Record::Frontend(message) => self.frontend(message),
+            Record::Response(response) => self.response(response),
+            Record::Ready(ready) => self.ready(ready),
+            Record::Backend(message) if self.options.rows != Rows::Count => {
+                let Some(script) = self.sessions.get_mut(&message.session) else { return };
+                if let Some((&kind, body)) = message.message.split_first() {
+                    if matches!(kind, backend_tag::DATA_ROW | backend_tag::COPY_DATA) && body.len() >= 4 {
+                        script.rows.push((message.offset, RowHash::of_row(&body[4..])));
+                    }
+                }
+            }
+            Record::PreparedFill(fill) => {
+                let Some(script) = self.sessions.get_mut(&fill.session) else { return };
+                let mut message = Vec::new();
+                build::parse(&mut message, &fill.name, &fill.query, fill.param_types.iter().copied());
+                script.statements.insert(fill.name.to_vec(), self.classifier.classify(&fill.query));
+                script.filled.insert(fill.name.to_vec());
+                script.session.prepared.push(message);
+            }
+            Record::Cancel(_) => self.omitted.unit(Reason::Cancel),
+            Record::Loss(loss) if loss.direction == Direction::Frontend => {
+                // What follows shows the gap by its offset. A unit that misses its end never gets one.
+                if let Some(script) = loss.session.and_then(|session| self.sessions.get_mut(&session)) {
+                    script.cut(Reason::Lost);
+                }
+            }
+            Record::SessionEnd(end) => self.end(end),
+            _ => {}
+        }
+    }
+
+    fn start(&mut self, start: &SessionStart<'_>) {
+        let origin_ns = *self.origin_ns.get_or_insert(start.time_ns);
+        let replication = start.parameters.iter().any(|(name, value)| {
+            **name == *b"replication" && !matches!(&**value, b"false" | b"off" | b"0" | b"no")
+        });
+        let reason = if !self.options.filter.session(start)
+            || self.options.filter.time(start.time_ns.saturating_sub(origin_ns)) == Ordering::Greater
+        {
+            Some(Reason::Filter)
+        } else if replication {
+            Some(Reason::Replication)
+        } else if start.ready_ns.is_none() && !start.midstream {
+            Some(Reason::LoginFailed)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            self.omitted.session(reason);
+            self.refused.insert(start.session);
+            return;
+        }
+        let owned = |bytes: &Option<underpass_trace::Bytes<'_>>| bytes.as_ref().map(|bytes| bytes.to_vec());
+        let session = Session {
+            id: start.session,
+            start_ns: start.time_ns,
+            login_ns: start.ready_ns.unwrap_or(start.time_ns),
+            end_ns: None,
+            end: None,
+            midstream: start.midstream,
+            user: owned(&start.user),
+            database: owned(&start.database),
+            application_name: owned(&start.application_name),
+            parameters: start
+                .parameters
+                .iter()
+                .map(|(name, value)| (name.to_vec(), value.to_vec()))
+                .collect(),
+            prepared: Vec::new(),
+            units: Vec::new(),
+            steps: Vec::new(),
+            bytes: Vec::new(),
+            type_oids: Vec::new(),
+            after_ended: 0,
+            ended: None,
+        };
+        let script = Script {
+            session,
+            statements: HashMap::default(),
+            portals: HashMap::default(),
+            filled: HashSet::default(),
+            unresolved: Vec::new(),
+            open: Open { complete: true, ..Open::default() },
+            next_offset: None,
+            answered: 0,
+            status: (!start.midstream).then_some(TransactionStatus::Idle),
+            rows: Vec::new(),
+            row_hash: match self.options.rows {
+                Rows::Count => None,
+                Rows::Ordered => Some(RowHash::ordered()),
+                Rows::Unordered => Some(RowHash::unordered()),
+            },
+            prepared: BTreeMap::new(),
+            cut_transaction: false,
+            dropped: HashSet::default(),
+        };
+        self.sessions.insert(start.session, script);
+    }
+
+    fn frontend(&mut self, message: &Frontend<'_>) {
+        let Some(script) = self.sessions.get_mut(&message.session) else { return };
+        let origin_ns = self.origin_ns.unwrap_or(message.time_ns);
+        let when = self.options.filter.time(message.time_ns.saturating_sub(origin_ns));
+        script.frontend(message, &mut self.classifier, self.options, when);
+        if script.open.complete {
+            script.name_group(&mut self.groups, &self.classifier);
+        }
+    }
+
+    fn response(&mut self, response: &Response<'_>) {
+        let Some(script) = self.sessions.get_mut(&response.session) else { return };
+        let hash = script.claim_rows(response);
+        if script.dropped.contains(&response.request) {
+            return;
+        }
+        let Some(index) = script.unit_of(response.request) else { return };
+        let end = match &response.outcome {
+            Outcome::Complete { tag } => Some(End::Complete((**tag).into())),
+            Outcome::Empty => Some(End::Empty),
+            Outcome::Suspended => Some(End::Suspended),
+            Outcome::Error(error) => {
+                Some(End::Error(error.sqlstate, String::from_utf8_lossy(&error.message).into()))
+            }
+            _ => None,
+        };
+        let hash = hash.filter(|_| end.is_some());
+        script.session.units[index].expected.push(Expected { end, rows: response.rows, hash });
+    }
+
+    fn ready(&mut self, ready: &Ready) {
+        let Some(script) = self.sessions.get_mut(&ready.session) else { return };
+        script.status = Some(ready.status);
+        let Some(index) = script.unit_of(ready.request) else { return };
+        let unit = &mut script.session.units[index];
+        unit.ready_ns = Some(ready.time_ns);
+        unit.status = Some(ready.status);
+        script.answered = script.answered.max(index + 1);
+    }
+
+    fn end(&mut self, end: &SessionEnd) {
+        let Some(script) = self.sessions.get_mut(&end.session) else { return };
+        script.session.end_ns = Some(end.time_ns);
+        script.session.end = Some(end.reason);
+        script.cut(Reason::Incomplete);
+    }
+
+    fn finish(mut self, meta: Meta, damaged_blocks: u64) -> Plan {
+        let mut sessions = Vec::new();
+        for (_, mut script) in std::mem::take(&mut self.sessions) {
+            script.cut(Reason::Incomplete);
+            script.settle();
+            for unit in &script.session.units {
+                if let Some(reason) = unit.omitted {
+                    self.omitted.unit(reason);
+                }
+            }
+            let session = script.session;
+            // Nothing of it is in the wanted time.
+            let emptied = |unit: &Unit| unit.omitted == Some(Reason::Filter);
+            if !session.units.is_empty() && session.units.iter().all(emptied) {
+                self.omitted.session(Reason::Filter);
+                continue;
+            }
+            sessions.push(session);
+        }
+        sessions.sort_by_key(|session| (session.start_ns, session.id));
+        let sessions_peak = order::ends(&mut sessions);
+        let origin_ns = match self.options.filter.from {
+            Some(from) => self.origin_ns.unwrap_or(0).saturating_add(from.as_nanos() as u64),
+            None => sessions.first().map_or(0, |session| session.start_ns),
+        };
+        let mut plan = Plan {
+            meta,
+            sessions,
+            classifier: self.classifier,
+            groups: self.groups.list,
+            omitted: self.omitted,
+            origin_ns,
+            end_ns: self.end_ns.max(origin_ns),
+            sessions_peak,
+            commits: 0,
+            close_commits: 0,
+            damaged_blocks,
+        };
+        order::commits(&mut plan);
+        plan
+    }
+}
+
+impl Script {
+    /// The unit that a request belongs to: one of the last, whatever the pipeline's depth.
+    fn unit_of(&self, request: u64) -> Option<usize> {
+        let units = &self.session.units;
+        let after = units.partition_point(|unit| unit.offset <= request);
+        let index = after.checked_sub(1)?;
+        (request < units[index].offset_end).then_some(index)
+    }
+
+    fn claim_rows(&mut self, response: &Response<'_>) -> Option<u64> {
+        let mut hash = self.row_hash.clone()?;
+        let within = |offset: u64| offset >= response.offset && offset < response.offset + response.len;
+        let mut rows = 0;
+        self.rows.retain(|&(offset, row)| {
+            if within(offset) {
+                hash.add(row);
+                rows += 1;
+            }
+            // What is before it belongs to nobody any more.
+            offset >= response.offset + response.len
+        });
+        (rows == response.rows).then(|| hash.value())
+    }
+
+    /// Gives up a unit whose end is missing.
+    fn cut(&mut self, reason: Reason) {
+        if !self.open.complete {
+            self.open.complete = true;
+            if let Some(unit) = self.session.units.last_mut() {
+                unit.omitted.get_or_insert(reason);
+            }
+        }
+    }
+
+    fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
+        self.open = Open { simple: message.message.first() == Some(&tag::QUERY), ..Open::default() };
+        let omitted = match (self.session.units.last(), when) {
+            (_, Ordering::Less | Ordering::Greater) => Some(Reason::Filter),
+            // A transaction whose beginning is not played is not played at all.
+            (Some(last), _)
+                if matches!(last.omitted, Some(Reason::Filter | Reason::MidstreamTransaction))
+                    && in_transaction(last.status)
+                    && self.cut_transaction =>
+            {
+                last.omitted
+            }
+            (None, _) if self.session.midstream && in_transaction(self.status) => {
+                Some(Reason::MidstreamTransaction)
+            }
+            _ => None,
+        };
+        self.cut_transaction = omitted.is_some();
+        let at = self.session.steps.len();
+        self.session.units.push(Unit {
+            steps: at..at,
+            offset: message.offset,
+            offset_end: message.offset,
+            sent_ns: message.time_ns,
+            ready_ns: None,
+            status: None,
+            after: self.answered,
+            group: 0,
+            executes: Vec::new(),
+            expected: Vec::new(),
+            may_write: false,
+            omitted,
+            commit: None,
+            after_commits: 0,
+        });
+    }
+
+    fn frontend(
+        &mut self,
+        message: &Frontend<'_>,
+        classifier: &mut Classifier,
+        options: &Options,
+        when: Ordering,
+    ) {
+        let bytes = &*message.message;
+        let (Some(&kind), Some(body)) = (bytes.first(), bytes.get(5..)) else { return };
+        let gap = self.next_offset.is_some_and(|next| next != message.offset);
+        self.next_offset = Some(message.offset + message.wire_len);
+        if gap {
+            self.cut(Reason::Lost);
+        }
+        // Logins are not in the script: they are done anew.
+        if matches!(kind, tag::TERMINATE | tag::PASSWORD) {
+            return;
+        }
+        let copy_data = matches!(kind, tag::COPY_DATA | tag::COPY_DONE | tag::COPY_FAIL);
+        if self.open.complete {
+            match (copy_data, self.session.units.is_empty() || gap) {
+                // A Sync that came before the data was ignored by the server (manual, "COPY Operations").
+                (true, false) => self.open.complete = false,
+                (true, true) => return,
+                (false, _) => self.begin(message, when),
+            }
+        }
+        let at = self.session.units.len() - 1;
+        let unit = &mut self.session.units[at];
+        unit.offset_end = message.offset + message.wire_len;
+        if message.redaction == Redaction::Password {
+            unit.omitted.get_or_insert(Reason::Password);
+        }
+        let mut keep = !(copy_data && self.open.drop_copy);
+        let mut replaced = None;
+        match Message::decode(kind, body) {
+            Ok(Message::Query(query)) => {
+                let index = classifier.classify(query.query);
+                if execute(unit, index, classifier, options) {
+                    replaced = begin_instead(query.query);
+                    if replaced.is_none() {
+                        unit.omitted.get_or_insert(Reason::ReadOnly);
+                    }
+                }
+                if let Some(name) = prepared_by_sql(query.query) {
+                    self.filled.insert(name);
+                }
+            }
+            Ok(Message::Parse(parse)) => {
+                let index = classifier.classify(parse.query);
+                self.statements.insert(parse.name.to_vec(), index);
+                self.open.parses.push(index);
+                if when == Ordering::Less && !parse.name.is_empty() {
+                    self.prepared.insert(parse.name.to_vec(), bytes.to_vec());
+                }
+            }
+            Ok(Message::Bind(bind)) => match self.statements.get(bind.statement) {
+                Some(&index) => {
+                    self.portals.insert(bind.portal.to_vec(), index);
+                }
+                None => {
+                    self.portals.remove(bind.portal);
+                    self.unresolved.push((at, bind.statement.to_vec()));
+                }
+            },
+            Ok(Message::Execute(portal)) => match self.portals.get(portal.portal) {
+                Some(&index) if execute(unit, index, classifier, options) => {
+                    keep = false;
+                    self.open.drop_copy = true;
+                    self.dropped.insert(message.offset);
+                }
+                Some(_) => {}
+                // A cursor that SQL declared, or a statement whose text is not known.
+                None => unit.may_write = true,
+            },
+            Ok(Message::Close(close)) if close.target == frontend::Target::Statement => {
+                self.statements.remove(close.name);
+                if when == Ordering::Less {
+                    self.prepared.remove(close.name);
+                }
+            }
+            Ok(Message::FunctionCall(_)) => {
+                // What it does, nobody can tell from a number.
+                unit.may_write = true;
+                self.open.calls = true;
+                if options.read_only {
+                    unit.omitted.get_or_insert(Reason::ReadOnly);
+                }
+            }
+            Ok(_) => {}
+            Err(_) => {
+                unit.omitted.get_or_insert(Reason::Protocol);
+            }
+        }
+        if keep {
+            self.append(kind, replaced.as_deref().unwrap_or(bytes), copy_data);
+        }
+        self.open.complete = match kind {
+            tag::QUERY | tag::SYNC | tag::FUNCTION_CALL => true,
+            tag::COPY_DONE | tag::COPY_FAIL => self.open.simple,
+            _ => false,
+        };
+    }
+
+    /// Adds a message to the last unit.
+    fn append(&mut self, kind: u8, bytes: &[u8], copy_data: bool) {
+        let Self { session, open, .. } = self;
+        let barrier = match copy_data {
+            true if open.in_copy => Barrier::None,
+            true => Barrier::CopyIn,
+            false if open.flushed => Barrier::Answers,
+            false => Barrier::None,
+        };
+        open.in_copy = kind == tag::COPY_DATA;
+        open.flushed = kind == tag::FLUSH;
+        let answers =
+            usize::from(matches!(kind, tag::PARSE | tag::BIND | tag::DESCRIBE | tag::EXECUTE | tag::CLOSE));
+        let asks = matches!(kind, tag::QUERY | tag::SYNC | tag::FUNCTION_CALL);
+        let from = session.bytes.len();
+        session.bytes.extend_from_slice(bytes);
+        let to = session.bytes.len();
+        if kind == tag::PARSE {
+            let types = frontend::Parse::decode(&bytes[5..]).map(|parse| parse.param_types);
+            let types = types.into_iter().flatten();
+            let count = types.clone().count();
+            for (at, oid) in types.enumerate().filter(|&(_, oid)| oid >= FIRST_NORMAL_OID) {
+                session.type_oids.push((to - 4 * (count - at), oid));
+            }
+        }
+        let Some(unit) = session.units.last_mut() else { return };
+        let first = unit.steps.is_empty();
+        match session.steps.last_mut() {
+            Some(step) if !first && barrier == Barrier::None && step.copy_data == copy_data => {
+                step.bytes.end = to;
+                step.answers += answers;
+                step.asks |= asks;
+            }
+            _ => {
+                session.steps.push(Step { barrier, copy_data, asks, answers, bytes: from..to });
+                unit.steps.end = session.steps.len();
+            }
+        }
+    }
+
+    /// Says what the last unit is reported by.
+    fn name_group(&mut self, groups: &mut Groups, classifier: &Classifier) {
+        let Some(unit) = self.session.units.last_mut() else { return };
+        let (prefix, list) = match (&unit.executes[..], &self.open.parses[..]) {
+            ([], []) if self.open.calls => ("function call", &[][..]),
+            ([], []) => ("no statement", &[][..]),
+            ([], parses) => ("parse ", parses),
+            (executes, _) => ("", executes),
+        };
+        let shown = &list[..list.len().min(GROUP_STATEMENTS_MAX)];
+        let join = |text: fn(&crate::classify::Statement) -> &str, by: &str| {
+            let parts: Vec<&str> = shown.iter().map(|&index| text(classifier.get(index))).collect();
+            let more = if list.len() > shown.len() { format!("{by}...") } else { String::new() };
+            format!("{prefix}{}{more}", parts.join(by))
+        };
+        let key = join(|statement| &statement.fingerprint, "+");
+        unit.group = *groups.by_key.entry(key).or_insert_with_key(|key| {
+            groups.list.push(Group { key: key.clone(), label: join(|statement| &statement.label, "; ") });
+            (groups.list.len() - 1) as u32
+        });
+    }
+
+    /// What can be said only at the end.
+    fn settle(&mut self) {
+        let units = &mut self.session.units;
+        for (at, name) in &self.unresolved {
+            // A session that was seen from its beginning can have prepared it in ways that leave no Parse.
+            if self.session.midstream && !self.filled.contains(name) {
+                units[*at].omitted.get_or_insert(Reason::UnknownStatement);
+            }
+        }
+        // After a unit whose answer was not seen nobody knows how many were outstanding. Then the next waits for it.
+        let mut strict = 0;
+        for (index, unit) in units.iter_mut().enumerate() {
+            unit.after = unit.after.max(strict).min(index);
+            if unit.ready_ns.is_none() {
+                strict = index + 1;
+            }
+        }
+        self.session.prepared.extend(std::mem::take(&mut self.prepared).into_values());
+    }
+}
+
+/// Units of more statements are named by the first ones.
+const GROUP_STATEMENTS_MAX: usize = 4;
+
+fn in_transaction(status: Option<TransactionStatus>) -> bool {
+    matches!(status, Some(TransactionStatus::Transaction | TransactionStatus::Failed))
+}
+
+/// Notes that a unit executes a statement; whether read-only mode forbids that.
+fn execute(unit: &mut Unit, index: u32, classifier: &Classifier, options: &Options) -> bool {
+    let statement = classifier.get(index);
+    unit.executes.push(index);
+    unit.may_write |= statement.may_write;
+    let always =
+        matches!(statement.class, Class::Transaction | Class::Session | Class::LiftsReadOnly | Class::Empty);
+    if !always && !options.filter.fingerprint(&statement.fingerprint) {
+        unit.omitted.get_or_insert(Reason::Filter);
+    }
+    options.read_only && matches!(statement.class, Class::Write | Class::LiftsReadOnly)
+}
+
+/// In read-only mode, what to send in the place of `BEGIN READ WRITE`: what follows is still one transaction.
+fn begin_instead(query: &[u8]) -> Option<Vec<u8>> {
+    let word = query.trim_ascii_start().split(|byte| !byte.is_ascii_alphabetic()).next()?;
+    let begins = word.eq_ignore_ascii_case(b"begin") || word.eq_ignore_ascii_case(b"start");
+    // One statement only.
+    let alone = !query.trim_ascii_end().strip_suffix(b";").unwrap_or(query).contains(&b';');
+    (begins && alone).then(|| {
+        let mut message = Vec::new();
+        build::query(&mut message, b"begin");
+        message
+    })
+}
+
+/// The name that `PREPARE name ...` defines.
+fn prepared_by_sql(query: &[u8]) -> Option<Vec<u8>> {
+    let mut words =
+        query.split(|byte| byte.is_ascii_whitespace() || *byte == b'(').filter(|word| !word.is_empty());
+    let prepares = words.next()?.eq_ignore_ascii_case(b"prepare");
+    prepares.then(|| words.next().map(|name| name.trim_ascii().to_ascii_lowercase()))?
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What of a trace is not played, and why: counted, with the first few named.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// Why something is not played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// A filter of the command line left it out.
+    Filter,
+    /// Read-only mode: it writes, or lifts the mode.
+    ReadOnly,
+    /// The session was in a transaction when recording joined it; its beginning is not in the trace.
+    MidstreamTransaction,
+    /// Messages of it are missing in the trace.
+    Lost,
+    /// It uses a statement or portal that was made before recording, and its text is not known.
+    UnknownStatement,
+    /// A password in it was overwritten when it was recorded.
+    Password,
+    /// A replication connection.
+    Replication,
+    /// The login failed at capture.
+    LoginFailed,
+    /// A CancelRequest. Whether it hits is a matter of chance, and the statement it stopped ends by itself here.
+    Cancel,
+    /// Recording ended before the client had sent all of it.
+    Incomplete,
+    /// A message that no client may send there.
+    Protocol,
+}
+
+impl Reason {
+    /// The reason in words, after "not played: 5 units, ".
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Filter => "left out by a filter",
+            Self::ReadOnly => "they write, and the replay is read-only",
+            Self::MidstreamTransaction => {
+                "in a transaction that was under way when recording joined the session"
+            }
+            Self::Lost => "bytes of them are missing in the trace",
+            Self::UnknownStatement => {
+                "they use a statement prepared before recording, whose text is not known"
+            }
+            Self::Password => "a password in them was overwritten in the trace",
+            Self::Replication => "replication connections",
+            Self::LoginFailed => "the login failed at capture",
+            Self::Cancel => "cancel requests: what they hit is chance",
+            Self::Incomplete => "recording ended before they were sent whole",
+            Self::Protocol => "not the protocol",
+        }
+    }
+}
+
+/// Units and sessions that are not played.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Omitted {
+    /// Units (for [`Reason::Cancel`]: requests) of sessions that are otherwise played.
+    pub units: BTreeMap<Reason, u64>,
+    /// Whole sessions.
+    pub sessions: BTreeMap<Reason, u64>,
+}
+
+impl Omitted {
+    /// Counts one unit.
+    pub fn unit(&mut self, reason: Reason) {
+        *self.units.entry(reason).or_default() += 1;
+    }
+
+    /// Counts one session.
+    pub fn session(&mut self, reason: Reason) {
+        *self.sessions.entry(reason).or_default() += 1;
+    }
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Plans of traces made by hand.
+
+use underpass_trace::{
+    ByteTotals, Direction, EndReason, Frontend, Loss, LossReason, Meta, PreparedFill, Ready, Record,
+    Redaction, SessionEnd, SessionId, SessionStart, Source, TransactionStatus, Transport,
+};
+use underpass_wire::frontend::build;
+
+use super::*;
+
+/// Writes a trace of several sessions, each with its own offsets.
+#[derive(Default)]
+struct Trace {
+    records: Vec<Record<'static>>,
+    offsets: std::collections::BTreeMap<u64, u64>,
+}
+
+impl Trace {
+    fn start(&mut self, session: u64, time_ns: u64, midstream: bool) -> &mut Self {
+        self.records.push(Record::SessionStart(SessionStart {
+            session: SessionId(session),
+            time_ns,
+            ready_ns: (!midstream).then_some(time_ns),
+            source: Source::Synthetic,
+            transport: Transport::Tcp,
+            peer: None,
+            backend_pid: None,
+            midstream,
+            protocol_version: 3 << 16,
+            database: Some(b"db"[..].into()),
+            user: Some(b"joe"[..].into()),
+            application_name: None,
+            parameters: Vec::new(),
+            frontend_offset: 0,
+            backend_offset: 0,
+        }));
+        self
+    }
+
+    /// Messages as one chunk; returns the offset of the last.
+    fn send(&mut self, session: u64, time_ns: u64, build: impl FnOnce(&mut Vec<u8>)) -> u64 {
+        let mut bytes = Vec::new();
+        build(&mut bytes);
+        let next = self.offsets.entry(session).or_default();
+        let mut last = 0;
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let len = 1 + u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
+            last = *next;
+            *next += len as u64;
+            let frontend = Frontend::new(SessionId(session), time_ns, last, rest[..len].to_vec());
+            self.records.push(Record::Frontend(frontend));
+            rest = &rest[len..];
+        }
+        last
+    }
+
+    fn ready(&mut self, session: u64, time_ns: u64, request: u64, status: TransactionStatus) {
+        let session = SessionId(session);
+        self.records.push(Record::Ready(Ready { session, time_ns, request, offset: 0, status }));
+    }
+
+    /// A query and its answer.
+    fn query(&mut self, session: u64, sent_ns: u64, ready_ns: u64, sql: &str, status: TransactionStatus) {
+        let request = self.send(session, sent_ns, |out| build::query(out, sql.as_bytes()));
+        self.ready(session, ready_ns, request, status);
+    }
+
+    fn end(&mut self, session: u64, time_ns: u64) {
+        let (frontend, backend) = (ByteTotals::default(), ByteTotals::default());
+        let (session, reason) = (SessionId(session), EndReason::Terminate);
+        self.records.push(Record::SessionEnd(SessionEnd { session, time_ns, reason, frontend, backend }));
+    }
+
+    fn plan(&self, options: &Options) -> Plan {
+        let mut records = self.records.clone();
+        records.sort_by_key(Record::time_ns);
+        from_records(Meta::default(), records, options)
+    }
+}
+
+const I: TransactionStatus = TransactionStatus::Idle;
+const T: TransactionStatus = TransactionStatus::Transaction;
+
+fn omitted(plan: &Plan) -> Vec<Option<Reason>> {
+    plan.sessions[0].units.iter().map(|unit| unit.omitted).collect()
+}
+
+#[test]
+fn units_end_where_the_server_is_ready() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "select 1", I);
+    let sync = trace.send(1, 3, |out| {
+        build::parse(out, b"s", b"select a from t where b = $1", []);
+        build::bind(out, b"", b"s", [], [Some(&b"1"[..])], []);
+        build::execute(out, b"", 0);
+        build::sync(out);
+    });
+    trace.ready(1, 4, sync, I);
+    let plan = trace.plan(&Options::default());
+    let units = &plan.sessions[0].units;
+    assert_eq!(units.len(), 2);
+    assert_eq!((units[1].steps.len(), units[1].ready_ns, units[1].after), (1, Some(4), 1));
+    let step = &plan.sessions[0].steps[units[1].steps.start];
+    assert_eq!((step.barrier, step.answers, step.asks), (Barrier::None, 3, true));
+    assert_eq!(plan.groups.len(), 2);
+}
+
+#[test]
+fn copy_data_belongs_to_the_unit_whose_sync_the_server_ignored() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.send(1, 1, |out| {
+        build::parse(out, b"", b"copy t from stdin", []);
+        build::bind(out, b"", b"", [], [], []);
+        build::execute(out, b"", 0);
+        build::sync(out);
+    });
+    let sync = trace.send(1, 2, |out| {
+        build::copy_data(out, b"1\n");
+        build::copy_data(out, b"2\n");
+        build::copy_done(out);
+        build::sync(out);
+    });
+    trace.ready(1, 3, sync, I);
+    trace.query(1, 4, 5, "select 1", I);
+    let plan = trace.plan(&Options::default());
+    let session = &plan.sessions[0];
+    assert_eq!(session.units.len(), 2);
+    let steps: Vec<_> = session.steps[session.units[0].steps.clone()]
+        .iter()
+        .map(|step| (step.barrier, step.copy_data, step.asks))
+        .collect();
+    assert_eq!(
+        steps,
+        [(Barrier::None, false, true), (Barrier::CopyIn, true, false), (Barrier::None, false, true)]
+    );
+    assert_eq!(session.units[0].ready_ns, Some(3));
+}
+
+#[test]
+fn what_is_lost_is_not_half_played() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "select 1", I);
+    trace.send(1, 3, |out| build::parse(out, b"", b"select 2", []));
+    let offset = trace.offsets[&1];
+    let lost = Loss {
+        session: Some(SessionId(1)),
+        time_ns: 4,
+        direction: Direction::Frontend,
+        offset,
+        len: 100,
+        reason: LossReason::RingFull,
+    };
+    trace.records.push(Record::Loss(lost));
+    *trace.offsets.get_mut(&1).unwrap() += 100;
+    trace.query(1, 5, 6, "select 3", I);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [None, Some(Reason::Lost), None]);
+    assert_eq!(plan.omitted.units[&Reason::Lost], 1);
+    // Nobody saw the lost one's answer, so the next does not run ahead of it.
+    assert_eq!(plan.sessions[0].units[2].after, 2);
+}
+
+#[test]
+fn a_session_joined_in_a_transaction_begins_after_it() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    trace.ready(1, 1, u64::MAX, T);
+    trace.query(1, 2, 3, "update t set a = 1", T);
+    trace.query(1, 4, 5, "commit", I);
+    trace.query(1, 6, 7, "select 1", I);
+    let plan = trace.plan(&Options::default());
+    let cut = Some(Reason::MidstreamTransaction);
+    assert_eq!(omitted(&plan), [cut, cut, None]);
+}
+
+#[test]
+fn statements_from_before_are_prepared_or_left_out() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    let mut bind = |time_ns, name: &str| {
+        let sync = trace.send(1, time_ns, |out| {
+            build::bind(out, b"", name.as_bytes(), [], [], []);
+            build::execute(out, b"", 0);
+            build::sync(out);
+        });
+        trace.ready(1, time_ns + 1, sync, I);
+    };
+    bind(1, "known");
+    bind(3, "unknown");
+    // The text may be learned after the first use.
+    trace.records.push(Record::PreparedFill(PreparedFill {
+        session: SessionId(1),
+        time_ns: 5,
+        name: b"known"[..].into(),
+        query: b"select 1"[..].into(),
+        param_types: Vec::new(),
+        redaction: Redaction::None,
+    }));
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [None, Some(Reason::UnknownStatement)]);
+    assert_eq!(plan.sessions[0].prepared.len(), 1);
+}
+
+#[test]
+fn passwords_and_open_ends_are_left_out() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "alter role joe password 'xxxxxx'", I);
+    if let Some(Record::Frontend(frontend)) = trace.records.get_mut(1) {
+        frontend.redaction = Redaction::Password;
+    }
+    trace.send(1, 3, |out| build::parse(out, b"", b"select 2", []));
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [Some(Reason::Password), Some(Reason::Incomplete)]);
+}
+
+#[test]
+fn writes_wait_for_what_was_over_before_their_answer_and_reads_for_what_was_over_before_they_began() {
+    let mut trace = Trace::default();
+    for session in 1..=3 {
+        trace.start(session, 0, false);
+    }
+    // 1 holds a row from 10 to 20; 2 wants it from 12 on and has it until 30; 3 reads from 15 to 35, and again.
+    trace.query(1, 10, 20, "update t set a = 1", I);
+    trace.query(2, 12, 30, "update t set a = 2", I);
+    trace.query(3, 15, 35, "select a from t", I);
+    trace.query(3, 36, 37, "select a from t", I);
+    let plan = trace.plan(&Options::default());
+    let unit = |session: usize, unit: usize| &plan.sessions[session].units[unit];
+    assert_eq!(plan.commits, 2);
+    assert_eq!((unit(0, 0).commit, unit(0, 0).after_commits), (Some(0), 0));
+    assert_eq!((unit(1, 0).commit, unit(1, 0).after_commits), (Some(1), 1));
+    assert_eq!((unit(2, 0).commit, unit(2, 0).after_commits), (None, 0));
+    assert_eq!(unit(2, 1).after_commits, 2);
+    // 10 ns apart and overlapping: the trace cannot be sure.
+    assert_eq!(plan.close_commits, 1);
+}
+
+#[test]
+fn a_transaction_commits_once_and_only_if_it_may_have_written() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    for (at, (sql, status)) in [
+        ("begin", T),
+        ("select 1", T),
+        ("commit", I),
+        ("begin", T),
+        ("insert into t values (1)", T),
+        ("select 1", T),
+        ("commit", I),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        trace.query(1, 10 * at as u64, 10 * at as u64 + 5, sql, status);
+    }
+    let plan = trace.plan(&Options::default());
+    let commits: Vec<_> = plan.sessions[0].units.iter().map(|unit| unit.commit).collect();
+    assert_eq!(commits, [None, None, None, None, None, None, Some(0)]);
+}
+
+#[test]
+fn sessions_that_followed_each_other_still_do() {
+    let mut trace = Trace::default();
+    for session in 0..10 {
+        trace.start(session, 100 * session, false);
+        trace.query(session, 100 * session + 1, 100 * session + 2, "select 1", I);
+        trace.end(session, 100 * session + 50);
+    }
+    let plan = trace.plan(&Options::default());
+    assert_eq!(plan.sessions_peak, 1);
+    assert!(plan.sessions.iter().enumerate().all(|(at, session)| session.after_ended == at));
+}
+
+#[test]
+fn read_only_drops_the_execution_and_keeps_the_transaction() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "begin read write", T);
+    let sync = trace.send(1, 3, |out| {
+        build::parse(out, b"", b"insert into t values (1)", []);
+        build::bind(out, b"", b"", [], [], []);
+        build::execute(out, b"", 0);
+        build::sync(out);
+    });
+    trace.ready(1, 4, sync, T);
+    trace.query(1, 5, 6, "commit", I);
+    let plan = trace.plan(&Options { read_only: true, ..Options::default() });
+    let session = &plan.sessions[0];
+    assert_eq!(omitted(&plan), [None; 3]);
+    let sent = |unit: usize| session.step_bytes(&session.steps[session.units[unit].steps.start]);
+    let mut begin = Vec::new();
+    build::query(&mut begin, b"begin");
+    assert_eq!(sent(0), begin);
+    assert!(!sent(1).windows(5).any(|bytes| bytes == b"E\0\0\0\x09"), "an Execute is left");
+    assert!(sent(1).ends_with(b"S\0\0\0\x04"));
+}
+
+#[test]
+fn time_cuts_whole_transactions_and_keeps_what_was_prepared() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    let sync = trace.send(1, 1, |out| {
+        build::parse(out, b"s", b"select 1", []);
+        build::sync(out);
+    });
+    trace.ready(1, 2, sync, I);
+    trace.query(1, 3, 4, "begin", T);
+    trace.query(1, 50, 51, "insert into t values (1)", T);
+    trace.query(1, 52, 53, "commit", I);
+    trace.query(1, 54, 55, "select 1", I);
+    trace.query(1, 99, 100, "select 2", I);
+    let filter = Filter {
+        from: Some(std::time::Duration::from_nanos(40)),
+        to: Some(std::time::Duration::from_nanos(90)),
+        ..Filter::default()
+    };
+    let plan = trace.plan(&Options { filter, ..Options::default() });
+    let out = Some(Reason::Filter);
+    assert_eq!(omitted(&plan), [out, out, out, out, None, out]);
+    assert_eq!(plan.sessions[0].prepared.len(), 1);
+}

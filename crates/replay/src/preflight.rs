@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Looks at the target before the first statement: is it another server than the captured one, has it room for the
+//! sessions, has it the databases, users and relations that the statements name?
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use underpass_wire::frontend::build;
+
+use crate::connection::Connection;
+use crate::error::ConnectError;
+use crate::outcome::UnitOutcome;
+use crate::plan::{End, Plan};
+use crate::target::{Login, Target};
+use crate::{Error, plan::Unit};
+
+/// SQLSTATEs that say that something a statement names does not exist: table, column, function, other object, schema.
+const UNDEFINED: [&str; 5] = ["42P01", "42703", "42883", "42704", "3F000"];
+/// So many missing things are named.
+const NAMED_MAX: usize = 10;
+
+/// What was found out about a target.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Preflight {
+    /// `server_version`.
+    pub version: String,
+    /// `system_identifier`, if we may see it.
+    pub system_identifier: Option<String>,
+    /// Connections that are free for us.
+    pub connections_free: i64,
+    /// Distinct statements that the target was asked to parse.
+    pub statements_checked: usize,
+    /// Why it does not fit.
+    pub problems: Vec<String>,
+    /// What is worth knowing all the same.
+    pub notes: Vec<String>,
+}
+
+/// Looks at the target. An error only if it cannot be reached. OIDs of types that the target does not have are cleared in the
+/// plan, so that it infers them.
+pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
+    let failed = |source| Error::Connect { target: target.name(), source };
+    let mut found = Preflight::default();
+    let mut connection = Connection::open(target, &target.own_login(None), &[]).await.map_err(failed)?;
+    server(plan, &mut connection, &mut found).await.map_err(failed)?;
+    let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
+    connection.terminate().await;
+    for (login, statements) in logins {
+        match Connection::open(target, &login, &[]).await {
+            Ok(mut connection) => {
+                let checked = statements_exist(plan, &statements, &mut connection, &login, &mut found).await;
+                let typed = types_exist(plan, target, &login, &mut connection, &mut found).await;
+                if let Err(error) = checked.and(typed) {
+                    found.problems.push(format!("database {}: {error}", login.database));
+                }
+                connection.terminate().await;
+            }
+            Err(error) => {
+                let user = login.become_user.as_ref().unwrap_or(&login.user);
+                found.problems.push(format!("user {user}, database {}: {error}", login.database));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The server as a whole.
+async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight) -> Result<(), ConnectError> {
+    let version = connection.query("show server_version").await?;
+    found.version = first(version).unwrap_or_default();
+    let major = |version: &str| version.split(['.', ' ']).next().unwrap_or_default().to_owned();
+    let captured = &plan.meta.server.version;
+    if !captured.is_empty() && major(captured) != major(&found.version) {
+        found.notes.push(format!("captured on version {captured}, played on {}", found.version));
+    }
+    match connection.query("select system_identifier from pg_control_system()").await {
+        Ok(rows) => found.system_identifier = first(rows),
+        Err(error) => found.notes.push(format!("cannot see the target's system_identifier: {error}")),
+    }
+    match (&plan.meta.server.system_identifier, &found.system_identifier) {
+        (Some(captured), Some(target)) if captured == target => found.problems.push(format!(
+            "it is the captured server itself, or a physical copy of it (system_identifier {target})"
+        )),
+        (None, _) => found.notes.push(
+            "the trace does not say which server it is of, so nothing shows that the target is another"
+                .into(),
+        ),
+        _ => {}
+    }
+    let free = "select current_setting('max_connections')::int \
+        - case when (select rolsuper from pg_roles where rolname = current_user) then 0 \
+          else current_setting('superuser_reserved_connections')::int end \
+        - count(*) + 1 from pg_stat_activity where backend_type = 'client backend'";
+    found.connections_free =
+        first(connection.query(free).await?).and_then(|text| text.parse().ok()).unwrap_or(0);
+    if (plan.sessions_peak as i64) > found.connections_free {
+        found.problems.push(format!(
+            "{} sessions were open at once, and {} connections are free here (max_connections)",
+            plan.sessions_peak, found.connections_free
+        ));
+    }
+    Ok(())
+}
+
+/// Databases and users. Returns the logins with the statements that each of them runs.
+async fn names(
+    plan: &Plan,
+    target: &Target,
+    connection: &mut Connection,
+    found: &mut Preflight,
+) -> Result<Vec<(Login, BTreeSet<u32>)>, ConnectError> {
+    let set = |rows: Vec<Vec<Option<String>>>| -> BTreeSet<String> {
+        rows.into_iter().flatten().flatten().collect()
+    };
+    let databases = set(connection.query("select datname from pg_database where datallowconn").await?);
+    let users = set(connection.query("select rolname from pg_roles where rolcanlogin").await?);
+    let superuser = "select rolsuper from pg_roles where rolname = current_user";
+    let superuser = first(connection.query(superuser).await?).as_deref() == Some("t");
+    let mut logins: BTreeMap<(Option<String>, String, String), (Login, BTreeSet<u32>)> = BTreeMap::new();
+    for session in &plan.sessions {
+        let login = target.login(session.user.as_deref(), session.database.as_deref());
+        let key = (login.become_user.clone(), login.user.clone(), login.database.clone());
+        let (_, statements) = logins.entry(key).or_insert_with(|| (login, BTreeSet::new()));
+        statements
+            .extend(session.units.iter().filter(|unit| worth_checking(unit)).flat_map(|unit| &unit.executes));
+    }
+    let mut missing = BTreeSet::new();
+    for (login, _) in logins.values() {
+        if !databases.contains(&login.database) {
+            missing.insert(format!("no database {} (--map-database renames)", login.database));
+        }
+        let user = login.become_user.as_ref().unwrap_or(&login.user);
+        if !users.contains(user) {
+            missing.insert(format!("no user {user} (--map-user renames, --one-user makes all one)"));
+        }
+        if login.become_user.is_some() && !superuser {
+            missing.insert(format!(
+                "sessions of user {user} need its password (--credentials), or a superuser in --to, or --one-user"
+            ));
+        }
+    }
+    found.problems.extend(missing);
+    Ok(logins.into_values().filter(|(login, _)| databases.contains(&login.database)).collect())
+}
+
+/// Whether a unit's statements should exist on the target: those that worked at capture.
+fn worth_checking(unit: &Unit) -> bool {
+    let failed = unit.expected.iter().any(|one| matches!(one.end, Some(End::Error(..))));
+    unit.omitted.is_none() && !failed
+}
+
+/// Has the target parse each distinct statement, without running any.
+async fn statements_exist(
+    plan: &Plan,
+    statements: &BTreeSet<u32>,
+    connection: &mut Connection,
+    login: &Login,
+    found: &mut Preflight,
+) -> Result<(), ConnectError> {
+    let all = plan.classifier.statements();
+    let created: BTreeSet<&str> = all.iter().flat_map(|one| &one.creates).map(String::as_str).collect();
+    let moves = all.iter().any(|one| one.label.to_ascii_lowercase().contains("search_path"));
+    let mut missing = Vec::new();
+    for statement in statements.iter().map(|&index| plan.classifier.get(index)) {
+        let made = statement.relations.iter().any(|name| created.contains(name.as_str()));
+        if made || statement.sample.is_empty() {
+            continue;
+        }
+        let mut messages = Vec::new();
+        build::parse(&mut messages, b"", statement.sample.as_bytes(), []);
+        build::sync(&mut messages);
+        found.statements_checked += 1;
+        match connection.exchange(&messages).await {
+            Err(ConnectError::Server { sqlstate, message }) if UNDEFINED.contains(&sqlstate.as_str()) => {
+                missing.push(format!("{message}: {}", statement.label));
+            }
+            // Parameters whose type only the client knew, several statements in one text: no evidence of anything.
+            Ok(_) | Err(ConnectError::Server { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if !missing.is_empty() {
+        let count = missing.len();
+        let list: Vec<String> = missing.into_iter().take(NAMED_MAX).collect();
+        let more =
+            if count > list.len() { format!("; and {} more", count - list.len()) } else { String::new() };
+        let text = format!("database {}: {}{more}", login.database, list.join("; "));
+        // The trace changes search_path itself, so what is not found may be found then.
+        if moves { found.notes.push(text) } else { found.problems.push(text) }
+    }
+    Ok(())
+}
+
+/// Clears OIDs of types that the database does not have.
+async fn types_exist(
+    plan: &mut Plan,
+    target: &Target,
+    login: &Login,
+    connection: &mut Connection,
+    found: &mut Preflight,
+) -> Result<(), ConnectError> {
+    let mut known = None;
+    let mut cleared = BTreeSet::new();
+    for session in plan.sessions.iter_mut().filter(|session| !session.type_oids.is_empty()) {
+        if target.login(session.user.as_deref(), session.database.as_deref()) != *login {
+            continue;
+        }
+        if known.is_none() {
+            let rows = connection.query("select oid from pg_type where oid >= 16384").await?;
+            known = Some(
+                rows.into_iter()
+                    .flatten()
+                    .flatten()
+                    .filter_map(|oid| oid.parse().ok())
+                    .collect::<BTreeSet<u32>>(),
+            );
+        }
+        for &(at, oid) in &session.type_oids {
+            if known.as_ref().is_some_and(|known| !known.contains(&oid)) {
+                session.bytes[at..at + 4].fill(0);
+                cleared.insert(oid);
+            }
+        }
+    }
+    if !cleared.is_empty() {
+        found.notes.push(format!(
+            "database {}: {} types of parameters have other OIDs here; the server infers them",
+            login.database,
+            cleared.len()
+        ));
+    }
+    Ok(())
+}
+
+fn first(rows: Vec<Vec<Option<String>>>) -> Option<String> {
+    rows.into_iter().flatten().flatten().next()
+}
+
+/// Functions of the played statements whose result changes from run to run, with the number of units that call them.
+pub fn volatile(plan: &Plan, played: &crate::run::Played) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for (session, outcome) in plan.sessions.iter().zip(&played.sessions) {
+        let sent = session
+            .units
+            .iter()
+            .zip(&outcome.units)
+            .filter(|(_, outcome)| !matches!(outcome, UnitOutcome::NotSent));
+        for (unit, _) in sent {
+            let names: BTreeSet<&String> =
+                unit.executes.iter().flat_map(|&index| &plan.classifier.get(index).volatile).collect();
+            for name in names {
+                *counts.entry(name.clone()).or_default() += 1;
+            }
+        }
+    }
+    counts
+}

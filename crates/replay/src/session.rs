@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Plays one session: its units in their order, at their time, each compared to nothing yet.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use underpass_wire::backend::{Fields, Message, TransactionStatus};
+use underpass_wire::frontend::build;
+use underpass_wire::tag::backend as tag;
+
+use crate::connection::{Connection, set_session_authorization};
+use crate::error::ConnectError;
+use crate::outcome::{Actual, Answered, SessionOutcome, UnitOutcome};
+use crate::plan::{Barrier, End, Rows, Session, Step, Unit};
+use crate::rowhash::RowHash;
+use crate::run::{Pace, Run, Stop};
+
+/// A connection that is not made by then is none.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// Below this a wait for commits was none.
+const ORDER_WAIT_MIN: Duration = Duration::from_micros(100);
+/// Error messages are cut to this many characters.
+const MESSAGE_CHARS_MAX: usize = 300;
+
+/// Plays a session to its end, or until it breaks or the replay is stopped.
+pub(crate) async fn play(run: &Run, session: &Session) -> SessionOutcome {
+    let mut player = Player {
+        run,
+        session,
+        rows: run.options.rows,
+        flights: VecDeque::new(),
+        done: 0,
+        last_ready: None,
+        last_sent: None,
+        become_user: None,
+        reset: false,
+        outcome: SessionOutcome {
+            units: vec![UnitOutcome::NotSent; session.units.len()],
+            ..Default::default()
+        },
+    };
+    let result = player.play().await;
+    player.end(result);
+    player.outcome
+}
+
+/// A unit that was sent, or is being sent.
+struct Flight {
+    unit: usize,
+    answered: Answered,
+    /// Answers that the server owes (extended protocol).
+    owed: usize,
+    /// CopyInResponses that no data has answered yet.
+    copy_in: usize,
+    /// An error: the server skips to Sync.
+    failed: bool,
+    /// What asks for ReadyForQuery has been sent.
+    asked: bool,
+    rows: u64,
+    hash: Option<RowHash>,
+    seen: bool,
+}
+
+struct Player<'r> {
+    run: &'r Run,
+    session: &'r Session,
+    rows: Rows,
+    /// Units that are not answered, oldest first.
+    flights: VecDeque<Flight>,
+    /// Units before this index are answered or not sent at all.
+    done: usize,
+    /// When the last answer came.
+    last_ready: Option<Instant>,
+    /// When the last unit was sent.
+    last_sent: Option<Instant>,
+    become_user: Option<String>,
+    /// A statement made the session the login user's again.
+    reset: bool,
+    outcome: SessionOutcome,
+}
+
+/// Why a session ends early.
+enum Break {
+    /// The connection.
+    Lost(String),
+    /// Somebody stopped the replay.
+    Stopped,
+}
+
+impl From<std::io::Error> for Break {
+    fn from(error: std::io::Error) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+impl From<ConnectError> for Break {
+    fn from(error: ConnectError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+impl Player<'_> {
+    async fn play(&mut self) -> Result<(), Break> {
+        self.run.wait_start(self.session).await?;
+        let mut connection = self.connect().await?;
+        self.run.sessions_open(1);
+        let result = self.units(&mut connection).await;
+        if result.is_ok() {
+            self.run.wait_end(self.session, self.last_ready).await?;
+        }
+        self.run.sessions_open(-1);
+        if !self.flights.is_empty() && self.run.stop() == Stop::Now {
+            // What was stopped at once must not go on at the server. If that fails, it ends by itself.
+            let _ = crate::connection::cancel(&self.run.target, &connection.cancel).await;
+        }
+        if !matches!(result, Err(Break::Lost(_))) {
+            connection.terminate().await;
+        }
+        result
+    }
+
+    async fn connect(&mut self) -> Result<Connection, Break> {
+        let session = self.session;
+        let login = self.run.target.login(session.user.as_deref(), session.database.as_deref());
+        let mut parameters: Vec<(&[u8], &[u8])> = Vec::new();
+        if let Some(name) = &session.application_name {
+            parameters.push((b"application_name", name));
+        }
+        parameters.extend(session.parameters.iter().map(|(name, value)| (&name[..], &value[..])));
+        if self.run.options.read_only {
+            parameters.retain(|(name, _)| *name != b"default_transaction_read_only");
+            parameters.push((b"default_transaction_read_only", b"on"));
+        }
+        let opening = Connection::open(&self.run.target, &login, &parameters);
+        let mut connection = tokio::time::timeout(CONNECT_LIMIT, opening)
+            .await
+            .map_err(|_| Break::Lost(format!("no login within {} s", CONNECT_LIMIT.as_secs())))??;
+        for parse in &session.prepared {
+            let mut messages = parse.clone();
+            build::sync(&mut messages);
+            if let Err(error) = connection.exchange(&messages).await {
+                self.outcome.prepare_errors.push(error.to_string());
+            }
+        }
+        self.become_user = login.become_user;
+        Ok(connection)
+    }
+
+    async fn units(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        let session = self.session;
+        for (index, unit) in session.units.iter().enumerate() {
+            if unit.omitted.is_some() {
+                if self.flights.is_empty() {
+                    self.done = self.done.max(index + 1);
+                }
+                continue;
+            }
+            while self.done < unit.after && !self.flights.is_empty() {
+                self.receive(connection).await?;
+            }
+            if self.run.stop() >= Stop::Finish {
+                break;
+            }
+            if std::mem::take(&mut self.reset) && self.flights.is_empty() {
+                if let Some(user) = &self.become_user {
+                    connection.query(&set_session_authorization(user)).await?;
+                }
+            }
+            let flight = match self.wait(index, unit, connection).await {
+                // What is under way is still waited for.
+                Err(Break::Stopped) if self.run.stop() == Stop::Finish => break,
+                flight => flight?,
+            };
+            self.flights.push_back(flight);
+            self.send(unit, connection).await?;
+            // What has come while it was sent is taken without waiting.
+            self.take_messages(connection)?;
+        }
+        while !self.flights.is_empty() {
+            self.receive(connection).await?;
+        }
+        if self.run.stop() >= Stop::Finish { Err(Break::Stopped) } else { Ok(()) }
+    }
+
+    /// Waits until a unit may be sent, and takes answers to earlier ones meanwhile.
+    async fn wait(
+        &mut self,
+        index: usize,
+        unit: &Unit,
+        connection: &mut Connection,
+    ) -> Result<Flight, Break> {
+        let run = self.run;
+        let arrived = Instant::now();
+        let due = match run.options.pace {
+            Pace::Timed => run.moment(unit.sent_ns),
+            Pace::Asap => arrived,
+            Pace::Think => self.after_pause(index, unit).unwrap_or(arrived),
+        };
+        let until = run.until(due);
+        self.meanwhile(until, connection).await??;
+        let paced = Instant::now();
+        let mut released = false;
+        if run.options.order_commit {
+            let commits = run.wait_commits(unit.after_commits);
+            released = !self.meanwhile(commits, connection).await??;
+        }
+        let ordered = Instant::now();
+        let order_wait = if run.options.order_commit { ordered - paced } else { Duration::ZERO };
+        // Lateness of the timer is ours; what was waited for besides is the server's, or other sessions'.
+        let free = if order_wait > ORDER_WAIT_MIN { ordered } else { due.max(arrived) };
+        let hash = match self.rows {
+            Rows::Count => None,
+            Rows::Ordered => Some(RowHash::ordered()),
+            Rows::Unordered => Some(RowHash::unordered()),
+        };
+        Ok(Flight {
+            unit: index,
+            answered: Answered {
+                due: run.since_start(due),
+                free: run.since_start(free),
+                order_wait,
+                released,
+                ..Answered::default()
+            },
+            owed: 0,
+            copy_in: 0,
+            failed: false,
+            asked: false,
+            rows: 0,
+            hash,
+            seen: false,
+        })
+    }
+
+    /// When a client that pauses as long as at capture sends the unit.
+    fn after_pause(&self, index: usize, unit: &Unit) -> Option<Instant> {
+        let session = self.session;
+        let previous = index.checked_sub(1).map(|at| &session.units[at]);
+        let (then_ns, now) = match previous {
+            None => (session.login_ns, None),
+            // In a pipeline it did not wait for an answer.
+            Some(previous) if unit.after < index => (previous.sent_ns, self.last_sent),
+            Some(previous) => (previous.ready_ns.unwrap_or(previous.sent_ns), self.last_ready),
+        };
+        let pause = self.run.scaled(unit.sent_ns.saturating_sub(then_ns));
+        Some(now.unwrap_or_else(Instant::now) + pause)
+    }
+
+    /// Waits for something and takes answers to earlier units meanwhile.
+    async fn meanwhile<T>(
+        &mut self,
+        wait: impl Future<Output = T>,
+        connection: &mut Connection,
+    ) -> Result<T, Break> {
+        let mut wait = std::pin::pin!(wait);
+        loop {
+            if self.flights.is_empty() {
+                return Ok(wait.await);
+            }
+            tokio::select! {
+                biased;
+                value = &mut wait => return Ok(value),
+                received = self.receive(connection) => received?,
+            }
+        }
+    }
+
+    async fn send(&mut self, unit: &Unit, connection: &mut Connection) -> Result<(), Break> {
+        let now = Instant::now();
+        self.last_sent = Some(now);
+        if let Some(flight) = self.flights.back_mut() {
+            flight.answered.sent = self.run.since_start(now);
+        }
+        for step in &self.session.steps[unit.steps.clone()] {
+            match step.barrier {
+                Barrier::None => {}
+                Barrier::CopyIn => {
+                    // After an error the server is ready by itself, if it was asked to be; else it waits for Sync.
+                    let waits = |flight: &Flight| flight.copy_in == 0 && (!flight.failed || flight.asked);
+                    while self.flights.back().is_some_and(waits) {
+                        self.receive(connection).await?;
+                    }
+                }
+                Barrier::Answers => {
+                    while self.flights.back().is_some_and(|flight| flight.owed > 0 && !flight.failed) {
+                        self.receive(connection).await?;
+                    }
+                }
+            }
+            // The unit is over already: what the client said to a COPY that began is not wanted here.
+            let Some(flight) = self.flights.back_mut() else { break };
+            if step.copy_data {
+                if flight.copy_in == 0 {
+                    continue;
+                }
+                flight.copy_in -= 1;
+            }
+            flight.owed += step.answers;
+            flight.asked |= step.asks;
+            self.write(step, connection).await?;
+        }
+        connection.flush().await?;
+        Ok(())
+    }
+
+    async fn write(&mut self, step: &Step, connection: &mut Connection) -> Result<(), Break> {
+        let mut bytes = self.session.step_bytes(step);
+        while !bytes.is_empty() {
+            let done = connection.write_or_read(bytes).await?;
+            bytes = &bytes[done.written..];
+            self.take_messages(connection)?;
+            if done.ended {
+                return Err(Break::Lost("the server closed the connection".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for bytes of the server and takes the messages in them.
+    async fn receive(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        connection.flush().await?;
+        let read = tokio::select! {
+            biased;
+            read = connection.read() => read?,
+            () = self.run.stopped(Stop::Now) => return Err(Break::Stopped),
+        };
+        if read == 0 {
+            return Err(Break::Lost("the server closed the connection".into()));
+        }
+        self.take_messages(connection)
+    }
+
+    /// Takes all messages that were read whole.
+    fn take_messages(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        while let Some((kind, body)) = connection.next_message()? {
+            self.message(kind, body)?;
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, kind: u8, body: &[u8]) -> Result<(), Break> {
+        // These come at any time.
+        if matches!(kind, tag::NOTICE_RESPONSE | tag::NOTIFICATION_RESPONSE | tag::PARAMETER_STATUS) {
+            return Ok(());
+        }
+        let Some(flight) = self.flights.front_mut() else {
+            // Out of a transaction a server says nothing unasked, except that it ends.
+            let fields = Fields::decode(body).ok();
+            let text =
+                fields.and_then(Fields::message).map(|text| String::from_utf8_lossy(text).into_owned());
+            return Err(Break::Lost(text.unwrap_or_else(|| "the server sent an answer to nothing".into())));
+        };
+        let now = self.run.since_start(Instant::now());
+        if !std::mem::replace(&mut flight.seen, true) {
+            flight.answered.first = now;
+        }
+        match kind {
+            tag::DATA_ROW | tag::COPY_DATA => {
+                flight.rows += 1;
+                if let Some(hash) = &mut flight.hash {
+                    hash.add(RowHash::of_row(body));
+                }
+            }
+            tag::PARSE_COMPLETE
+            | tag::BIND_COMPLETE
+            | tag::CLOSE_COMPLETE
+            | tag::NO_DATA
+            | tag::ROW_DESCRIPTION => {
+                flight.owed = flight.owed.saturating_sub(1);
+            }
+            tag::COPY_IN_RESPONSE => flight.copy_in += 1,
+            tag::READY_FOR_QUERY => {
+                let status = TransactionStatus::decode(body).map_err(|error| {
+                    Break::Lost(format!("the server does not speak the protocol: {error}"))
+                })?;
+                self.ready(now, status);
+            }
+            _ => {
+                let end = match Message::decode(kind, body) {
+                    Ok(Message::CommandComplete(complete)) => End::Complete(complete.tag.into()),
+                    Ok(Message::FunctionCallResponse(_)) => End::Complete(Box::default()),
+                    Ok(Message::EmptyQueryResponse) => End::Empty,
+                    Ok(Message::PortalSuspended) => End::Suspended,
+                    Ok(Message::ErrorResponse(fields)) => {
+                        flight.failed = true;
+                        error_end(fields)
+                    }
+                    _ => return Ok(()),
+                };
+                flight.owed = flight.owed.saturating_sub(1);
+                let hash = flight.hash.as_ref().map_or(0, RowHash::value);
+                flight.answered.statements.push(Actual { end, rows: std::mem::take(&mut flight.rows), hash });
+                flight.hash = flight.hash.take().map(RowHash::again);
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest unit is answered.
+    fn ready(&mut self, now: Duration, status: TransactionStatus) {
+        let Some(mut flight) = self.flights.pop_front() else { return };
+        flight.answered.ready = now;
+        flight.answered.status = Some(status);
+        self.last_ready = Some(Instant::now());
+        // These make the session the login user's again.
+        let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if [&b"DISCARD ALL"[..], b"RESET"].contains(&&**tag));
+        self.reset |= flight.answered.statements.iter().any(resets);
+        let failed = flight.answered.statements.iter().any(|actual| matches!(actual.end, End::Error(..)));
+        self.run.unit_over(&self.session.units[flight.unit], failed);
+        self.done = self.flights.front().map_or(flight.unit + 1, |next| next.unit);
+        self.outcome.units[flight.unit] = UnitOutcome::Answered(flight.answered);
+    }
+
+    /// Settles what was not answered.
+    fn end(&mut self, result: Result<(), Break>) {
+        let lost = match result {
+            Err(Break::Lost(why)) => {
+                self.outcome.broken = Some(why);
+                true
+            }
+            _ => false,
+        };
+        let now = self.run.since_start(Instant::now());
+        for mut flight in std::mem::take(&mut self.flights) {
+            flight.answered.ready = now;
+            self.outcome.units[flight.unit] = UnitOutcome::Broken(flight.answered);
+        }
+        for (unit, outcome) in self.session.units.iter().zip(&mut self.outcome.units) {
+            if !matches!(outcome, UnitOutcome::Answered(_)) {
+                if lost && unit.omitted.is_none() && matches!(outcome, UnitOutcome::NotSent) {
+                    *outcome = UnitOutcome::NoConnection;
+                }
+                // Nobody must wait for what will not come.
+                self.run.commit_over(unit);
+            }
+        }
+        self.run.session_over(self.session);
+    }
+}
+
+fn error_end(fields: Fields<'_>) -> End {
+    let sqlstate = fields.sqlstate().map_or(*b"XX000", |state| *state.as_bytes());
+    let message = String::from_utf8_lossy(fields.message().unwrap_or_default()).into_owned();
+    let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
+    End::Error(sqlstate, message.into())
+}
+
+impl From<Stop> for Break {
+    fn from(_: Stop) -> Self {
+        Self::Stopped
+    }
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Targets that differ, refuse, lack something or ask for a password: each is said plainly.
+
+mod recorder;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use recorder::Recorder;
+use underpass_replay::compare::Kind;
+use underpass_replay::plan::{self, Filter, Reason};
+use underpass_replay::preflight::{self, Preflight};
+use underpass_replay::run::{self, Options, Pace, Progress, Stopper};
+use underpass_replay::{Identities, Target};
+use underpass_testkit::{AuthMethod, Authority, Batch, Client, Options as ClientOptions, Postgres};
+use underpass_trace::{Level, Meta, Record};
+
+const SETUP: &str = "create table t (id int primary key, v text); insert into t select g, 'v' from generate_series(1, 9) g; \
+     create role joe login; grant all on t to joe";
+
+fn server() -> Postgres {
+    let server = Postgres::start().expect("PostgreSQL");
+    server.sql(SETUP).expect("setup");
+    server
+}
+
+/// Records what one client of user `joe` asks.
+fn record(server: &Postgres, queries: &[&str]) -> (Meta, Vec<Record<'static>>) {
+    let recorder = Recorder::start(server.port(), Level::Summary);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "joe", "postgres")).expect("connect");
+    for query in queries {
+        client.exchange(&Batch::new().query(query)).expect("answer");
+    }
+    client.terminate().expect("terminate");
+    (recorder::meta(server, Level::Summary), recorder.records())
+}
+
+fn asap() -> Options {
+    Options { pace: Pace::Asap, ..Options::default() }
+}
+
+fn look(meta: &Meta, records: &[Record<'static>], target: &Target) -> Preflight {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    let mut plan = recorder::plan(meta, records, &plan::Options::default());
+    runtime.block_on(preflight::check(&mut plan, target)).expect("preflight")
+}
+
+#[test]
+fn other_data_give_other_answers() {
+    let (original, copy) = (server(), server());
+    let queries = [
+        "select v from t where id < 5",
+        "begin",
+        "insert into t values (50, 'x')",
+        "update t set v = 'y' where id = 50",
+        "select 1",
+        "commit",
+        "delete from t where id = 60",
+        "select current_user",
+    ];
+    let (meta, records) = record(&original, &queries);
+    copy.sql("delete from t where id = 1; insert into t values (50, 'taken'), (60, 'there')")
+        .expect("other data");
+    let plan = recorder::plan(&meta, &records, &plan::Options::default());
+    let (_, _, report) = recorder::play(plan, recorder::target(copy.port(), Identities::default()), asap());
+    let kinds: Vec<(Kind, u64)> = report.kinds.iter().map(|(kind, count)| (*kind, *count)).collect();
+    assert_eq!(kinds, [(Kind::Error, 1), (Kind::Rows, 2)], "{}", report.text());
+    // update, select and commit after the failed insert
+    assert_eq!(report.cascades, 3, "{}", report.text());
+    assert!(report.text().contains("23505"), "{}", report.text());
+    // The session ran as the captured user.
+    assert_eq!(report.counts.equal, 3, "{}", report.text());
+}
+
+#[test]
+fn read_only_plays_what_reads() {
+    let (original, copy) = (server(), server());
+    copy.sql("create function f() returns int language sql as 'delete from t returning 1'")
+        .expect("function");
+    original
+        .sql("create function f() returns int language sql as 'delete from t where false returning 1'")
+        .expect("function");
+    let queries = [
+        "select 1",
+        "begin read write",
+        "update t set v = 'z'",
+        "select count(*) from t",
+        "commit",
+        "select f()",
+    ];
+    let (meta, records) = record(&original, &queries);
+    let plan_options = plan::Options { read_only: true, ..plan::Options::default() };
+    let plan = recorder::plan(&meta, &records, &plan_options);
+    assert_eq!(plan.omitted.units.get(&Reason::ReadOnly), Some(&1));
+    let options = Options { read_only: true, ..asap() };
+    let (_, _, report) = recorder::play(plan, recorder::target(copy.port(), Identities::default()), options);
+    let kinds: Vec<_> = report.kinds.iter().map(|(kind, count)| (*kind, *count)).collect();
+    assert_eq!(kinds, [(Kind::RefusedWrite, 1)], "{}", report.text());
+    assert_eq!(copy.sql_value("select count(*) from t where v = 'v'").expect("count"), "9");
+}
+
+#[test]
+fn the_captured_server_is_refused_and_so_is_one_that_lacks_something() {
+    let original = server();
+    let (meta, records) =
+        record(&original, &["select v from t", "create temp table mine (a int)", "select a from mine"]);
+    let target = |server: &Postgres| recorder::target(server.port(), Identities::default());
+    let itself = look(&meta, &records, &target(&original));
+    assert_eq!(itself.problems.len(), 1);
+    assert!(itself.problems[0].contains("captured server itself"), "{:?}", itself.problems);
+
+    let empty = Postgres::builder().setting("max_connections", "5").start().expect("PostgreSQL");
+    let problems = look(&meta, &records, &target(&empty)).problems;
+    assert!(problems.iter().any(|problem| problem.contains("no user joe")), "{problems:?}");
+    empty.sql("create role joe login").expect("role");
+    let looked = look(&meta, &records, &target(&empty));
+    assert_eq!(looked.problems.len(), 1, "{:?}", looked.problems);
+    // The table is named; the temporary one, which the trace makes itself, is not.
+    assert!(looked.problems[0].contains("relation \"t\" does not exist"), "{:?}", looked.problems);
+    assert!(!looked.problems[0].contains("mine"), "{:?}", looked.problems);
+
+    empty.sql("create table t (id int, v text)").expect("setup");
+    // Six sessions at once, and the target lets five in.
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let options = ClientOptions::new(recorder.port(), "joe", "postgres");
+    let mut clients: Vec<Client> = (0..6).map(|_| Client::connect(&options).expect("connect")).collect();
+    clients.iter_mut().for_each(|client| drop(client.query("select v from t").expect("query")));
+    clients.into_iter().for_each(|client| client.terminate().expect("terminate"));
+    let crowded = look(&meta, &recorder.records(), &target(&empty)).problems;
+    assert!(crowded.iter().any(|problem| problem.contains("max_connections")), "{crowded:?}");
+}
+
+#[test]
+fn filters_leave_the_rest_out() {
+    let original = server();
+    let (meta, records) = record(&original, &["select v from t", "begin", "select 1", "commit"]);
+    let units = |filter: Filter| {
+        let options = plan::Options { filter, ..plan::Options::default() };
+        let plan = recorder::plan(&meta, &records, &options);
+        (plan.sessions.len(), plan.units())
+    };
+    let name = |name: &str| [name.to_owned()].into();
+    assert_eq!(units(Filter::default()), (1, 4));
+    assert_eq!(units(Filter { users: name("joe"), ..Filter::default() }), (1, 4));
+    assert_eq!(units(Filter { users: name("eve"), ..Filter::default() }), (0, 0));
+    assert_eq!(units(Filter { databases: name("shop"), ..Filter::default() }), (0, 0));
+    assert_eq!(units(Filter { sessions: [7].into(), ..Filter::default() }), (0, 0));
+    let plan = recorder::plan(&meta, &records, &plan::Options::default());
+    let fingerprint = &plan.classifier.get(plan.sessions[0].units[0].executes[0]).fingerprint;
+    assert_eq!(units(Filter { fingerprints: name(fingerprint), ..Filter::default() }), (1, 3));
+    assert_eq!(units(Filter { from: Some(Duration::from_secs(100)), ..Filter::default() }), (0, 0));
+    assert_eq!(units(Filter { to: Some(Duration::ZERO), ..Filter::default() }), (0, 0));
+}
+
+#[test]
+fn passwords_and_tls() {
+    let original = server();
+    let (meta, records) = record(&original, &["select current_user, v from t where id = 1"]);
+    let authority = Authority::new("test").expect("authority");
+    let copy = Postgres::builder()
+        .auth(AuthMethod::Scram)
+        .tls(&authority)
+        .user("joe", "p w")
+        .user("admin", "secret")
+        .start()
+        .expect("PostgreSQL");
+    copy.sql("create table t (id int, v text); insert into t values (1, 'v'); grant all on t to joe; alter role admin superuser")
+        .expect("setup");
+    let plan = || recorder::plan(&meta, &records, &plan::Options::default());
+    let dsn = |password: &str| {
+        format!(
+            "host=127.0.0.1 port={} user=admin password={password} dbname=postgres sslmode=require",
+            copy.port()
+        )
+    };
+    // By the superuser, and by the user's own password.
+    let mut own = Identities::default();
+    own.passwords.insert("joe".into(), "p w".into());
+    for identities in [Identities::default(), own] {
+        let target = Target::new(&dsn("secret"), identities).expect("target");
+        let (_, _, report) = recorder::play(plan(), target, asap());
+        assert!(report.is_equal(), "{}", report.text());
+        assert_eq!(report.counts.equal, 1);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    let wrong = Target::new(&dsn("wrong"), Identities::default()).expect("target");
+    let error =
+        runtime.block_on(preflight::check(&mut plan(), &wrong)).expect_err("a wrong password").to_string();
+    assert!(error.contains("28P01") && !error.contains("wrong\""), "{error}");
+}
+
+#[test]
+fn a_stopped_replay_reports_what_it_did() {
+    let (original, copy) = (server(), server());
+    let (meta, records) = record(&original, &["select 1", "select pg_sleep(0.3)", "select 2"]);
+    copy.sql("select 1").expect("ready");
+    let plan = Arc::new(recorder::plan(&meta, &records, &plan::Options::default()));
+    let target = recorder::target(copy.port(), Identities::default());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    let stopper = Stopper::default();
+    let progress = Arc::new(Progress::default());
+    let played = runtime.block_on(async {
+        let stop = async {
+            while progress.units.load(std::sync::atomic::Ordering::Relaxed) < 1 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            stopper.stop();
+        };
+        let play = run::play(Arc::clone(&plan), target, asap(), Arc::clone(&progress), &stopper);
+        tokio::join!(play, stop).0.expect("play")
+    });
+    assert!(played.stopped);
+    // The sleep was waited for, what comes after it was not sent.
+    assert_eq!(recorder::answered(&played), 2);
+}

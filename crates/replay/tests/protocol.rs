@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A session that uses every part of the protocol is recorded on one server and played on another: the same answers, the same
+//! data, and the recording of the replay is the recording that was played.
+
+mod recorder;
+
+use std::collections::BTreeMap;
+
+use recorder::Recorder;
+use underpass_replay::Identities;
+use underpass_replay::plan::{self, Rows};
+use underpass_replay::run::{Options, Pace};
+use underpass_testkit::{Batch, Client, Options as ClientOptions, Postgres};
+use underpass_trace::{Level, Outcome, Record, TransactionStatus};
+
+const SETUP: &str = "create table t (id int primary key, v text); insert into t select g, 'v' || g from generate_series(1, 20) g";
+
+fn server() -> Postgres {
+    let server = Postgres::start().expect("PostgreSQL");
+    server.sql(SETUP).expect("setup");
+    server
+}
+
+/// Waits until the server wants COPY data, as drivers do.
+fn until_copy_in(client: &mut Client) {
+    while client.recv().expect("CopyInResponse").tag != b'G' {}
+}
+
+/// What a driver might do in a day.
+fn session(client: &mut Client) {
+    client.query("select count(*) from t").expect("simple").ok().expect("ok");
+    client
+        .query("insert into t values (100, 'a'); update t set v = 'b' where id = 100; select 1")
+        .expect("several");
+    client.query("").expect("empty");
+    // A named statement, used twice, then closed.
+    let batch = Batch::new()
+        .parse("s1", "select id, v from t where id < $1 order by id")
+        .describe_statement("s1")
+        .sync();
+    client.exchange(&batch).expect("prepare");
+    for limit in ["5", "8"] {
+        let batch = Batch::new().bind("", "s1", &[Some(limit)]).describe_portal("").execute("", 0).sync();
+        client.exchange(&batch).expect("execute");
+    }
+    client.exchange(&Batch::new().close_statement("s1").sync()).expect("close");
+    // A portal with a fetch size, in a transaction.
+    client.query("begin").expect("begin");
+    let batch =
+        Batch::new().parse("", "select id from t order by id").bind("p", "", &[]).execute("p", 7).sync();
+    client.exchange(&batch).expect("first rows");
+    client.exchange(&Batch::new().execute("p", 7).sync()).expect("more rows");
+    client.exchange(&Batch::new().close_portal("p").sync()).expect("close portal");
+    client.query("commit").expect("commit");
+    // A pipeline: three units before the first answer, the second fails.
+    let pipeline = Batch::new()
+        .extended("update t set v = 'p1' where id = 1", &[])
+        .sync()
+        .extended("select 1 / (id - id) from t", &[])
+        .extended("update t set v = 'never' where id = 2", &[])
+        .sync()
+        .extended("update t set v = 'p3' where id = 3", &[])
+        .sync();
+    assert_eq!(client.exchange(&pipeline).expect("pipeline").len(), 3);
+    // Flush in the middle of a unit.
+    client.send(&Batch::new().parse("f", "select $1::int + 1").flush()).expect("send");
+    assert_eq!(client.recv().expect("ParseComplete").tag, b'1');
+    client.send(&Batch::new().bind("", "f", &[Some("41")]).execute("", 0).sync()).expect("send");
+    client.response().expect("response");
+    // COPY in, out, and given up.
+    client.send(&Batch::new().query("copy t from stdin")).expect("copy");
+    until_copy_in(client);
+    client.send(&Batch::new().copy_data(b"200\tx\n").copy_data(b"201\ty\n").copy_done()).expect("data");
+    client.response().expect("copied");
+    client.send(&Batch::new().query("copy t from stdin")).expect("copy");
+    until_copy_in(client);
+    client.send(&Batch::new().copy_data(b"300\tx\n").copy_fail("no more")).expect("data");
+    client.response().expect("refused");
+    client.query("copy t to stdout").expect("copy out");
+    // COPY by the extended protocol: the server ignores the first Sync.
+    client.send(&Batch::new().extended("copy t from stdin", &[]).sync()).expect("copy");
+    until_copy_in(client);
+    client.send(&Batch::new().copy_data(b"400\tz\n").copy_done().sync()).expect("data");
+    client.response().expect("copied");
+    // An error in a transaction, and what follows from it.
+    for query in ["begin", "insert into t values (1, 'twice')", "select 1", "commit"] {
+        client.exchange(&Batch::new().query(query)).expect("answer");
+    }
+    // Settings and cursors by SQL.
+    client.query("set work_mem = '5MB'").expect("set");
+    client.query("begin; declare c cursor for select id from t order by id").expect("declare");
+    client.query("fetch 3 from c").expect("fetch");
+    client.query("commit").expect("commit");
+    // Larger than any socket buffer, in both directions at once.
+    let long = "x".repeat(3 << 20);
+    client.query(&format!("select length('{long}'), '{long}'")).expect("long");
+}
+
+/// Messages of each session, and what was answered, without times and addresses.
+fn normalised(records: &[Record<'_>]) -> BTreeMap<u64, Vec<String>> {
+    let mut sessions: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for record in records {
+        let line = match record {
+            Record::SessionStart(start) => format!(
+                "{:?} {:?} {:?} {:?}",
+                start.user, start.database, start.application_name, start.parameters
+            ),
+            Record::Frontend(frontend) => format!("{:?}", frontend.message),
+            Record::Response(response) => match &response.outcome {
+                Outcome::Error(error) => format!("{:?}", error.sqlstate),
+                outcome => format!("{outcome:?} {}", response.rows),
+            },
+            Record::Ready(ready) => format!("{:?}", ready.status),
+            _ => continue,
+        };
+        sessions.entry(record.session().expect("session").0).or_default().push(line);
+    }
+    // Answers and later requests of a pipeline may be seen in any order.
+    sessions.values_mut().for_each(|lines| lines.sort());
+    sessions
+}
+
+#[test]
+fn a_replay_is_what_was_recorded() {
+    let (original, copy) = (server(), server());
+    let recorder = Recorder::start(original.port(), Level::Full);
+    let options = ClientOptions::new(recorder.port(), "postgres", "postgres")
+        .parameter("application_name", "all of it")
+        .parameter("DateStyle", "German");
+    let mut client = Client::connect(&options).expect("connect");
+    session(&mut client);
+    client.terminate().expect("terminate");
+    let records = recorder.records();
+    let meta = recorder::meta(&original, Level::Full);
+
+    let plan_options = plan::Options { rows: Rows::Ordered, ..plan::Options::default() };
+    let plan = recorder::plan(&meta, &records, &plan_options);
+    assert_eq!(plan.omitted, plan::Omitted::default());
+    let again = Recorder::start(copy.port(), Level::Full);
+    let target = recorder::target(again.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, rows: Rows::Ordered, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+
+    assert_eq!(recorder::answered(&played), plan.units());
+    assert!(report.is_equal(), "{}", report.text());
+    assert_eq!(report.counts.equal as usize, plan.units(), "{}", report.text());
+    assert_eq!(report.counts.unknown, 0);
+    let dump = "select string_agg(t::text, ';' order by id) from t";
+    assert_eq!(original.sql_value(dump).expect("dump"), copy.sql_value(dump).expect("dump"));
+
+    // Our own look at the target is a session of its own, and comes first.
+    let of_replay = normalised(&again.records());
+    let played_again = of_replay.values().max_by_key(|lines| lines.len()).expect("a session");
+    let recorded = normalised(&records);
+    assert_eq!(recorded[&1], *played_again);
+}
+
+#[test]
+fn pipelines_stay_pipelines_and_queries_stay_alone() {
+    let original = server();
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "postgres", "postgres")).expect("connect");
+    session(&mut client);
+    client.terminate().expect("terminate");
+    let plan = recorder::plan(
+        &recorder::meta(&original, Level::Summary),
+        &recorder.records(),
+        &plan::Options::default(),
+    );
+    let units = &plan.sessions[0].units;
+    let ahead: Vec<usize> = units
+        .iter()
+        .enumerate()
+        .filter(|(index, unit)| unit.after < *index)
+        .map(|(index, _)| index)
+        .collect();
+    // The second and third unit of the pipeline, and nothing else, were sent before an answer.
+    assert_eq!(ahead.len(), 2, "{ahead:?}");
+    assert_eq!(ahead[1], ahead[0] + 1);
+    assert!(units.iter().all(|unit| unit.ready_ns.is_some()));
+    let failed = units.iter().filter(|unit| unit.status == Some(TransactionStatus::Failed)).count();
+    assert_eq!(failed, 2);
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which statements are the same but for their literals: libpg_query's fingerprint, remembered by shape.
+
+use underpass_trace::{Protocol, strip_literals};
+
+/// Texts longer than this are known by their shape only: dumps and bulk loads, whose parsing takes seconds.
+const PARSED_BYTES_MAX: usize = 256 << 10;
+/// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
+const SHAPES_MAX: usize = 50_000;
+
+/// Tells and remembers fingerprints.
+#[derive(Debug)]
+pub struct Fingerprints {
+    protocol: Protocol,
+    by_shape: foldhash::HashMap<Vec<u8>, u64>,
+}
+
+impl Fingerprints {
+    /// For statements of this protocol: MySQL's have the hash of their shape.
+    pub fn new(protocol: Protocol) -> Self {
+        Self { protocol, by_shape: foldhash::HashMap::default() }
+    }
+
+    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts over 256 KiB, it is a hash of
+    /// the text without literals.
+    pub fn of(&mut self, text: &[u8]) -> u64 {
+        let shape = strip_literals(text, self.protocol);
+        if let Some(&known) = self.by_shape.get(&shape) {
+            return known;
+        }
+        let parsed = match (self.protocol, std::str::from_utf8(text)) {
+            (Protocol::Postgres, Ok(text)) if text.len() <= PARSED_BYTES_MAX => {
+                pg_query::fingerprint(text, 0, 0).ok().map(|fingerprint| fingerprint.value)
+            }
+            _ => None,
+        };
+        let fingerprint = parsed.unwrap_or_else(|| fnv1a(&shape));
+        if self.by_shape.len() >= SHAPES_MAX {
+            self.by_shape.clear();
+        }
+        self.by_shape.insert(shape, fingerprint);
+        fingerprint
+    }
+
+    /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
+    pub fn label(&self, text: &[u8]) -> String {
+        let parsed = match (self.protocol, std::str::from_utf8(text)) {
+            (Protocol::Postgres, Ok(text)) if text.len() <= PARSED_BYTES_MAX => {
+                pg_query::normalize(text).ok()
+            }
+            _ => None,
+        };
+        let label = parsed
+            .unwrap_or_else(|| String::from_utf8_lossy(&strip_literals(text, self.protocol)).into_owned());
+        label.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// FNV-1a, 64 bits: the same in every run and version.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn literals_make_no_difference_and_names_do() {
+        let mut prints = Fingerprints::new(Protocol::Postgres);
+        assert_eq!(prints.of(b"select 1"), prints.of(b"SELECT  2 -- x"));
+        assert_eq!(
+            prints.of(b"select * from t where a in (1,2)"),
+            prints.of(b"select * from t where a in (3)")
+        );
+        assert_ne!(prints.of(b"select a from t"), prints.of(b"select b from t"));
+        assert_eq!(prints.of(b"selekt 'a'"), prints.of(b"selekt 'b'"));
+        assert_ne!(prints.of(b"selekt a"), prints.of(b"selekt b"));
+        assert_eq!(prints.label(b"select *  from t where a = 'x'"), "select * from t where a = $1");
+        assert_eq!(prints.label(b"selekt 'x'"), "selekt ?");
+        assert_eq!(prints.label(b"select '\xff'"), "select ?");
+    }
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a recorded workload was: load over time, latencies, statements by fingerprint, errors, sessions,
+//! transactions; and what the trace does not know.
+//!
+//! [`Analysis`] reads a trace once, in bounded memory. [`text`] and [`page`] show it.
+#![forbid(unsafe_code)]
+
+mod analysis;
+mod bins;
+mod charts;
+mod fingerprint;
+mod page;
+mod text;
+
+pub use analysis::{Analysis, ErrorClass, Group, Statement};
+pub use fingerprint::Fingerprints;
+pub use page::{Section, page};
+pub use text::text;

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What never gets into a trace. The writer passes every record through here, so that no recorder can forget it.
+//!
+//! Always: login payloads and cancel keys are left out, passwords in statements are overwritten ([`passwords`]).
+//! On request: literals and parameters are masked ([`mask`]). All of it keeps the length of a message, so that
+//! offsets stay true.
+
+mod lexer;
+mod mask;
+pub(crate) mod passwords;
+mod strip;
+
+use std::borrow::Cow;
+
+use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
+use underpass_wire::tag::{backend, frontend};
+
+pub use mask::Masker;
+pub use strip::strip_literals;
+
+use crate::model::*;
+use crate::{Protocol, SessionId};
+
+/// What is done to records before they are stored.
+#[derive(Debug)]
+pub(crate) struct Safety {
+    protocol: Protocol,
+    masker: Option<Masker>,
+    /// Requests with a password in them, whose error message might quote it; emptied by Ready.
+    covered: foldhash::HashMap<SessionId, Vec<u64>>,
+}
+
+impl Safety {
+    pub(crate) fn new(protocol: Protocol, masker: Option<Masker>) -> Self {
+        Self { protocol, masker, covered: foldhash::HashMap::default() }
+    }
+
+    /// The record as it may be stored. Borrowed when there is nothing to hide, which is nearly always.
+    pub(crate) fn apply<'r>(&mut self, record: &'r Record<'_>) -> Cow<'r, Record<'r>> {
+        let changed = match record {
+            Record::Frontend(r) => self.frontend(r),
+            Record::Backend(r) => self.backend(r),
+            Record::PreparedFill(r) => self.prepared_fill(r),
+            Record::Response(r) => self.response(r),
+            Record::SessionStart(r) => session_start(r),
+            Record::Ready(r) => {
+                if !self.covered.is_empty()
+                    && let Some(requests) = self.covered.get_mut(&r.session)
+                {
+                    requests.retain(|&request| request > r.request);
+                    if requests.is_empty() {
+                        self.covered.remove(&r.session);
+                    }
+                }
+                None
+            }
+            Record::SessionEnd(r) => {
+                self.covered.remove(&r.session);
+                None
+            }
+            _ => None,
+        };
+        match changed {
+            Some(changed) => Cow::Owned(changed),
+            None => Cow::Borrowed(record),
+        }
+    }
+
+    fn frontend(&mut self, r: &Frontend<'_>) -> Option<Record<'static>> {
+        let tag = r.message.first().copied().unwrap_or(0);
+        let withhold = |reason| {
+            Some(Record::Withheld(Withheld {
+                session: r.session,
+                time_ns: r.time_ns,
+                direction: Direction::Frontend,
+                offset: r.offset,
+                len: r.wire_len,
+                reason,
+            }))
+        };
+        if self.protocol == Protocol::Postgres && tag == frontend::PASSWORD {
+            return withhold(WithheldReason::Authentication);
+        }
+        let mut message = Cow::Borrowed(&r.message[..]);
+        let mut redaction = r.redaction;
+        let text = self.text_of(&message);
+        if passwords::may_have_password(&message, self.protocol) {
+            let mut changed = message.to_vec();
+            let mut covered = false;
+            if let Some(text) = text.clone() {
+                covered |= passwords::cover(&mut changed[text], self.protocol);
+            }
+            for value in self.values_of(&message) {
+                covered |= passwords::cover_value(&mut changed[value], self.protocol);
+            }
+            if covered {
+                message = Cow::Owned(changed);
+                self.covered.entry(r.session).or_default().push(r.offset);
+                if redaction == Redaction::None {
+                    redaction = Redaction::Password;
+                }
+            }
+        }
+        if let Some(masker) = &self.masker
+            && redaction != Redaction::Masked
+        {
+            match (self.protocol, tag) {
+                (Protocol::Postgres, frontend::COPY_DATA) => return withhold(WithheldReason::Masking),
+                (Protocol::Postgres, frontend::BIND) => {
+                    mask_bind(masker, message.to_mut());
+                    redaction = Redaction::Masked;
+                }
+                (Protocol::Postgres, frontend::FUNCTION_CALL) => {
+                    mask_function_call(masker, message.to_mut());
+                    redaction = Redaction::Masked;
+                }
+                // Parameters of MySQL's binary protocol cannot be told apart without the statement: all of them go.
+                (Protocol::Mysql, _) if message.get(4) == Some(&mysql::COM_STMT_EXECUTE) => {
+                    return withhold(WithheldReason::Masking);
+                }
+                _ => {
+                    if let Some(text) = text {
+                        masker.sql(&mut message.to_mut()[text], self.protocol);
+                        redaction = Redaction::Masked;
+                    }
+                }
+            }
+        }
+        match message {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(message) => Some(Record::Frontend(Frontend {
+                session: r.session,
+                time_ns: r.time_ns,
+                offset: r.offset,
+                wire_len: r.wire_len,
+                redaction,
+                message: Cow::Owned(message),
+            })),
+        }
+    }
+
+    /// Where a message has SQL in it.
+    fn text_of(&self, message: &[u8]) -> Option<std::ops::Range<usize>> {
+        let to_nul = |from: usize| {
+            let len = memchr::memchr(0, &message[from..]).unwrap_or(message.len() - from);
+            Some(from..from + len)
+        };
+        match self.protocol {
+            Protocol::Postgres => match *message.first()? {
+                frontend::QUERY if message.len() > HEADER => to_nul(HEADER),
+                frontend::PARSE => {
+                    let name = memchr::memchr(0, message.get(HEADER..)?)?;
+                    to_nul(HEADER + name + 1)
+                }
+                _ => None,
+            },
+            Protocol::Mysql => {
+                let command = *message.get(4)?;
+                matches!(command, mysql::COM_QUERY | mysql::COM_STMT_PREPARE).then_some(5..message.len())
+            }
+        }
+    }
+
+    /// Where a Bind has values: connection strings and SQL text come as parameters, too.
+    fn values_of(&self, message: &[u8]) -> Vec<std::ops::Range<usize>> {
+        if self.protocol != Protocol::Postgres || message.first() != Some(&frontend::BIND) {
+            return Vec::new();
+        }
+        let Some(body) = message.get(HEADER..) else { return Vec::new() };
+        let Ok(bind) = Bind::decode(body) else { return Vec::new() };
+        ranges(body, bind.arguments.params).into_iter().flatten().collect()
+    }
+
+    fn backend(&self, r: &Backend<'_>) -> Option<Record<'static>> {
+        let tag = r.message.first().copied().unwrap_or(0);
+        let login = self.protocol == Protocol::Postgres
+            && matches!(tag, backend::AUTHENTICATION | backend::BACKEND_KEY_DATA);
+        let reason = match (login, &self.masker) {
+            (true, _) => WithheldReason::Authentication,
+            // What a server sends is data or quotes it; what is left of it are the summaries.
+            (false, Some(_)) => WithheldReason::Masking,
+            (false, None) => return self.covered_error(r),
+        };
+        Some(Record::Withheld(Withheld {
+            session: r.session,
+            time_ns: r.time_ns,
+            direction: Direction::Backend,
+            offset: r.offset,
+            len: r.message.len() as u64,
+            reason,
+        }))
+    }
+
+    /// An error about a statement with a password may quote it.
+    fn covered_error(&self, r: &Backend<'_>) -> Option<Record<'static>> {
+        let tag = r.message.first().copied().unwrap_or(0);
+        let quotes = matches!(tag, backend::ERROR_RESPONSE | backend::NOTICE_RESPONSE);
+        (quotes && self.covered.contains_key(&r.session)).then_some(Record::Withheld(Withheld {
+            session: r.session,
+            time_ns: r.time_ns,
+            direction: Direction::Backend,
+            offset: r.offset,
+            len: r.message.len() as u64,
+            reason: WithheldReason::Authentication,
+        }))
+    }
+
+    fn prepared_fill(&self, r: &PreparedFill<'_>) -> Option<Record<'static>> {
+        let mut query = r.query.to_vec();
+        let mut redaction = r.redaction;
+        if passwords::cover(&mut query, self.protocol) {
+            redaction = Redaction::Password;
+        }
+        if let Some(masker) = &self.masker
+            && r.redaction != Redaction::Masked
+        {
+            masker.sql(&mut query, self.protocol);
+            redaction = Redaction::Masked;
+        }
+        (redaction != r.redaction).then(|| {
+            Record::PreparedFill(PreparedFill {
+                query: Cow::Owned(query),
+                redaction,
+                ..r.clone().into_owned()
+            })
+        })
+    }
+
+    fn response(&self, r: &Response<'_>) -> Option<Record<'static>> {
+        let Outcome::Error(error) = &r.outcome else { return None };
+        let covered = || self.covered.get(&r.session).is_some_and(|requests| requests.contains(&r.request));
+        if error.message.is_empty() || !(self.masker.is_some() || covered()) {
+            return None;
+        }
+        let mut r = r.clone().into_owned();
+        if let Outcome::Error(error) = &mut r.outcome {
+            error.message = Cow::Borrowed(b"");
+        }
+        Some(Record::Response(r))
+    }
+}
+
+/// Bytes of a message's type and length word.
+const HEADER: usize = 5;
+
+/// Commands of the MySQL protocol that hold SQL or data.
+mod mysql {
+    pub(super) const COM_QUERY: u8 = 0x03;
+    pub(super) const COM_STMT_PREPARE: u8 = 0x16;
+    pub(super) const COM_STMT_EXECUTE: u8 = 0x17;
+}
+
+fn session_start(r: &SessionStart<'_>) -> Option<Record<'static>> {
+    let secret = |name: &[u8]| name.len() >= 8 && name[name.len() - 8..].eq_ignore_ascii_case(b"password");
+    r.parameters.iter().any(|(name, _)| secret(name)).then(|| {
+        let mut r = r.clone().into_owned();
+        for (name, value) in &mut r.parameters {
+            if secret(name) {
+                *value = Cow::Owned(vec![passwords::COVER; value.len()]);
+            }
+        }
+        Record::SessionStart(r)
+    })
+}
+
+/// Masks the parameters where they stand. A Bind that is malformed loses all behind its names.
+fn mask_bind(masker: &Masker, message: &mut [u8]) {
+    let Some(body) = message.get(HEADER..) else { return };
+    let Ok(bind) = Bind::decode(body) else {
+        let rest = bind_names(body).map_or(HEADER, |names| HEADER + names.rest);
+        return message[rest..].fill(0);
+    };
+    let formats: Vec<u16> = bind.arguments.param_formats.collect();
+    let ranges = ranges(body, bind.arguments.params);
+    mask_values(masker, message, &formats, ranges);
+}
+
+fn mask_function_call(masker: &Masker, message: &mut [u8]) {
+    let Some(body) = message.get(HEADER..) else { return };
+    let Ok(call) = FunctionCall::decode(body) else { return message[HEADER..].fill(0) };
+    let formats: Vec<u16> = call.arg_formats.collect();
+    let ranges = ranges(body, call.args);
+    mask_values(masker, message, &formats, ranges);
+}
+
+type Ranges = Vec<Option<std::ops::Range<usize>>>;
+
+/// Where in the message the values are.
+fn ranges<'a>(body: &'a [u8], values: impl Iterator<Item = Option<&'a [u8]>>) -> Ranges {
+    let start = |value: &[u8]| HEADER + (value.as_ptr() as usize - body.as_ptr() as usize);
+    values.map(|value| value.map(|value| start(value)..start(value) + value.len())).collect()
+}
+
+fn mask_values(masker: &Masker, message: &mut [u8], formats: &[u16], ranges: Ranges) {
+    for (at, range) in ranges.into_iter().enumerate() {
+        let format = match formats {
+            [] => 0,
+            [one] => *one,
+            each => each.get(at).copied().unwrap_or(0),
+        };
+        let Some(range) = range else { continue };
+        match format {
+            0 => masker.value(&mut message[range]),
+            _ => masker.binary(&mut message[range]),
+        }
+    }
+}

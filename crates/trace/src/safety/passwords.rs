@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Finds passwords in SQL text and overwrites them, byte by byte, so that lengths and offsets stay.
+//!
+//! What is found (each with any form of string, in function bodies too):
+//!
+//! * `CREATE`/`ALTER` `ROLE`/`USER`/`GROUP` ... `PASSWORD '...'`: what psql's `\password` sends, the SCRAM secret;
+//! * options whose name ends in `password`: `CREATE`/`ALTER USER MAPPING`, `SERVER`, `FOREIGN TABLE`;
+//! * `password=...` in connection strings and URLs with a password, wherever a string holds one: `CREATE
+//!   SUBSCRIPTION`, `dblink_connect`;
+//! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`.
+//!
+//! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
+//! has the form but not the sense (`... password 'x'` as a column of that type) is overwritten as well.
+
+use std::ops::Range;
+
+use super::lexer::{Kind, Lexer, Token};
+use crate::Protocol;
+
+/// What a password is overwritten with.
+pub(crate) const COVER: u8 = b'*';
+/// Strings in strings in strings are followed so far.
+const DEPTH_MAX: u32 = 4;
+
+/// Whether `text` may hold a password at all: a scan at the speed of memory, so that other statements cost nothing.
+pub(crate) fn may_have_password(text: &[u8], dialect: Protocol) -> bool {
+    // 'w' is rarer than the other letters of "password", and URLs are known by "://".
+    let named = memchr::memchr2_iter(b'w', b'W', text).any(|at| {
+        at >= 4 && text.get(at - 4..at + 4).is_some_and(|word| word.eq_ignore_ascii_case(b"password"))
+    });
+    named
+        || memchr::memmem::find(text, b"://").is_some()
+        || (dialect == Protocol::Mysql
+            && memchr::memchr2_iter(b'f', b'F', text).any(|at| {
+                at >= 6
+                    && text.get(at - 6..at + 4).is_some_and(|word| word.eq_ignore_ascii_case(b"identified"))
+            }))
+}
+
+/// Overwrites all passwords in an SQL text; `true` if there was one.
+pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> bool {
+    if !may_have_password(text, dialect) {
+        return false;
+    }
+    let mut places = Vec::new();
+    find(text, 0, dialect, 0, &mut places);
+    overwrite(text, places)
+}
+
+/// Overwrites all passwords in a value, which may be a connection string or an SQL text; `true` if there was one.
+pub(crate) fn cover_value(value: &mut [u8], dialect: Protocol) -> bool {
+    if !may_have_password(value, dialect) {
+        return false;
+    }
+    let mut places = Vec::new();
+    connection_string(value, 0, &mut places);
+    find(value, 0, dialect, 1, &mut places);
+    overwrite(value, places)
+}
+
+fn overwrite(text: &mut [u8], places: Vec<Range<usize>>) -> bool {
+    let mut covered = false;
+    for byte in places.into_iter().flatten() {
+        text[byte] = COVER;
+        covered = true;
+    }
+    covered
+}
+
+/// What the last tokens ask of the next string.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expect {
+    Nothing,
+    /// Behind `password`: the next token.
+    Password,
+    /// Behind `password =` or `password (`.
+    Value,
+    /// Behind `IDENTIFIED`: every string up to the next user or the end of the statement.
+    Identified,
+}
+
+fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Vec<Range<usize>>) {
+    let mut expect = Expect::Nothing;
+    let mut sets = false;
+    let mut first = true;
+    for Token { kind, inner } in Lexer::new(text, dialect) {
+        let content = &text[inner.clone()];
+        match kind {
+            Kind::Comment => {
+                // `/*! ... */` is run by MySQL; and whatever it is, it may have been a statement once.
+                if depth < DEPTH_MAX {
+                    find(content, base + inner.start, dialect, depth + 1, places);
+                }
+                continue;
+            }
+            Kind::String if expect != Expect::Nothing => {
+                if depth > 0 && content.iter().all(|&byte| byte == b'\'') {
+                    // In a string the quotes are doubled: what looks like an empty string opens the password.
+                    let start = (inner.end + 1).min(text.len());
+                    let len = memchr::memchr(b'\'', &text[start..]).unwrap_or(text.len() - start);
+                    places.push(base + start..base + start + len);
+                }
+                places.push(base + inner.start..base + inner.end);
+                if expect != Expect::Identified {
+                    expect = Expect::Nothing;
+                }
+            }
+            Kind::String => {
+                connection_string(content, base + inner.start, places);
+                if depth < DEPTH_MAX && may_have_password(content, dialect) {
+                    find(content, base + inner.start, dialect, depth + 1, places);
+                }
+                // MySQL's MASTER_PASSWORD and `OPTIONS ("password" 'x')` of strings in double quotes.
+                expect = if ends_in_password(content) && inner.len() < 64 {
+                    Expect::Password
+                } else {
+                    Expect::Nothing
+                };
+            }
+            Kind::Word => {
+                if first {
+                    sets = [&b"set"[..], b"change", b"grant"]
+                        .iter()
+                        .any(|word| content.eq_ignore_ascii_case(word));
+                    first = false;
+                }
+                if expect == Expect::Identified {
+                    // `IDENTIFIED WITH mysql_native_password AS '...'`
+                } else if ends_in_password(content) {
+                    expect = Expect::Password;
+                } else if dialect == Protocol::Mysql && content.eq_ignore_ascii_case(b"identified") {
+                    expect = Expect::Identified;
+                } else if sets && expect == Expect::Password && !content.eq_ignore_ascii_case(b"null") {
+                    // SET PASSWORD FOR somebody = 'x'
+                } else {
+                    expect = Expect::Nothing;
+                }
+            }
+            Kind::Symbol(b';') => {
+                (expect, first, sets) = (Expect::Nothing, true, false);
+            }
+            Kind::Symbol(b'(') if expect == Expect::Password => expect = Expect::Value,
+            Kind::Symbol(b'=') if expect == Expect::Password && (sets || depth > 0) => expect = Expect::Value,
+            Kind::Symbol(b'\\') if depth > 0 => {} // before a quote, in a string with escapes
+            Kind::Symbol(b'@' | b'%' | b'.' | b':' | b'$') if sets && expect == Expect::Password => {}
+            Kind::Symbol(_) | Kind::Number => {
+                if expect != Expect::Identified {
+                    expect = Expect::Nothing;
+                }
+            }
+        }
+    }
+}
+
+fn ends_in_password(word: &[u8]) -> bool {
+    word.len() >= 8 && word[word.len() - 8..].eq_ignore_ascii_case(b"password")
+}
+
+/// Passwords in libpq's connection strings and in URLs.
+pub(crate) fn connection_string(text: &[u8], base: usize, places: &mut Vec<Range<usize>>) {
+    for at in memchr::memchr2_iter(b'd', b'D', text) {
+        let named = at >= 7 && text[at - 7..=at].eq_ignore_ascii_case(b"password");
+        if !named {
+            continue;
+        }
+        let blank = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        let equals = at + 1 + blank(at + 1);
+        if text.get(equals) != Some(&b'=') {
+            continue;
+        }
+        let start = equals + 1 + blank(equals + 1);
+        let len = value_len(&text[start..]);
+        places.push(base + start..base + start + len);
+    }
+    for slashes in memchr::memmem::find_iter(text, b"://") {
+        let authority = &text[slashes + 3..];
+        let end = authority
+            .iter()
+            .position(|byte| matches!(byte, b'/' | b'?' | b'#') || byte.is_ascii_whitespace())
+            .unwrap_or(authority.len());
+        let Some(host) = authority[..end].iter().rposition(|&byte| byte == b'@') else { continue };
+        if let Some(colon) = authority[..host].iter().position(|&byte| byte == b':') {
+            let from = base + slashes + 3;
+            places.push(from + colon + 1..from + host);
+        }
+    }
+}
+
+/// The length of a value in a connection string: quoted, with the quotes doubled if it stands in an SQL string, or
+/// up to a blank or the next parameter of a URL.
+fn value_len(text: &[u8]) -> usize {
+    if text.first() != Some(&b'\'') {
+        let end = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'\'' | b'"' | b'&' | b';');
+        return text.iter().position(end).unwrap_or(text.len());
+    }
+    let quote: &[u8] = if text.get(1) == Some(&b'\'') { b"''" } else { b"'" };
+    let mut at = quote.len();
+    while at < text.len() {
+        if text[at] == b'\\' {
+            at += 2;
+        } else if text[at..].starts_with(quote) {
+            return at + quote.len();
+        } else {
+            at += 1;
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn covered(text: &str, dialect: Protocol) -> String {
+        let mut bytes = text.as_bytes().to_vec();
+        let found = cover(&mut bytes, dialect);
+        assert_eq!(found, bytes != text.as_bytes(), "{text}");
+        assert_eq!(bytes.len(), text.len());
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn passwords_of_postgresql_are_covered() {
+        for statement in [
+            "CREATE ROLE a LOGIN PASSWORD 'S3cret'",
+            "create user a with encrypted password 'S3cret' valid until '2030-01-01'",
+            "ALTER ROLE a\n/* x */ PASSWORD -- y\n E'S3cret'",
+            "ALTER USER \"o'b\" PASSWORD $$S3cret$$",
+            "alter group g password U&'S3cret'",
+            "CREATE USER MAPPING FOR a SERVER s OPTIONS (user 'u', password 'S3cret')",
+            "ALTER USER MAPPING FOR a SERVER s OPTIONS (SET password 'S3cret', ADD sslpassword 'S3cret')",
+            "ALTER USER MAPPING FOR a SERVER s OPTIONS (SET \"password\" 'S3cret')",
+            "CREATE SUBSCRIPTION s CONNECTION 'host=h password=S3cret dbname=d' PUBLICATION p",
+            "CREATE SUBSCRIPTION s CONNECTION 'host=h password = ''S3cret'' dbname=d' PUBLICATION p",
+            "select dblink_connect('c', 'postgresql://u:S3cret@h/d')",
+            "select dblink('postgresql://u@h/d?password=S3cret&x=y', 'select 1')",
+            "do $$ begin execute 'alter role a password ''S3cret'''; end $$",
+            "select $$ E'alter role a password \\'S3cret\\'' $$",
+            "do $a$ begin execute 'execute ''alter role a password ''''S3cret'''' '''; end $a$",
+            "do $a$ begin alter role a password 'S3cret'; end $a$",
+            "select 1; alter role a password 'S3cret'; select 2",
+            "alter role a password 'S3cret",
+            "alter role nonsense nonsense password 'S3cret' nonsense",
+        ] {
+            let text = covered(statement, Protocol::Postgres);
+            assert!(!text.contains("S3cret") && text.contains("******"), "{text}");
+        }
+    }
+
+    #[test]
+    fn passwords_of_mysql_are_covered() {
+        for statement in [
+            "CREATE USER a@b IDENTIFIED BY 'S3cret'",
+            "create user 'a'@'%' identified with mysql_native_password as 'S3cret'",
+            "ALTER USER a IDENTIFIED BY \"S3cret\" REPLACE 'S3cret'",
+            "SET PASSWORD FOR 'a'@'b' = PASSWORD('S3cret')",
+            "set password = 'S3cret'",
+            "set password for a@localhost = 'S3cret'",
+            "GRANT ALL ON *.* TO a IDENTIFIED BY 'S3cret'",
+            "CHANGE MASTER TO MASTER_HOST='h', MASTER_PASSWORD='S3cret'",
+            "/*! create user a identified by 'S3cret' */",
+        ] {
+            let text = covered(statement, Protocol::Mysql);
+            assert!(!text.contains("S3cret"), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_statements_stay() {
+        for statement in [
+            "select * from users where name = 'password'",
+            "update users set password = 'hash' where id = 1",
+            "select password, 'x' from users",
+            "alter role a password null",
+            "select 'no password here'",
+            "insert into links values ('https://example.org/a:b@c')",
+            "set client_encoding = 'UTF8'",
+        ] {
+            assert_eq!(covered(statement, Protocol::Postgres), statement);
+        }
+    }
+
+    #[test]
+    fn what_surrounds_a_password_stays() {
+        assert_eq!(
+            covered("alter role a password 'it''s' valid until 'infinity'", Protocol::Postgres),
+            "alter role a password '*****' valid until 'infinity'"
+        );
+        assert_eq!(
+            covered("create subscription s connection 'host=h password=x user=u'", Protocol::Postgres),
+            "create subscription s connection 'host=h password=* user=u'"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_text(text in "(password|set |identified by |= ?|'|''|\\$\\$|\\$a\\$|x|;|\\(|E'|\\\\|://|u:p@h| |\"|--|/\\*|\\*/|\n){0,30}", mysql: bool) {
+            let dialect = if mysql { Protocol::Mysql } else { Protocol::Postgres };
+            let mut once = text.clone().into_bytes();
+            cover(&mut once, dialect);
+            prop_assert_eq!(once.len(), text.len());
+        }
+    }
+}

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Records put together to what a reader wants to know: statements with their text, parameters and outcome, and
+//! transactions.
+//!
+//! The server decides what a message did, not the client: what a Parse or Bind defines counts from the answer on that
+//! proves it was processed, and after an error everything up to the next Sync was skipped. So the text of an
+//! Execute is the text that ran. Memory is bounded by what clients have outstanding and prepared.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use underpass_wire::Header;
+use underpass_wire::frontend::{Message, Target};
+
+use crate::Protocol;
+use crate::model::*;
+
+/// How a statement was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Request {
+    /// Query: one text, perhaps of several statements. MySQL: COM_QUERY.
+    Simple,
+    /// Execute, with what Parse and Bind said before. MySQL: COM_STMT_EXECUTE.
+    Extended,
+    /// FunctionCall.
+    Function,
+}
+
+/// One answered request.
+#[derive(Clone, Debug)]
+pub struct Statement {
+    /// The session.
+    pub session: SessionId,
+    /// Offset of the request's message.
+    pub request: u64,
+    /// How it was asked for.
+    pub kind: Request,
+    /// Its text; `None` when it was prepared before recording began and not recovered.
+    pub text: Option<Arc<[u8]>>,
+    /// The statement's name, of an Execute.
+    pub name: Arc<[u8]>,
+    /// Parameters and their formats, of an Execute.
+    pub parameters: Arc<Parameters>,
+    /// The most rows that the Execute asked for; 0 for all.
+    pub max_rows: i32,
+    /// When the client's message was complete.
+    pub time_ns: u64,
+    /// When the first byte of an answer was seen; equal to `end_ns` where summaries are not recorded.
+    pub first_ns: u64,
+    /// When the answer was complete.
+    pub end_ns: u64,
+    /// Rows of all answers.
+    pub rows: u64,
+    /// Bytes of all answers.
+    pub bytes: u64,
+    /// Statements that ended: more than one for a Query with several; 0 where summaries are not recorded.
+    pub answers: u32,
+    /// How the last of them ended.
+    pub outcome: Outcome<'static>,
+    /// Whether a part of it was redacted.
+    pub redaction: Redaction,
+}
+
+/// What a Bind said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parameters {
+    /// The values in their formats; `None` is null.
+    pub values: Vec<Option<Vec<u8>>>,
+    /// None (all text), one (for all), or one for each.
+    pub formats: Vec<u16>,
+    /// Types that Parse named; 0 where it left one to the server.
+    pub types: Vec<u32>,
+}
+
+impl Parameters {
+    /// The format of a value: 0 text, 1 binary.
+    pub fn format(&self, at: usize) -> u16 {
+        match self.formats[..] {
+            [] => 0,
+            [one] => one,
+            _ => self.formats.get(at).copied().unwrap_or(0),
+        }
+    }
+}
+
+/// A transaction block that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// The session.
+    pub session: SessionId,
+    /// When its first request was complete.
+    pub start_ns: u64,
+    /// When the server was outside of it again.
+    pub end_ns: u64,
+    /// Requests in it, BEGIN and COMMIT included.
+    pub requests: u64,
+    /// Whether it failed: a statement in it did.
+    pub failed: bool,
+}
+
+/// What [`Statements::push`] found.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A request was answered.
+    Statement(Box<Statement>),
+    /// A transaction block ended.
+    Transaction(Transaction),
+}
+
+/// Puts the records of a trace together.
+#[derive(Debug)]
+pub struct Statements {
+    protocol: Protocol,
+    sessions: foldhash::HashMap<SessionId, Session>,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    prepared: foldhash::HashMap<Arc<[u8]>, Prepared>,
+    portals: foldhash::HashMap<Arc<[u8]>, Portal>,
+    /// Messages that the server is not known to have processed.
+    pending: VecDeque<Pending>,
+    in_transaction: bool,
+    start_ns: u64,
+    requests: u64,
+    failed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Prepared {
+    text: Option<Arc<[u8]>>,
+    types: Vec<u32>,
+    redaction: Redaction,
+}
+
+#[derive(Clone, Debug)]
+struct Portal {
+    text: Option<Arc<[u8]>>,
+    name: Arc<[u8]>,
+    parameters: Arc<Parameters>,
+    redaction: Redaction,
+}
+
+#[derive(Debug)]
+struct Pending {
+    offset: u64,
+    time_ns: u64,
+    what: What,
+    answer: Option<Answer>,
+}
+
+#[derive(Debug)]
+enum What {
+    Query {
+        text: Arc<[u8]>,
+        redaction: Redaction,
+    },
+    Function,
+    Parse {
+        name: Arc<[u8]>,
+        prepared: Prepared,
+    },
+    Bind {
+        portal: Arc<[u8]>,
+        statement: Arc<[u8]>,
+        values: Vec<Option<Vec<u8>>>,
+        formats: Vec<u16>,
+        redaction: Redaction,
+    },
+    Execute {
+        portal: Arc<[u8]>,
+        max_rows: i32,
+    },
+    CloseStatement(Arc<[u8]>),
+    ClosePortal(Arc<[u8]>),
+    Sync,
+}
+
+/// What was said to a request so far.
+#[derive(Clone, Debug)]
+struct Answer {
+    first_ns: u64,
+    last_ns: u64,
+    rows: u64,
+    bytes: u64,
+    answers: u32,
+    outcome: Outcome<'static>,
+}
+
+impl Statements {
+    /// For a trace of this protocol. MySQL's statements are those of COM_QUERY; prepared ones have no text.
+    pub fn new(protocol: Protocol) -> Self {
+        Self { protocol, sessions: foldhash::HashMap::default() }
+    }
+
+    /// Takes the next record of the trace, and tells what it completes. `out` is emptied first.
+    pub fn push(&mut self, record: &Record<'_>, out: &mut Vec<Event>) {
+        out.clear();
+        match record {
+            Record::SessionStart(r) => {
+                self.sessions.insert(r.session, Session::default());
+            }
+            Record::Frontend(r) => {
+                let what = match self.protocol {
+                    Protocol::Postgres => postgres(r),
+                    Protocol::Mysql => mysql(r),
+                };
+                if let Some(what) = what {
+                    let session = self.sessions.entry(r.session).or_default();
+                    if session.pending.is_empty() && !session.in_transaction {
+                        session.start_ns = r.time_ns;
+                    }
+                    session.pending.push_back(Pending {
+                        offset: r.offset,
+                        time_ns: r.time_ns,
+                        what,
+                        answer: None,
+                    });
+                }
+            }
+            Record::PreparedFill(r) => {
+                let session = self.sessions.entry(r.session).or_default();
+                let types = r.param_types.clone();
+                let prepared = Prepared { text: Some(r.query[..].into()), types, redaction: r.redaction };
+                session.prepared.entry(r.name[..].into()).or_insert(prepared);
+            }
+            Record::Response(r) => {
+                if let Some(session) = self.sessions.get_mut(&r.session) {
+                    session.response(r, out);
+                }
+            }
+            Record::Ready(r) => {
+                if let Some(session) = self.sessions.get_mut(&r.session) {
+                    session.ready(r, out);
+                }
+            }
+            Record::Loss(r) => {
+                // What was under way is not known any more; what is prepared is.
+                if let Some(session) = r.session.and_then(|session| self.sessions.get_mut(&session)) {
+                    session.pending.clear();
+                }
+            }
+            Record::SessionEnd(r) => {
+                self.sessions.remove(&r.session);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Session {
+    fn response(&mut self, r: &Response<'_>, out: &mut Vec<Event>) {
+        self.process_until(r.session, r.request, r.first_ns, out);
+        let Some(front) = self.pending.front_mut().filter(|front| front.offset == r.request) else { return };
+        let answer = front.answer.get_or_insert(Answer {
+            first_ns: r.first_ns,
+            last_ns: r.last_ns,
+            rows: 0,
+            bytes: 0,
+            answers: 0,
+            outcome: Outcome::Unknown,
+        });
+        answer.last_ns = r.last_ns;
+        answer.rows = answer.rows.saturating_add(r.rows);
+        answer.bytes = answer.bytes.saturating_add(r.len);
+        answer.answers = answer.answers.saturating_add(1);
+        answer.outcome = r.outcome.clone().into_owned();
+        let failed = matches!(r.outcome, Outcome::Error(_));
+        match front.what {
+            // More may follow; Ready ends them.
+            What::Query { .. } | What::Function => {}
+            What::Execute { .. } => {
+                if let Some(pending) = self.pending.pop_front() {
+                    self.end(r.session, pending, r.last_ns, out);
+                }
+            }
+            // An error of the commit itself: it is what the server skips to.
+            What::Sync => {}
+            // Defined nothing, as it failed.
+            _ if failed => drop(self.pending.pop_front()),
+            _ => {}
+        }
+        if failed
+            && !self
+                .pending
+                .front()
+                .is_some_and(|front| matches!(front.what, What::Query { .. } | What::Function))
+        {
+            while self.pending.front().is_some_and(|front| !matches!(front.what, What::Sync)) {
+                self.pending.pop_front();
+            }
+        }
+    }
+
+    fn ready(&mut self, r: &Ready, out: &mut Vec<Event>) {
+        self.process_until(r.session, r.request.saturating_add(1), r.time_ns, out);
+        let was = self.in_transaction;
+        self.in_transaction = r.status != TransactionStatus::Idle;
+        self.failed |= r.status == TransactionStatus::Failed;
+        if was && !self.in_transaction {
+            out.push(Event::Transaction(Transaction {
+                session: r.session,
+                start_ns: self.start_ns,
+                end_ns: r.time_ns,
+                requests: self.requests,
+                failed: self.failed,
+            }));
+        }
+        if !self.in_transaction {
+            (self.requests, self.failed) = (0, false);
+            self.portals.clear();
+        }
+    }
+
+    /// The server has processed everything before this offset.
+    fn process_until(&mut self, session: SessionId, offset: u64, now_ns: u64, out: &mut Vec<Event>) {
+        while self.pending.front().is_some_and(|front| front.offset < offset) {
+            if let Some(pending) = self.pending.pop_front() {
+                self.end(session, pending, now_ns, out);
+            }
+        }
+    }
+
+    fn end(&mut self, session: SessionId, pending: Pending, now_ns: u64, out: &mut Vec<Event>) {
+        let Pending { offset, time_ns, what, answer } = pending;
+        let (kind, text, name, parameters, max_rows, redaction) = match what {
+            What::Parse { name, prepared } => return drop(self.prepared.insert(name, prepared)),
+            What::Bind { portal, statement, values, formats, redaction } => {
+                return self.bind(portal, statement, values, formats, redaction);
+            }
+            What::CloseStatement(name) => return drop(self.prepared.remove(&name)),
+            What::ClosePortal(name) => return drop(self.portals.remove(&name)),
+            What::Sync => return,
+            What::Query { text, redaction } => {
+                // The simple protocol replaces the unnamed statement and portal.
+                self.portals.remove(&b""[..]);
+                (Request::Simple, Some(text), Arc::default(), Arc::default(), 0, redaction)
+            }
+            What::Function => (Request::Function, None, Arc::default(), Arc::default(), 0, Redaction::None),
+            What::Execute { portal, max_rows } => match self.portals.get(&portal) {
+                Some(portal) => (
+                    Request::Extended,
+                    portal.text.clone(),
+                    Arc::clone(&portal.name),
+                    Arc::clone(&portal.parameters),
+                    max_rows,
+                    portal.redaction,
+                ),
+                None => (Request::Extended, None, Arc::default(), Arc::default(), max_rows, Redaction::None),
+            },
+        };
+        self.requests += 1;
+        let answer = answer.unwrap_or(Answer {
+            first_ns: now_ns,
+            last_ns: now_ns,
+            rows: 0,
+            bytes: 0,
+            answers: 0,
+            outcome: Outcome::Unknown,
+        });
+        // A Query ends with its last answer; when the server is ready a moment later is no work for it.
+        let (first_ns, end_ns) = (answer.first_ns, answer.last_ns);
+        let Answer { rows, bytes, answers, outcome, .. } = answer;
+        out.push(Event::Statement(Box::new(Statement {
+            session,
+            request: offset,
+            kind,
+            text,
+            name,
+            parameters,
+            max_rows,
+            time_ns,
+            first_ns,
+            end_ns,
+            rows,
+            bytes,
+            answers,
+            outcome,
+            redaction,
+        })));
+    }
+
+    fn bind(
+        &mut self,
+        portal: Arc<[u8]>,
+        statement: Arc<[u8]>,
+        values: Vec<Option<Vec<u8>>>,
+        formats: Vec<u16>,
+        redaction: Redaction,
+    ) {
+        let prepared = self.prepared.get(&statement);
+        let types = prepared.map(|prepared| prepared.types.clone()).unwrap_or_default();
+        let text = prepared.and_then(|prepared| prepared.text.clone());
+        let redaction = match redaction {
+            Redaction::None => prepared.map_or(Redaction::None, |prepared| prepared.redaction),
+            other => other,
+        };
+        let parameters = Arc::new(Parameters { values, formats, types });
+        self.portals.insert(portal, Portal { text, name: statement, parameters, redaction });
+    }
+}
+
+fn postgres(r: &Frontend<'_>) -> Option<What> {
+    let header = Header::parse(&r.message).ok()??;
+    let redaction = r.redaction;
+    Some(match Message::decode(header.tag, &r.message[Header::SIZE..]).ok()? {
+        Message::Query(query) => What::Query { text: query.query.into(), redaction },
+        Message::FunctionCall(_) => What::Function,
+        Message::Parse(parse) => What::Parse {
+            name: parse.name.into(),
+            prepared: Prepared {
+                text: Some(parse.query.into()),
+                types: parse.param_types.collect(),
+                redaction,
+            },
+        },
+        Message::Bind(bind) => What::Bind {
+            portal: bind.portal.into(),
+            statement: bind.statement.into(),
+            values: bind.arguments.params.map(|value| value.map(<[u8]>::to_vec)).collect(),
+            formats: bind.arguments.param_formats.collect(),
+            redaction,
+        },
+        Message::Execute(execute) => {
+            What::Execute { portal: execute.portal.into(), max_rows: execute.max_rows.max(0) }
+        }
+        Message::Close(close) => match close.target {
+            Target::Statement => What::CloseStatement(close.name.into()),
+            Target::Portal => What::ClosePortal(close.name.into()),
+        },
+        Message::Sync => What::Sync,
+        _ => return None,
+    })
+}
+
+fn mysql(r: &Frontend<'_>) -> Option<What> {
+    match *r.message.get(4)? {
+        0x03 => Some(What::Query { text: r.message[5..].into(), redaction: r.redaction }),
+        0x17 => Some(What::Execute { portal: Arc::default(), max_rows: 0 }),
+        _ => None,
+    }
+}

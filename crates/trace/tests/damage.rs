@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whatever happens to a trace: what is left of it is read, and what is not is counted.
+
+mod common;
+
+use std::borrow::Cow;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use common::{read_all, segments};
+use underpass_trace::*;
+
+fn message(at: u64) -> Record<'static> {
+    let text = format!("select {at} -- {}", "x".repeat((at % 50) as usize));
+    let mut bytes = vec![b'Q'];
+    bytes.extend_from_slice(&(text.len() as u32 + 5).to_be_bytes());
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.push(0);
+    Record::Frontend(Frontend::new(SessionId(at % 3), at * 1_000, at * 100, Cow::Owned(bytes)))
+}
+
+fn small_blocks() -> Options {
+    Options { block_bytes: 200, segment_time: None, ..Options::default() }
+}
+
+/// A trace of this many messages in blocks of some, and its records.
+fn write(directory: &Path, count: u64, options: Options) -> Vec<Record<'static>> {
+    let mut writer = Writer::create(directory, &Meta::default(), options).unwrap();
+    let records: Vec<_> = (0..count).map(message).collect();
+    records.iter().for_each(|record| writer.write(record).unwrap());
+    writer.finish().unwrap();
+    records
+}
+
+/// All records that can be read, as long as the head is intact.
+fn read_bytes(bytes: &[u8]) -> Result<(Vec<Record<'static>>, Damage, u64), Error> {
+    let mut reader = Reader::from_bytes(bytes.to_vec())?;
+    let (mut records, mut malformed) = (Vec::new(), 0);
+    loop {
+        match reader.next() {
+            Ok(Some(record)) => records.push(record.into_owned()),
+            Ok(None) => return Ok((records, reader.damage(), malformed)),
+            Err(Error::Record { .. }) => malformed += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether `part` is `whole` without some of its elements.
+fn is_subsequence(part: &[Record<'_>], whole: &[Record<'_>]) -> bool {
+    let mut rest = whole.iter();
+    part.iter().all(|record| rest.any(|other| other == record))
+}
+
+#[test]
+fn a_torn_tail_loses_one_block_at_most() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let records = write(&directory, 60, small_blocks());
+    let bytes = fs::read(&segments(&directory)[0]).unwrap();
+    // Where blocks begin: what is before is safe.
+    let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"UPBK")).collect();
+    assert!(starts.len() > 10);
+    let mut before = 0;
+    for cut in starts[1]..bytes.len() {
+        let (read, damage, malformed) = read_bytes(&bytes[..cut]).unwrap();
+        assert_eq!(read, records[..read.len()], "cut at {cut}");
+        assert!(read.len() >= before && malformed == 0, "cut at {cut}");
+        assert!(damage.torn, "cut at {cut}");
+        before = read.len();
+    }
+    assert_eq!(before, records.len());
+    // A cut between two blocks costs nothing.
+    let last_records = starts[starts.len() - 1];
+    let (read, damage, _) = read_bytes(&bytes[..last_records]).unwrap();
+    assert_eq!((read.len(), damage), (60, Damage { torn: true, ..Damage::default() }));
+}
+
+#[test]
+fn every_flipped_byte_is_noticed_and_costs_its_block_only() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let records = write(&directory, 30, small_blocks());
+    let bytes = fs::read(&segments(&directory)[0]).unwrap();
+    let blocks = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"UPBK")).count();
+    let most = records.len().div_ceil(blocks - 2) + 4;
+    for at in 0..bytes.len() {
+        for flip in [1, 0x80, 0xff] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= flip;
+            let Ok((read, damage, malformed)) = read_bytes(&damaged) else { continue };
+            assert!(!damage.none(), "byte {at}: {damage:?}");
+            assert_eq!(malformed, 0, "byte {at}");
+            assert!(is_subsequence(&read, &records), "byte {at}");
+            assert!(
+                read.len() + most >= records.len(),
+                "byte {at}: {} of {} records",
+                read.len(),
+                records.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_killed_writer_leaves_what_it_flushed() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    for at in 0..100 {
+        writer.write(&message(at)).unwrap();
+    }
+    writer.flush().unwrap();
+    writer.write(&message(100)).unwrap();
+    std::mem::forget(writer); // as SIGKILL does: no destructor runs
+    let (read, damage) = read_all(&directory);
+    assert_eq!(read.len(), 100);
+    assert_eq!(damage, Damage { torn: true, ..Damage::default() });
+}
+
+#[test]
+fn a_block_ends_after_a_second_of_records() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    for at in [0, 1_000, 2_000_000] {
+        writer.write(&message(at)).unwrap(); // 2 s, as messages are a microsecond apart
+    }
+    std::mem::forget(writer);
+    assert_eq!(read_all(&directory).0.len(), 2);
+}
+
+#[test]
+fn segments_end_by_size_and_by_age() {
+    let parent = tempfile::tempdir().unwrap();
+    let by_size = parent.path().join("size");
+    write(&by_size, 200, Options { segment_bytes: 2_000, ..small_blocks() });
+    let lengths: Vec<u64> = segments(&by_size).iter().map(|path| path.metadata().unwrap().len()).collect();
+    assert!(lengths.len() > 3 && lengths.iter().all(|&len| len < 4_000), "{lengths:?}");
+    assert_eq!(read_all(&by_size).0.len(), 200);
+    let by_age = parent.path().join("age");
+    write(&by_age, 200, Options { segment_time: Some(Duration::from_micros(50)), ..small_blocks() });
+    assert!((3..=5).contains(&segments(&by_age).len()));
+    assert_eq!(read_all(&by_age).0.len(), 200);
+    // Each stands for itself.
+    let alone: usize = segments(&by_age).iter().map(|segment| read_all(segment).0.len()).sum();
+    assert_eq!(alone, 200);
+}
+
+#[test]
+fn missing_and_foreign_segments_are_told() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    write(&directory, 200, Options { segment_bytes: 2_000, ..small_blocks() });
+    let all = segments(&directory);
+    fs::remove_file(&all[1]).unwrap();
+    assert_eq!(read_all(&directory).1, Damage { segments: 1, ..Damage::default() });
+    fs::remove_file(all.last().unwrap()).unwrap();
+    assert_eq!(read_all(&directory).1, Damage { segments: 1, torn: true, ..Damage::default() });
+
+    let other = parent.path().join("other");
+    write(&other, 200, Options { segment_bytes: 2_000, ..small_blocks() });
+    fs::copy(&segments(&other)[1], &all[1]).unwrap();
+    let mut reader = Reader::open(&directory).unwrap();
+    let error = loop {
+        match reader.next() {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the foreign segment was read"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Foreign(_)), "{error}");
+}
+
+#[test]
+fn what_is_no_trace_is_refused_plainly() {
+    let parent = tempfile::tempdir().unwrap();
+    let open = |path: &Path| Reader::open(path).unwrap_err().to_string();
+    assert!(open(&parent.path().join("nothing")).contains("no trace here"));
+    assert!(open(parent.path()).contains("no trace here"));
+    let text = parent.path().join("x.upt");
+    for contents in [&b""[..], b"short", &[b'x'; 5_000]] {
+        fs::write(&text, contents).unwrap();
+        assert!(open(&text).ends_with("not a trace"), "{}", open(&text));
+    }
+    let directory = parent.path().join("trace");
+    write(&directory, 1, Options::default());
+    let mut bytes = fs::read(&segments(&directory)[0]).unwrap();
+    (bytes[8], bytes[10]) = (9, 3);
+    fs::write(&text, &bytes).unwrap();
+    assert!(
+        open(&text).contains("trace format 9.3; this program reads up to 1.x: use a newer one"),
+        "{}",
+        open(&text)
+    );
+}
+
+#[test]
+fn nothing_is_written_over() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    write(&directory, 1, Options::default());
+    let create = |path: &Path| Writer::create(path, &Meta::default(), Options::default());
+    assert!(matches!(create(&directory), Err(Error::Exists(_))));
+    let file = parent.path().join("file");
+    fs::write(&file, "mine").unwrap();
+    assert!(matches!(create(&file), Err(Error::Exists(_))));
+    assert_eq!(fs::read(&file).unwrap(), b"mine");
+}
+
+#[test]
+fn only_the_owner_may_read() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    write(&directory, 1, Options::default());
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&directory), 0o700);
+    assert_eq!(mode(&segments(&directory)[0]), 0o600);
+    let names: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["000001.upt"], "nothing else stays");
+}
+
+/// Writes until the writer says that the trace has ended.
+fn write_until_stopped(writer: &mut Writer) -> (u64, Stopped) {
+    for at in 0..1_000_000 {
+        match writer.write(&message(at)) {
+            Ok(()) => {}
+            Err(Error::Stopped(reason)) => return (at, reason),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("never stopped");
+}
+
+#[test]
+fn the_size_limit_ends_a_trace_in_good_order() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let options = Options { max_bytes: Some(10_000), zstd_level: 0, ..small_blocks() };
+    let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
+    let (offered, reason) = write_until_stopped(&mut writer);
+    assert_eq!(reason, Stopped::SizeLimit);
+    assert!(matches!(writer.write(&message(0)), Err(Error::Stopped(Stopped::SizeLimit))));
+    let stats = writer.finish().unwrap();
+    let (read, damage) = read_all(&directory);
+    assert!(damage.none(), "{damage:?}");
+    assert_eq!(read.len() as u64, stats.records);
+    // The one whose write failed, and the one after.
+    assert_eq!(stats.records + stats.dropped_records, offered + 2);
+    assert!(stats.file_bytes < 15_000, "{stats:?}");
+}
+
+/// A file system of this many KiB, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(kib: u32) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"]).arg(directory.path());
+        let mounted = mount.output().is_ok_and(|output| output.status.success());
+        mounted.then_some(Self(directory))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_ends_a_trace_in_good_order() {
+    let Some(disk) = SmallDisk::mount(1024) else {
+        println!("skipped: mounting a tmpfs needs root");
+        return;
+    };
+    let directory = disk.0.path().join("trace");
+    let options = Options { zstd_level: 0, ..Options::default() };
+    let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
+    let (offered, reason) = write_until_stopped(&mut writer);
+    assert_eq!(reason, Stopped::DiskFull);
+    let stats = writer.finish().unwrap();
+    let (read, damage) = read_all(&directory);
+    assert!(damage.none(), "{damage:?}");
+    assert!(read.len() > 1_000);
+    assert_eq!(read.len() as u64, stats.records);
+    assert_eq!(stats.records + stats.dropped_records, offered + 1);
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What ran, with which text and parameters: told by what the server did, not by what the client hoped.
+
+use underpass_trace::statements::{Event, Request, Statement, Statements, Transaction};
+use underpass_trace::*;
+use underpass_wire::frontend::{Target, build};
+
+/// Builds the records of one session as a recorder would.
+struct Session {
+    statements: Statements,
+    offset: u64,
+    now: u64,
+    found: Vec<Statement>,
+    transactions: Vec<Transaction>,
+}
+
+const SESSION: SessionId = SessionId(1);
+
+impl Session {
+    fn new() -> Self {
+        Self {
+            statements: Statements::new(Protocol::Postgres),
+            offset: 0,
+            now: 0,
+            found: Vec::new(),
+            transactions: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, record: &Record<'_>) {
+        let mut events = Vec::new();
+        self.statements.push(record, &mut events);
+        for event in events {
+            match event {
+                Event::Statement(statement) => self.found.push(*statement),
+                Event::Transaction(transaction) => self.transactions.push(transaction),
+            }
+        }
+    }
+
+    /// The client's message; its offset.
+    fn send(&mut self, build: impl FnOnce(&mut Vec<u8>)) -> u64 {
+        let mut message = Vec::new();
+        build(&mut message);
+        self.now += 1;
+        let offset = self.offset;
+        self.offset += message.len() as u64;
+        self.push(&Record::Frontend(Frontend::new(SESSION, self.now, offset, message)));
+        offset
+    }
+
+    fn answer(&mut self, request: u64, rows: u64, outcome: Outcome<'_>) {
+        self.now += 1;
+        let (first_ns, last_ns) = (self.now, self.now);
+        self.push(&Record::Response(Response {
+            session: SESSION,
+            request,
+            offset: 0,
+            len: 10,
+            first_ns,
+            last_ns,
+            rows,
+            outcome,
+        }));
+    }
+
+    fn complete(&mut self, request: u64, rows: u64) {
+        self.answer(request, rows, Outcome::Complete { tag: b"OK"[..].into() });
+    }
+
+    fn fail(&mut self, request: u64) {
+        let outcome =
+            Outcome::Error(ErrorOutcome { sqlstate: *b"22012", fatal: false, message: b""[..].into() });
+        self.answer(request, 0, outcome);
+    }
+
+    fn ready(&mut self, request: u64, status: TransactionStatus) {
+        self.now += 1;
+        self.push(&Record::Ready(Ready { session: SESSION, time_ns: self.now, request, offset: 0, status }));
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        let text = |one: &Statement| {
+            one.text.as_deref().map_or("?".into(), |text| str::from_utf8(text).unwrap().to_owned())
+        };
+        self.found.iter().map(|one| &*text(one).leak()).collect()
+    }
+}
+
+#[test]
+fn a_query_with_several_statements_is_one() {
+    let mut s = Session::new();
+    let query = s.send(|out| build::query(out, b"select 1; select 2"));
+    s.complete(query, 1);
+    s.complete(query, 2);
+    assert!(s.found.is_empty(), "it may go on");
+    s.ready(query, TransactionStatus::Idle);
+    let [one] = &s.found[..] else { panic!("{:?}", s.found) };
+    assert_eq!((one.kind, one.rows, one.bytes, one.answers), (Request::Simple, 3, 20, 2));
+    assert_eq!((one.time_ns, one.first_ns, one.end_ns), (1, 2, 3));
+}
+
+#[test]
+fn a_pipeline_has_its_texts_and_parameters() {
+    let mut s = Session::new();
+    s.send(|out| build::parse(out, b"s", b"select $1", [23]));
+    s.send(|out| build::bind(out, b"", b"s", [1], [Some(&[0, 0, 0, 7][..])], []));
+    let first = s.send(|out| build::execute(out, b"", 0));
+    s.send(|out| build::bind(out, b"p", b"s", [], [None], []));
+    let second = s.send(|out| build::execute(out, b"p", 5));
+    let sync = s.send(build::sync);
+    s.complete(first, 1);
+    assert_eq!(s.found.len(), 1);
+    s.answer(second, 5, Outcome::Suspended);
+    s.ready(sync, TransactionStatus::Idle);
+    assert_eq!(s.texts(), ["select $1", "select $1"]);
+    let [one, other] = &s.found[..] else { panic!() };
+    assert_eq!(one.parameters.values, [Some(vec![0, 0, 0, 7])]);
+    assert_eq!((one.parameters.format(0), &one.parameters.types[..]), (1, &[23][..]));
+    assert_eq!(
+        (other.parameters.values.as_slice(), other.max_rows, &*other.name),
+        (&[None][..], 5, &b"s"[..])
+    );
+    assert_eq!(other.outcome, Outcome::Suspended);
+}
+
+#[test]
+fn what_the_server_skipped_did_not_happen() {
+    let mut s = Session::new();
+    s.send(|out| build::parse(out, b"s", b"select 1", []));
+    let sync = s.send(build::sync);
+    s.ready(sync, TransactionStatus::Idle);
+    // The client's pipeline fails at its first statement: neither Close nor Parse behind it were done.
+    s.send(|out| build::bind(out, b"", b"s", [], [], []));
+    let fails = s.send(|out| build::execute(out, b"", 0));
+    s.send(|out| build::close(out, Target::Statement, b"s"));
+    s.send(|out| build::parse(out, b"s", b"select 2", []));
+    s.send(|out| build::bind(out, b"", b"s", [], [], []));
+    s.send(|out| build::execute(out, b"", 0));
+    let sync = s.send(build::sync);
+    // The next one is on its way already.
+    s.send(|out| build::bind(out, b"", b"s", [], [], []));
+    let last = s.send(|out| build::execute(out, b"", 0));
+    let end = s.send(build::sync);
+    s.fail(fails);
+    s.ready(sync, TransactionStatus::Idle);
+    s.complete(last, 1);
+    s.ready(end, TransactionStatus::Idle);
+    assert_eq!(s.texts(), ["select 1", "select 1"]);
+    assert!(matches!(s.found[0].outcome, Outcome::Error(_)));
+    assert!(matches!(s.found[1].outcome, Outcome::Complete { .. }));
+}
+
+#[test]
+fn a_parse_that_failed_defined_nothing() {
+    let mut s = Session::new();
+    let parse = s.send(|out| build::parse(out, b"s", b"selekt", []));
+    let sync = s.send(build::sync);
+    s.fail(parse);
+    s.ready(sync, TransactionStatus::Idle);
+    s.send(|out| build::bind(out, b"", b"s", [], [], []));
+    let execute = s.send(|out| build::execute(out, b"", 0));
+    s.complete(execute, 0);
+    assert_eq!(s.texts(), ["?"]);
+}
+
+#[test]
+fn an_error_of_the_commit_skips_nothing() {
+    let mut s = Session::new();
+    s.send(|out| build::parse(out, b"", b"insert", []));
+    s.send(|out| build::bind(out, b"", b"", [], [], []));
+    let execute = s.send(|out| build::execute(out, b"", 0));
+    let sync = s.send(build::sync);
+    let query = s.send(|out| build::query(out, b"select 1"));
+    s.complete(execute, 0);
+    s.fail(sync);
+    s.ready(sync, TransactionStatus::Idle);
+    s.complete(query, 1);
+    s.ready(query, TransactionStatus::Idle);
+    assert_eq!(s.texts(), ["insert", "select 1"]);
+}
+
+#[test]
+fn statements_of_before_the_recording_get_their_text() {
+    let mut s = Session::new();
+    s.push(&Record::PreparedFill(PreparedFill {
+        session: SESSION,
+        time_ns: 0,
+        name: b"old"[..].into(),
+        query: b"select old"[..].into(),
+        param_types: vec![],
+        redaction: Redaction::None,
+    }));
+    for name in [&b"old"[..], b"unknown"] {
+        s.send(|out| build::bind(out, b"", name, [], [], []));
+        let execute = s.send(|out| build::execute(out, b"", 0));
+        s.complete(execute, 0);
+    }
+    assert_eq!(s.texts(), ["select old", "?"]);
+}
+
+#[test]
+fn transactions_have_a_length() {
+    let mut s = Session::new();
+    let begin = s.send(|out| build::query(out, b"begin"));
+    s.complete(begin, 0);
+    s.ready(begin, TransactionStatus::Transaction);
+    let broken = s.send(|out| build::query(out, b"select 1/0"));
+    s.fail(broken);
+    s.ready(broken, TransactionStatus::Failed);
+    let end = s.send(|out| build::query(out, b"rollback"));
+    s.complete(end, 0);
+    s.ready(end, TransactionStatus::Idle);
+    let transaction = Transaction { session: SESSION, start_ns: 1, end_ns: 9, requests: 3, failed: true };
+    assert_eq!(s.transactions, [transaction]);
+    // A statement outside of a block is none.
+    let alone = s.send(|out| build::query(out, b"select 1"));
+    s.complete(alone, 1);
+    s.ready(alone, TransactionStatus::Idle);
+    assert_eq!(s.transactions.len(), 1);
+}
+
+#[test]
+fn without_summaries_statements_still_count() {
+    let mut s = Session::new();
+    let query = s.send(|out| build::query(out, b"select 1"));
+    s.ready(query, TransactionStatus::Idle);
+    assert_eq!((s.texts(), s.found[0].answers, s.found[0].end_ns), (vec!["select 1"], 0, 2));
+    assert_eq!(s.found[0].outcome, Outcome::Unknown);
+}
+
+#[test]
+fn a_loss_forgets_what_was_under_way_and_nothing_else() {
+    let mut s = Session::new();
+    s.send(|out| build::parse(out, b"s", b"select kept", []));
+    let sync = s.send(build::sync);
+    s.ready(sync, TransactionStatus::Idle);
+    s.send(|out| build::query(out, b"lost"));
+    s.push(&Record::Loss(Loss {
+        session: Some(SESSION),
+        time_ns: 0,
+        direction: Direction::Backend,
+        offset: 0,
+        len: 1,
+        reason: LossReason::RingFull,
+    }));
+    s.send(|out| build::bind(out, b"", b"s", [], [], []));
+    let execute = s.send(|out| build::execute(out, b"", 0));
+    s.complete(execute, 0);
+    assert_eq!(s.texts(), ["select kept"]);
+}
