@@ -138,6 +138,8 @@ pub struct Recorder {
     later: Vec<Text>,
     lookup: Box<dyn Lookup>,
     wants_texts: bool,
+    /// How a probed connection over TCP travels: by TLS, when what is not encrypted is left to the packets.
+    probed_tcp: Transport,
     /// The client's end of a connection that is no part of the workload.
     ignored: Option<SocketAddr>,
 }
@@ -169,7 +171,13 @@ impl Recorder {
             lookup,
             wants_texts: false,
             ignored: None,
+            probed_tcp: Transport::Tls,
         }
+    }
+
+    /// No packets are recorded: a connection over TCP comes from the probes, encrypted or not.
+    pub fn without_packets(&mut self) {
+        self.probed_tcp = Transport::Unknown;
     }
 
     /// The connection of this client, which is open or has just been, is our own.
@@ -338,7 +346,7 @@ impl Recorder {
     }
 
     fn join_process(&mut self, id: ProcessId, ends: Option<Ends>) {
-        let transport = if ends.is_some() { Transport::Tls } else { Transport::Unix };
+        let transport = if ends.is_some() { self.probed_tcp } else { Transport::Unix };
         let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
         let mut session = Postgres::new(origin);
         session.joined(self.lookup.process(id.pid));

@@ -167,6 +167,9 @@ pub fn run(
         options,
         kernel,
     };
+    if options.port.is_none() {
+        run.recorder.without_packets();
+    }
     if options.probes == Probes::Always || options.port.is_none() {
         run.attach_probes()?;
     } else if options.probes == Probes::Auto && Backends::has_local(options.server.pid) {
@@ -269,7 +272,7 @@ impl Run<'_> {
         }
         if self.kernel.probes_attached() {
             let before = self.kernel.hits();
-            match (server.sockets.is_empty(), self.options.port) {
+            match (server.sockets.is_empty(), self.options.port.or_else(|| server.port())) {
                 (true, Some(port)) => selftest::by_tcp(server, port).map(drop)?,
                 _ => selftest::by_unix(server)?,
             }

@@ -329,6 +329,16 @@ fn probes_come_when_a_session_needs_them() {
 }
 
 #[test]
+fn a_session_over_tcp_is_recorded_by_probes_alone() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let setup = Setup { packets: false, ..Setup::default() };
+    check(&postgres, postgres.options("postgres", "postgres"), &setup, Source::Uprobe, Transport::Unknown);
+}
+
+#[test]
 fn a_server_without_tcp_is_recorded_by_probes_alone() {
     if skipped() {
         return;

@@ -47,7 +47,7 @@ pub(crate) struct Trace {
     /// Whether functions of the server are probed, for sessions by TLS and Unix sockets.
     #[arg(long, value_enum, default_value_t = ProbesArg::Auto)]
     probes: ProbesArg,
-    /// Records no packets: every session comes from the probes, or is left out.
+    /// Records no packets: every session comes from the probes.
     #[arg(long, conflicts_with = "cgroup")]
     no_packets: bool,
     /// Watches the packets of this cgroup only (version 2). The server must have been in it when it began to listen.

@@ -11,7 +11,7 @@ use crate::hba::{Hba, HbaMethod};
 use crate::ident::IdentMaps;
 use crate::userlist::Userlist;
 use crate::value::{TlsProtocols, UnixSocketDir};
-use crate::words::{AuthType, PoolMode, SslMode};
+use crate::words::{AuthType, MirrorMode, MirrorSend, PoolMode, SslMode};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +58,7 @@ pub fn check(config: &Config, files: &dyn Files) -> Vec<Finding> {
     check.pools();
     check.databases(users.as_ref());
     check.peers();
+    check.mirrors();
     check.timeouts();
     check.findings.sort_by_key(|f| f.severity);
     check.findings
@@ -412,6 +413,45 @@ impl Check<'_> {
                 format!("peers/{}", peer.id),
                 "no process can have this peer_id; the most is 16383",
             );
+        }
+    }
+
+    fn mirrors(&mut self) {
+        let c = self.config;
+        for mirror in c.mirrors.values() {
+            let key = format!("{}{}", crate::mirror::SECTION_PREFIX, mirror.name);
+            let mut found = Vec::new();
+            if mirror.mode == MirrorMode::Sync && mirror.send == MirrorSend::ReadOnly {
+                found.push((
+                    Severity::Error,
+                    "send = read_only needs mode = async: whether a transaction only reads is known when it is over"
+                        .to_owned(),
+                ));
+            }
+            if mirror.password.is_some() && mirror.user.is_none() {
+                found.push((Severity::Warning, "password without user is not used".to_owned()));
+            }
+            for name in mirror.databases.iter().filter(|name| *name != "*") {
+                if c.databases.lookup(name).is_none() {
+                    found.push((Severity::Warning, format!("no database {name:?} in [databases]")));
+                }
+            }
+            for database in c.databases.named.values().filter(|database| mirror.covers(&database.name)) {
+                let same_host =
+                    database.host.as_ref().zip(mirror.host.as_ref()).is_some_and(|(list, host)| {
+                        database.port == mirror.port && list.hosts().contains(host)
+                    });
+                if same_host {
+                    let text = format!(
+                        "mirrors database {:?} to the server it is on, which would do everything twice; correct host or port",
+                        database.name
+                    );
+                    found.push((Severity::Error, text));
+                }
+            }
+            for (severity, text) in found {
+                self.findings.push(Finding { severity, at: Some(mirror.at.clone()), key: key.clone(), text });
+            }
         }
     }
 

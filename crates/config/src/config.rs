@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::database::{Database, Databases};
 use crate::error::Location;
 use crate::key::keys;
+use crate::mirror::Mirror;
 use crate::peer::Peer;
 use crate::underpass::UnderpassConfig;
 use crate::user::User;
@@ -31,6 +32,8 @@ keys! {
         peers: BTreeMap<u16, Peer>,
         /// `[underpass]`.
         underpass: UnderpassConfig,
+        /// `[underpass:mirror:NAME]`, by name.
+        mirrors: BTreeMap<String, Mirror>,
         /// Where each key was set last, by full name; keys not in it have their default.
         origins: BTreeMap<&'static str, Location>,
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use crate::database::DATABASE_KEYS;
 use crate::key::{self, Change, Key, Section, Support};
+use crate::mirror::MIRROR_KEYS;
 use crate::peer::PEER_KEYS;
 use crate::user::USER_KEYS;
 
@@ -23,7 +24,7 @@ A *restart* key keeps its running value at RELOAD, with a warning in the log; SE
 
 ## Syntax
 
-- Sections: `[pgbouncer]`, `[databases]`, `[users]`, `[peers]`, `[underpass]`. Unknown sections and keys are errors.
+- Sections: `[pgbouncer]`, `[databases]`, `[users]`, `[peers]`, `[underpass]`, `[underpass:mirror:NAME]`. Unknown sections and keys are errors.
 - Lines that start with `;` or `#` are comments. Both are ordinary characters later in a line.
 - `%include FILE` reads another file, relative to the working directory, at most 10 deep.
 - Database and user names of other characters than letters, digits and `_.-*` stand in double quotes, `\"\"` for one.
@@ -55,8 +56,18 @@ pub fn config_md() -> String {
             row(&mut page, key);
         }
     }
+    mirrors(&mut page);
     entries(&mut page);
     page
+}
+
+fn mirrors(page: &mut String) {
+    page.push_str(
+        "\n## Section [underpass:mirror:NAME]\n\nA further server that gets what the clients of some databases say: see mirroring.md. All keys change with RELOAD; SET and\nSHOW CONFIG do not know them.\n\n| key | type | default | meaning |\n|---|---|---|---|\n",
+    );
+    for key in MIRROR_KEYS {
+        let _ = writeln!(page, "| `{}` | {} | {} | {} |", key.name, key.value_type, key.default, key.doc);
+    }
 }
 
 fn plain(doc: &str) -> String {
@@ -199,8 +210,20 @@ pub fn full_ini() -> String {
     for key in crate::underpass::UNDERPASS_KEYS {
         ini_key(&mut file, key);
     }
+    file.push_str(INI_MIRROR);
     file
 }
+
+const INI_MIRROR: &str = "
+; A mirror named shadow: see docs/mirroring.md and docs/config.md.
+;[underpass:mirror:shadow]
+;databases = shop
+;host = 10.0.0.9
+;port = 5432
+;mode = async
+;queue_bytes = 67108864
+;compare_rows = unordered
+";
 
 fn ini_key(file: &mut String, key: &Key) {
     let restart = if key.change == Change::Restart { " Restart." } else { "" };

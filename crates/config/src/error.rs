@@ -67,7 +67,7 @@ pub enum ErrorKind {
     },
     /// `[name]` is no section PgBouncer or Underpass knows.
     #[error(
-        "unknown section [{section}]: expected [pgbouncer], [databases], [users], [peers] or [underpass]; correct the name or remove the section"
+        "unknown section [{section}]: expected [pgbouncer], [databases], [users], [peers], [underpass] or [underpass:mirror:NAME]; correct the name or remove the section"
     )]
     UnknownSection {
         /// The name found.
@@ -94,6 +94,14 @@ pub enum ErrorKind {
         key: String,
         /// A key that exists and is spelled nearly the same.
         nearest: Option<&'static str>,
+    },
+    /// A key without which the section means nothing.
+    #[error("[{section}] has no {key}; add a line {key} = ...")]
+    MissingKey {
+        /// Section without brackets.
+        section: String,
+        /// The key.
+        key: &'static str,
     },
     /// A value that its key does not accept.
     #[error(

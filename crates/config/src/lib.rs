@@ -22,6 +22,7 @@ mod ident;
 mod ini;
 pub mod key;
 mod load;
+mod mirror;
 mod peer;
 mod reload;
 mod resolve;
@@ -44,6 +45,7 @@ pub use hba::{Hba, HbaAddress, HbaClient, HbaMethod, HbaNames, HbaRule, HbaType}
 pub use host::{Host, HostList};
 pub use ident::{IdentLine, IdentMaps};
 pub use load::Loaded;
+pub use mirror::Mirror;
 pub use peer::Peer;
 pub use reload::{ChangedKey, ConfigRow, NamesDiff, ReloadDiff, SetOutcome, kept_warning};
 pub use secret::{Secret, SecretKind};
@@ -52,4 +54,7 @@ pub use url::Upstream;
 pub use user::User;
 pub use userlist::{Parsed, Userlist};
 pub use value::{CheckQuery, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir};
-pub use words::{AuthType, KernelPath, LoadBalanceHosts, LogFormat, PoolMode, SameHost, SslMode};
+pub use words::{
+    AuthType, CompareRows, KernelPath, LoadBalanceHosts, LogFormat, MirrorMode, MirrorOverflow, MirrorSend,
+    PoolMode, SameHost, SslMode,
+};

@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Errors, Location, Warning};
 use crate::files::{Files, MemFiles, OsFiles, read_text};
 use crate::ini::{Item, items};
 use crate::key::{self, Key, Section, Support};
+use crate::mirror::{Mirror, SECTION_PREFIX};
 use crate::peer::Peer;
 use crate::user::User;
 
@@ -64,9 +65,11 @@ impl Config {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Open {
     Keys(Section),
+    /// By name.
+    Mirror(String),
     Databases,
     Users,
     Peers,
@@ -138,6 +141,15 @@ impl Loader<'_> {
             "databases" => Some(Open::Databases),
             "users" => Some(Open::Users),
             "peers" => Some(Open::Peers),
+            _ if section.starts_with(SECTION_PREFIX) => {
+                let name = &section[SECTION_PREFIX.len()..];
+                match Mirror::new(name, Location::new(file, line)) {
+                    // An overlay may add to a section that the ini has.
+                    Ok(mirror) => drop(self.config.mirrors.entry(name.to_owned()).or_insert(mirror)),
+                    Err(kind) => self.fail(file, line, kind),
+                }
+                Some(Open::Mirror(name.to_owned()))
+            }
             _ => {
                 // What follows belongs to the unknown section; one error says it all.
                 self.section = None;
@@ -169,7 +181,7 @@ impl Loader<'_> {
     }
 
     fn setting(&mut self, name: &str, value: &str, file: &Arc<str>, line: u32) {
-        let Some(section) = self.section else {
+        let Some(section) = self.section.clone() else {
             // After an unknown section its settings were already accounted for.
             if !self.errors.iter().any(|e| matches!(e.kind, ErrorKind::UnknownSection { .. })) {
                 self.fail(file, line, ErrorKind::NoSection { key: name.to_owned() });
@@ -179,6 +191,10 @@ impl Loader<'_> {
         let at = Location::new(file, line);
         let result = match section {
             Open::Keys(section) => self.key(section, name, value, at),
+            // A section whose own name is wrong has been reported.
+            Open::Mirror(mirror) => {
+                self.config.mirrors.get_mut(&mirror).map_or(Ok(()), |mirror| mirror.set(name, value))
+            }
             _ => self.entry(section, name, value, at),
         };
         if let Err(kind) = result {
@@ -228,6 +244,18 @@ impl Loader<'_> {
     fn finish(mut self, first: Option<&Path>, name: &Arc<str>) -> Result<Loaded, Errors> {
         if !self.main_opened && self.errors.is_empty() {
             self.fail(name, 0, ErrorKind::NoMainSection);
+        }
+        let mirrors: Vec<_> =
+            self.config.mirrors.values().map(|mirror| (mirror.at.clone(), mirror.clone())).collect();
+        for (at, mirror) in mirrors {
+            for (key, missing) in
+                [("databases", mirror.databases.is_empty()), ("host", mirror.host.is_none())]
+            {
+                if missing {
+                    let section = format!("{SECTION_PREFIX}{}", mirror.name);
+                    self.fail(&at.file, at.line, ErrorKind::MissingKey { section, key });
+                }
+            }
         }
         if !self.errors.is_empty() {
             return Err(Errors(self.errors));

@@ -127,6 +127,48 @@ words! {
 }
 
 words! {
+    /// `mode` of a mirror.
+    MirrorMode {
+        /// Clients never wait for it.
+        Async = "async",
+        /// A client's next statement waits until it is ready.
+        Sync = "sync",
+    }
+}
+
+words! {
+    /// `send` of a mirror.
+    MirrorSend {
+        /// Every transaction.
+        All = "all",
+        /// Transactions that only read.
+        ReadOnly = "read_only",
+    }
+}
+
+words! {
+    /// `overflow` of a mirror: what happens when its queue has no room.
+    MirrorOverflow {
+        /// The transaction is dropped.
+        Drop = "drop",
+        /// The mirror is disabled.
+        Disable = "disable",
+    }
+}
+
+words! {
+    /// `compare_rows` of a mirror.
+    CompareRows {
+        /// Their number only.
+        Off = "off",
+        /// As a set with multiplicities.
+        Unordered = "unordered",
+        /// One by one.
+        Ordered = "ordered",
+    }
+}
+
+words! {
     /// `[underpass] same_host`: which processes of this host take part in kernel lanes by their own sockets.
     SameHost {
         /// None: every link is treated as if both sides were remote.

@@ -148,3 +148,30 @@ fn errors_come_first_and_name_their_line() {
     assert_eq!(all[0].to_string(), "p.ini:5: error: stats_period: 0 is no period; the default is 60");
     assert!(all[1].to_string().starts_with("p.ini:2: warning: databases/d: "), "{}", all[1]);
 }
+
+#[test]
+fn mirrors() {
+    let text = |mirror: &str| {
+        format!(
+            "[databases]\na = host=1.2.3.4\n[pgbouncer]\nlisten_addr=*\nauth_type=trust\n[underpass:mirror:m]\n{mirror}\n"
+        )
+    };
+    let found = |mirror: &str| {
+        let all = findings(&text(mirror));
+        all.into_iter().filter(|f| f.key.contains("mirror")).map(|f| (f.severity, f.text)).collect::<Vec<_>>()
+    };
+    assert_eq!(found("databases=a\nhost=1.2.3.5"), []);
+    for (mirror, severity, says) in [
+        ("databases=a\nhost=1.2.3.4", Severity::Error, "the server it is on"),
+        ("databases=*\nhost=1.2.3.4", Severity::Error, "the server it is on"),
+        ("databases=b\nhost=x", Severity::Warning, "no database \"b\""),
+        ("databases=a\nhost=x\nmode=sync\nsend=read_only", Severity::Error, "needs mode = async"),
+        ("databases=a\nhost=x\npassword=p", Severity::Warning, "without user"),
+    ] {
+        let all = found(mirror);
+        assert!(
+            matches!(&all[..], [(s, text)] if *s == severity && text.contains(says)),
+            "{mirror}: {all:?}"
+        );
+    }
+}

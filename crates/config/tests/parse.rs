@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use underpass_config::{
-    Config, ErrorKind, Errors, Host, KernelPath, LoadBalanceHosts, Loaded, LogFormat, MemFiles, PoolMode,
-    UnixSocketDir,
+    Config, ErrorKind, Errors, Host, KernelPath, LoadBalanceHosts, Loaded, LogFormat, MemFiles, MirrorMode,
+    MirrorOverflow, PoolMode, UnixSocketDir,
 };
 
 fn parse(text: &str) -> Loaded {
@@ -232,5 +232,39 @@ fn odd_bytes_may_stand_in_comments_only() {
         files.0.insert("l1".into(), bytes.to_vec());
         let errors = Config::load_with(&files, &[Path::new("l1")]).expect_err("no text");
         assert_eq!((errors.0[0].at.line, &errors.0[0].kind), (2, &ErrorKind::NotText));
+    }
+}
+
+#[test]
+fn a_mirror_is_a_section_of_its_own() {
+    let main = "[databases]\na = host=x\n[pgbouncer]\n";
+    let mirror = |text: &str| Config::parse("p.ini", &format!("{main}[underpass:mirror:{text}"));
+    let loaded = mirror(
+        "next]\ndatabases = a, b\nhost=10.0.0.9\nport=5433\nmode=SYNC\nqueue_bytes=1000\noverflow=disable\nsync_timeout=0.5\nsample=10\ncompare_rows=ordered\nuser=u\npassword=it's\npool_size=3\nshow_literals=1",
+    )
+    .unwrap_or_else(|e| panic!("{e}"))
+    .config;
+    let next = &loaded.mirrors["next"];
+    assert_eq!(next.databases, ["a", "b"]);
+    assert!(next.covers("a") && !next.covers("c"));
+    assert_eq!((next.port, next.queue_bytes, next.sample_percent, next.pool_size), (5433, 1000, 10, Some(3)));
+    assert_eq!((next.mode, next.overflow), (MirrorMode::Sync, MirrorOverflow::Disable));
+    assert_eq!(next.sync_timeout, Duration::from_millis(500));
+    assert_eq!(next.password.as_ref().map(|p| p.expose()), Some("it's"));
+    assert!(!format!("{next:?}").contains("it's"));
+    for (text, says) in [
+        ("m]\nhost=x", "has no databases"),
+        ("m]\ndatabases=a", "has no host"),
+        ("m m]\ndatabases=a\nhost=x", "is not 1 to 63 letters"),
+        ("]\ndatabases=a\nhost=x", "is not 1 to 63 letters"),
+        ("m]\ndatabases=a\nhost=x\nmod=sync", "did you mean mode"),
+        ("m]\ndatabases=a\nhost=x\nsample=0", "underpass:mirror:m.sample"),
+        ("m]\ndatabases=a\nhost=x\nmode=maybe", "one of async, sync"),
+        ("m]\ndatabases=a\nhost=x\nsync_timeout=0", "above 0"),
+        ("m]\ndatabases=a\nhost=x\nport=0", "a port from 1"),
+        ("m]\ndatabases=a\nhost=x\npool_size=0", "at least 1"),
+    ] {
+        let error = mirror(text).expect_err(text).to_string();
+        assert!(error.contains(says), "{text}: {error}");
     }
 }

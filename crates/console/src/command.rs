@@ -60,6 +60,10 @@ pub enum Command {
     Disable(String),
     /// Undoes DISABLE.
     Enable(String),
+    /// Sends nothing more to a mirror.
+    DisableMirror(String),
+    /// Undoes DISABLE MIRROR, and whatever else switched it off.
+    EnableMirror(String),
     /// Closes every server connection as soon as it is released.
     Reconnect(Option<String>),
     /// Drops all client and server connections at once and leaves the database paused.
@@ -96,8 +100,8 @@ impl Command {
             Self::Pause(_) => "PAUSE",
             Self::Resume(_) => "RESUME",
             Self::Suspend => "SUSPEND",
-            Self::Disable(_) => "DISABLE",
-            Self::Enable(_) => "ENABLE",
+            Self::Disable(_) | Self::DisableMirror(_) => "DISABLE",
+            Self::Enable(_) | Self::EnableMirror(_) => "ENABLE",
             Self::Reconnect(_) => "RECONNECT",
             Self::Kill(_) => "KILL",
             Self::KillClient(_) => "KILL_CLIENT",
@@ -124,6 +128,9 @@ pub fn parse(query: &[u8], access: Access) -> Result<Command, ConsoleError> {
         [Token::Word(word)] => simple(word, None, access).unwrap_or_else(|| Err(syntax())),
         [Token::Word(word), Token::Word(argument)] => {
             simple(word, Some(argument), access).unwrap_or_else(|| Err(syntax()))
+        }
+        [Token::Word(word), Token::Word(mirror), Token::Word(name)] if mirror.is_bare("mirror") => {
+            switch_mirror(word, name, access).unwrap_or_else(|| Err(syntax()))
         }
         [Token::Word(set), Token::Word(key), operator, value] if set.is_bare("set") && operator.assigns() => {
             assign(key, value, access).unwrap_or_else(|| Err(syntax()))
@@ -158,6 +165,20 @@ fn simple(word: &Word, argument: Option<&Word>, access: Access) -> Option<Result
         _ => return None,
     };
     Some(if access == Access::Admin { command } else { Err(ConsoleError::AdminAccessNeeded) })
+}
+
+/// `ENABLE MIRROR name`, `DISABLE MIRROR name`; `None` is a syntax error. With two words MIRROR is the name of a database.
+fn switch_mirror(word: &Word, name: &Word, access: Access) -> Option<Result<Command, ConsoleError>> {
+    let command = match word {
+        word if word.is_bare("enable") => Command::EnableMirror(name.text.clone()),
+        word if word.is_bare("disable") => Command::DisableMirror(name.text.clone()),
+        _ => return None,
+    };
+    Some(match access {
+        _ if name.text.len() > ARGUMENT_BYTES_MAX => Err(ConsoleError::BadArguments),
+        Access::Admin => Ok(command),
+        Access::Stats => Err(ConsoleError::AdminAccessNeeded),
+    })
 }
 
 fn show(name: &str, access: Access) -> Option<Result<Command, ConsoleError>> {

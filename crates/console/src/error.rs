@@ -58,6 +58,9 @@ pub enum ConsoleError {
     /// Unknown key, bad value, or a key that needs a restart. The log says which.
     #[error("SET failed")]
     SetFailed,
+    /// No `[underpass:mirror:NAME]` section has this name.
+    #[error("no such mirror: {0}")]
+    NoSuchMirror(String),
     /// The new configuration was refused; the old one stays.
     #[error("RELOAD failed, see logs for additional details")]
     ReloadFailed,
@@ -112,6 +115,7 @@ impl ConsoleError {
             | Self::InvalidClientPointer
             | Self::ClientNotFound
             | Self::NoSuchDatabase(_)
+            | Self::NoSuchMirror(_)
             | Self::AdminDatabase { .. }
             | Self::DatabaseNotPaused(_)
             | Self::NotPaused

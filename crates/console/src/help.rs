@@ -11,13 +11,15 @@ pub const HELP_DETAIL: &str = "
 \tSHOW FDS|SOCKETS|ACTIVE_SOCKETS|LISTS|MEM|STATE
 \tSHOW DNS_HOSTS|DNS_ZONES
 \tSHOW STATS|STATS_TOTALS|STATS_AVERAGES|TOTALS
-\tSHOW KERNEL
+\tSHOW KERNEL|MIRRORS|MIRROR_DIFF
 \tSET key = arg
 \tRELOAD
 \tPAUSE [<db>]
 \tRESUME [<db>]
 \tDISABLE <db>
 \tENABLE <db>
+\tDISABLE MIRROR <mirror>
+\tENABLE MIRROR <mirror>
 \tRECONNECT [<db>]
 \tKILL [<db>]
 \tKILL_CLIENT <client_id>
@@ -36,6 +38,11 @@ pub const CONTROL_COMMANDS: &[(&str, &str)] = &[
     ("RESUME [<db>]", "Ends PAUSE, KILL or SUSPEND."),
     ("DISABLE <db>", "Refuses new clients of the database. Those that are connected go on."),
     ("ENABLE <db>", "Ends DISABLE."),
+    (
+        "DISABLE MIRROR <mirror>",
+        "Sends nothing more to the mirror, and drops what waits for it. Of all databases.",
+    ),
+    ("ENABLE MIRROR <mirror>", "Ends DISABLE MIRROR, and takes a mirror back that was switched off."),
     (
         "RECONNECT [<db>]",
         "Closes every server connection when it is released, so that new ones are made: after a failover or a \
@@ -101,7 +108,12 @@ mod tests {
     #[test]
     fn every_line_is_a_command() {
         for line in HELP_DETAIL.lines().filter(|line| !line.is_empty()) {
-            let line = line.trim().replace("[<db>]", "x").replace("<db>", "x").replace("<client_id>", "7");
+            let line = line
+                .trim()
+                .replace("[<db>]", "x")
+                .replace("<db>", "x")
+                .replace("<client_id>", "7")
+                .replace("<mirror>", "m");
             let alternative = line.split('|').next().unwrap();
             parse(alternative.as_bytes(), Access::Admin).unwrap();
         }

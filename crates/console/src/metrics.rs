@@ -37,6 +37,29 @@ pub struct Metrics {
     pub lane_xacts: Vec<(&'static str, u64)>,
     /// Times a link left the kernel since start, by name of the reason.
     pub lane_exits: Vec<(&'static str, u64)>,
+    /// Mirrors; no pair of mirror and database may come twice.
+    pub mirrors: Vec<MirrorMetrics>,
+}
+
+/// A mirror of a database.
+#[derive(Debug, Clone, Default)]
+pub struct MirrorMetrics {
+    /// Name of the mirror.
+    pub mirror: String,
+    /// The database that is mirrored.
+    pub database: String,
+    /// Whether it gets what clients say.
+    pub is_on: bool,
+    /// Transactions by what became of them: `executed`, `filtered`, and the reasons why some were dropped.
+    pub transactions: Vec<(&'static str, u64)>,
+    /// Transactions that wait or are under way.
+    pub queued: u64,
+    /// Memory for them, in bytes.
+    pub queued_bytes: u64,
+    /// Results that differ and should not.
+    pub differing: u64,
+    /// Executions that took much longer there.
+    pub slower: u64,
 }
 
 /// A pool, all threads merged.
@@ -156,7 +179,8 @@ impl Collector for Metrics {
                 family.encode_family(&labels)?.encode_gauge(&value(database))?;
             }
         }
-        self.lanes(&mut encoder)
+        self.lanes(&mut encoder)?;
+        self.mirrors(&mut encoder)
     }
 }
 
@@ -259,6 +283,53 @@ impl Metrics {
             }
         }
         Ok(())
+    }
+}
+
+impl Metrics {
+    fn mirrors(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Transactions that were to go to a mirror, by what became of them.";
+        let mut family = encoder.encode_descriptor("mirror_transactions", help, None, MetricType::Counter)?;
+        for mirror in &self.mirrors {
+            for (outcome, value) in &mirror.transactions {
+                let [name, database] = mirror.labels();
+                plain_counter(&mut family.encode_family(&[name, database, ("outcome", outcome)])?, value)?;
+            }
+        }
+        type Counted = (&'static str, &'static str, fn(&MirrorMetrics) -> u64);
+        let counters: [Counted; 2] = [
+            ("mirror_differences", "Results of mirrors that differ and should not.", |mirror| {
+                mirror.differing
+            }),
+            ("mirror_slower", "Statements that took twice as long on a mirror.", |mirror| mirror.slower),
+        ];
+        for (name, help, value) in counters {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for mirror in &self.mirrors {
+                plain_counter(&mut family.encode_family(&mirror.labels())?, &value(mirror))?;
+            }
+        }
+        type Gauge = (&'static str, &'static str, Option<Unit>, fn(&MirrorMetrics) -> u64);
+        let gauges: [Gauge; 3] = [
+            ("mirror_on", "1 if the mirror gets what clients say.", None, |mirror| mirror.is_on.into()),
+            ("mirror_queued", "Transactions that wait or are under way.", None, |mirror| mirror.queued),
+            ("mirror_queued", "Memory for them, of all databases.", Some(Unit::Bytes), |mirror| {
+                mirror.queued_bytes
+            }),
+        ];
+        for (name, help, unit, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+            for mirror in &self.mirrors {
+                family.encode_family(&mirror.labels())?.encode_gauge(&value(mirror))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MirrorMetrics {
+    fn labels(&self) -> [(&'static str, &str); 2] {
+        [("mirror", self.mirror.as_str()), ("database", self.database.as_str())]
     }
 }
 

@@ -4,10 +4,12 @@
 //! Rows borrow their texts: they live only until they are written into a [`Table`](crate::table::Table). What a
 //! column means is said once, in [`crate::show`]; the fields here add units and where PgBouncer takes a value from.
 
+mod mirror;
 mod other;
 mod pool;
 mod socket;
 
+pub use mirror::{DROP_REASONS, MirrorDiffRow, MirrorRow};
 pub use other::{
     ConfigRow, DnsHostRow, DnsZoneRow, FdRow, KernelKind, KernelRow, Lists, MemRow, PauseState, PeerRow,
     TotalsRow, VersionRow, mem_names,

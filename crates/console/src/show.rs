@@ -6,7 +6,7 @@ mod columns;
 use crate::command::Access;
 use crate::table::Column;
 
-/// What SHOW (or its alias SELECT) can be asked for. PgBouncer's 22, and `KERNEL`.
+/// What SHOW (or its alias SELECT) can be asked for. PgBouncer's 22, and our own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Show {
     /// Logged-in clients and cancel requests.
@@ -55,11 +55,15 @@ pub enum Show {
     State,
     /// Kernel lanes: what went through them and why links left them. Ours, not PgBouncer's.
     Kernel,
+    /// Mirrors: where they are, what they do, what reached them. Ours.
+    Mirrors,
+    /// What differs on mirrors, by statement. Ours.
+    MirrorDiff,
 }
 
 impl Show {
     /// All, in the order of the manual.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::ActiveSockets,
         Self::Clients,
         Self::Config,
@@ -71,6 +75,8 @@ impl Show {
         Self::Kernel,
         Self::Lists,
         Self::Mem,
+        Self::MirrorDiff,
+        Self::Mirrors,
         Self::PeerPools,
         Self::Peers,
         Self::Pools,
@@ -112,6 +118,8 @@ impl Show {
             Self::DnsZones => "DNS_ZONES",
             Self::State => "STATE",
             Self::Kernel => "KERNEL",
+            Self::Mirrors => "MIRRORS",
+            Self::MirrorDiff => "MIRROR_DIFF",
         }
     }
 
@@ -164,6 +172,8 @@ impl Show {
             Self::Kernel => {
                 "Kernel lanes: what they forwarded, why links left them, what they queue and cost."
             }
+            Self::Mirrors => "Mirrors, a row for each database: state, and the account of what reached them.",
+            Self::MirrorDiff => "What was answered otherwise or later by mirrors, a row for each statement.",
         }
     }
 
@@ -193,6 +203,8 @@ impl Show {
             Self::DnsZones => columns::DNS_ZONES,
             Self::State => columns::STATE,
             Self::Kernel => columns::KERNEL,
+            Self::Mirrors => columns::MIRRORS,
+            Self::MirrorDiff => columns::MIRROR_DIFF,
         }
     }
 }

@@ -67,6 +67,19 @@ fn control_commands() {
 }
 
 #[test]
+fn mirrors_are_switched_by_three_words() {
+    assert_eq!(ok("ENABLE MIRROR next"), Command::EnableMirror("next".to_owned()));
+    assert_eq!(ok("disable mirror \"my next\";"), Command::DisableMirror("my next".to_owned()));
+    assert_eq!(ok("DISABLE MIRROR next").tag().unwrap(), "DISABLE");
+    // A database may have this name.
+    assert_eq!(ok("DISABLE mirror"), Command::Disable("mirror".to_owned()));
+    assert_eq!(refused("ENABLE MIRROR next", Stats), "admin access needed");
+    for query in ["PAUSE MIRROR next", "ENABLE mirror next more", "ENABLE \"mirror\" next", "ENABLE x next"] {
+        assert!(refused(query, Admin).starts_with("invalid command"), "{query}");
+    }
+}
+
+#[test]
 fn names_keep_case_and_quotes() {
     for (query, name) in [
         ("PAUSE MixedCase", "MixedCase"),

@@ -6,7 +6,7 @@ mod exposition;
 use std::collections::BTreeMap;
 
 use exposition::{Family, Labels, parse};
-use underpass_console::metrics::{DatabaseMetrics, Metrics, PoolMetrics};
+use underpass_console::metrics::{DatabaseMetrics, Metrics, MirrorMetrics, PoolMetrics};
 use underpass_console::rows::{Lists, PoolCounts};
 use underpass_console::stats::PoolLatency;
 use underpass_console::{PoolStats, Timestamp};
@@ -53,6 +53,16 @@ fn metrics() -> Metrics {
         lists: Lists { used_clients: 7, ..Lists::default() },
         lane_xacts: vec![("D", 11)],
         lane_exits: vec![("parameter_changed", 12), ("unknown_message", 13)],
+        mirrors: vec![MirrorMetrics {
+            mirror: "m".to_owned(),
+            database: ODD_NAME.to_owned(),
+            is_on: true,
+            transactions: vec![("executed", 41), ("queue_full", 1)],
+            queued: 3,
+            queued_bytes: 4096,
+            differing: 5,
+            slower: 6,
+        }],
     }
 }
 
@@ -69,6 +79,12 @@ fn an_exposition_obeys_the_format_and_holds_the_values() {
     let families = parse(&text);
     assert!(families.keys().all(|name| name.starts_with("underpass_")));
     let of = |family: &str, sample: &str, labels: &[(&str, &str)]| value(&families, family, sample, labels);
+    let mirror = [("mirror", "m"), ("database", ODD_NAME)];
+    let full = [("mirror", "m"), ("database", ODD_NAME), ("outcome", "queue_full")];
+    assert_eq!(of("underpass_mirror_transactions", "underpass_mirror_transactions_total", &full), 1.0);
+    assert_eq!(of("underpass_mirror_on", "underpass_mirror_on", &mirror), 1.0);
+    assert_eq!(of("underpass_mirror_queued_bytes", "underpass_mirror_queued_bytes", &mirror), 4096.0);
+    assert_eq!(of("underpass_mirror_slower", "underpass_mirror_slower_total", &mirror), 6.0);
     let pool = [("database", "d"), ("user", ODD_NAME)];
     assert_eq!(of("underpass_received_bytes", "underpass_received_bytes_total", &pool), 5.0);
     assert_eq!(of("underpass_xact_time_seconds", "underpass_xact_time_seconds_total", &pool), 2.5);

@@ -289,7 +289,7 @@ fn columns_agree(admin: &mut Session) {
         assert_eq!(answer.tag.as_deref(), Some("SHOW"));
         compared += 1;
     }
-    // 1.18 has all but PEERS, PEER_POOLS, STATE and our KERNEL.
+    // 1.18 has all but PEERS, PEER_POOLS, STATE and our own.
     assert!(compared >= 19, "{compared} SHOW commands were compared");
 }
 

@@ -72,6 +72,19 @@ const COLUMNS: &[(Show, &str, &str)] = &[
     (Show::DnsZones, "zonename serial count", "sqi"),
     (Show::State, "key value", "ss"),
     (Show::Kernel, "kind name item value unit", "sssNs"),
+    (
+        Show::Mirrors,
+        "mirror database host port mode send state reason transactions executed queued queued_bytes filtered dropped \
+         queue_full too_large not_ready disabled connection_lost session_lost session_state compared not_compared holds \
+         held_us",
+        "sssissssNNNNNNNNNNNNNNNNN",
+    ),
+    (
+        Show::MirrorDiff,
+        "mirror database fingerprint query varies compared differing differences expected timed slower mean_here_us \
+         mean_there_us ratio max_here_us max_there_us example",
+        "sssssNNsNNNNNsNNs",
+    ),
 ];
 
 const SOCKET: &str = "type user database replication state addr port local_addr local_port connect_time \
@@ -271,6 +284,11 @@ fn rows_about_the_process() {
         one(Show::DnsZones, &DnsZoneRow { zonename: "z", serial: u32::MAX, count: 2 }),
         "z|4294967295|2"
     );
+    let mirror =
+        MirrorRow { mirror: "m", port: 5433, dropped: [1, 2, 3, 0, 0, 0, 4], ..MirrorRow::default() };
+    assert_eq!(one(Show::Mirrors, &mirror), "m|||5433||||~|0|0|0|0|0|10|1|2|3|0|0|0|4|0|0|0|0");
+    let diff = MirrorDiffRow { query: "select $1", ratio: 2.345, ..MirrorDiffRow::default() };
+    assert_eq!(one(Show::MirrorDiff, &diff), "|||select $1||0|0||0|0|0|0|0|2.35|0|0|~");
     let lane = KernelRow { kind: KernelKind::Lane, name: "D", item: "xacts", value: 7, unit: "count" };
     assert_eq!(one(Show::Kernel, &lane), "lane|D|xacts|7|count");
     assert_eq!(join(&PauseState::Paused.table()), ["active|no", "paused|yes", "suspended|no"]);

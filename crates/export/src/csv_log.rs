@@ -41,6 +41,7 @@ mod column {
     pub(super) const CONNECTION_FROM: usize = 4;
     pub(super) const SESSION_ID: usize = 5;
     pub(super) const COMMAND_TAG: usize = 7;
+    pub(super) const SESSION_START_TIME: usize = 8;
     pub(super) const ERROR_SEVERITY: usize = 11;
     pub(super) const SQL_STATE_CODE: usize = 12;
     pub(super) const MESSAGE: usize = 13;
@@ -147,8 +148,14 @@ impl Import {
                 None => Ok(()),
             };
         }
+        // The name of the application is known later than the connection: a session is told with its first statement.
         if !self.sessions.contains_key(key) {
-            let session = self.start(line, now, writer)?;
+            if message.starts_with("connection ") {
+                self.summary.others += 1;
+                return Ok(());
+            }
+            let began = self.time(get(column::SESSION_START_TIME)).map_or(now, |began| began.min(now));
+            let session = self.start(line, began, writer)?;
             self.sessions.insert(key.to_owned(), session);
         }
         let Some(session) = self.sessions.get_mut(key) else { return Ok(()) };

@@ -302,8 +302,13 @@ fn a_log_becomes_a_trace() {
     let mut assembler = statements::Statements::new(Protocol::Postgres);
     let (mut events, mut found) = (Vec::new(), Vec::new());
     while let Some(record) = reader.next().unwrap() {
-        if let Record::SessionEnd(end) = &record {
-            assert!(end.frontend.add_up());
+        match &record {
+            Record::SessionEnd(end) => assert!(end.frontend.add_up()),
+            Record::SessionStart(start) => {
+                assert_eq!(start.application_name.as_deref(), Some(&b"psql"[..]));
+                assert_eq!(start.transport, Transport::Unix);
+            }
+            _ => {}
         }
         assembler.push(&record, &mut events);
         found.extend(events.drain(..).filter_map(|event| match event {

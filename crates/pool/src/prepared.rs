@@ -161,7 +161,7 @@ pub fn nonexistent(name: &[u8]) -> Vec<u8> {
 }
 
 /// A client's statements: its own names, each with the content it stands for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct ClientStatements {
     names: HashMap<Box<[u8]>, Arc<Statement>, RandomState>,
     changes: u64,

@@ -19,6 +19,7 @@ use crate::net::Endpoint;
 use crate::pool::{DatabaseState, Pool, UserState};
 use crate::table::Key;
 use crate::transport::{Outbox, Transport};
+use crate::worker::mirror::Role;
 
 /// What a client is doing.
 pub(crate) enum Phase {
@@ -118,6 +119,10 @@ pub(crate) struct Client {
     pub replication: Replication,
     /// Counts among the console's clients.
     pub on_console: bool,
+    /// A session with a mirror: it has no socket, is no client of anybody's, and counts nowhere.
+    pub is_silent: bool,
+    /// What it has to do with mirroring; none for nearly all.
+    pub mirror: Option<Box<Role>>,
 }
 
 impl Client {

@@ -416,6 +416,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     for configured in settings.config.databases.named.values() {
         shared.database_state(configured.clone(), false);
     }
+    changed.extend(shared.mirrors.configure(&settings.config));
     let (mut obsolete, mut others) = (Vec::new(), Vec::new());
     for pool in shared.pools() {
         let is_other_link = shared.refresh(&pool);
@@ -428,6 +429,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     if shared.lanes.is_some() {
         shared.broadcast(Worker::leave_unfit_lanes);
     }
+    shared.broadcast(Worker::mirrors_changed);
     // Limits may have grown.
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
 }

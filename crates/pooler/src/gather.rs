@@ -83,7 +83,7 @@ impl Part {
             part.pool(index).meter = meter.clone();
         }
         for (_, client) in worker.clients.iter() {
-            part.clients += 1;
+            part.clients += u64::from(!client.is_silent);
             part.login_clients += u64::from(client.is_login());
             let Some(pool) = &client.pool else { continue };
             let pool = part.pool(pool.id.0 as usize);
@@ -213,7 +213,9 @@ impl Periods {
                 Some(known) => *known = window,
                 None => self.windows.push(window),
             }
-            total.merge(&window);
+            if !pool.pool.database.is_mirror {
+                total.merge(&window);
+            }
         }
         let averages = total.averages(&self.clock, now);
         self.clock.roll(now);

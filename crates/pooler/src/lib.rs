@@ -14,6 +14,8 @@ mod lanes;
 mod listeners;
 mod logging;
 mod metrics;
+mod mirror_rows;
+mod mirrors;
 mod net;
 mod pool;
 mod pressure;

@@ -14,8 +14,8 @@ use anyhow::Context as _;
 use underpass_console::metrics::{CONTENT_TYPE, DatabaseMetrics, Metrics, PoolMetrics};
 
 use crate::gather::{self, Facts, Part};
-use crate::kernel_rows;
 use crate::shared::{Shared, lock};
+use crate::{kernel_rows, mirror_rows};
 
 /// Longest request read; Prometheus sends some hundred bytes.
 const REQUEST_BYTES_MAX: usize = 8 * 1024;
@@ -75,8 +75,13 @@ fn answer(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             Some(metrics) => respond(stream, "200 OK", CONTENT_TYPE, with_body, &metrics.encode()),
             None => respond(stream, "503 Service Unavailable", "text/plain", with_body, "shutting down\n"),
         },
+        // SHOW MIRROR_DIFF for programs.
+        (_, "/mirror_diff") => {
+            respond(stream, "200 OK", "application/json", with_body, &mirror_rows::differences_json(shared))
+        }
         (_, "/") => {
-            respond(stream, "200 OK", "text/plain", with_body, "Underpass: metrics are at /metrics\n")
+            let text = "Underpass: metrics are at /metrics, what mirrors answer otherwise at /mirror_diff\n";
+            respond(stream, "200 OK", "text/plain", with_body, text)
         }
         _ => {
             respond(stream, "404 Not Found", "text/plain", with_body, "not found; metrics are at /metrics\n")
@@ -185,6 +190,7 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         lists: facts.lists,
         lane_xacts: kernel_rows::xacts(shared),
         lane_exits: kernel_rows::exits(shared),
+        mirrors: mirror_rows::metrics(shared),
     })
 }
 

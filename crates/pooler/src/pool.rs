@@ -26,6 +26,8 @@ pub(crate) struct DatabaseState {
     pub settings: ArcSwap<Database>,
     /// Made by the `*` entry.
     pub is_auto: AtomicBool,
+    /// Not one of clients: where a mirror is.
+    pub is_mirror: bool,
     pub disabled: AtomicBool,
     pub paused: AtomicBool,
     /// Not configured any more, or automatic and unused for `autodb_idle_timeout`: not shown, new again when a client asks for it.
@@ -87,8 +89,32 @@ pub(crate) struct Pool {
     pub last_error: ArcSwapOption<ConnectError>,
     /// Hosts that failed since one worked.
     pub round: Mutex<Round>,
+    /// What the last client was given that asked for parameters: the next one usually asks for the same.
+    pub wanted: ArcSwapOption<Wanted>,
     /// Unused for `pool_idle_timeout`: not shown, until a client comes.
     pub forgotten: AtomicBool,
+}
+
+/// The parameters of a session, and all that they follow from.
+pub(crate) struct Wanted {
+    /// Of the StartupMessage.
+    pub asked: Vec<(String, String)>,
+    /// By the servers of the pool.
+    pub reported: SharedParameters,
+    pub settings: Arc<Settings>,
+    pub parameters: SharedParameters,
+}
+
+impl Wanted {
+    /// Whether a client that asks this now has the same parameters.
+    pub fn fits(
+        &self,
+        asked: &[(String, String)],
+        reported: &SharedParameters,
+        settings: &Arc<Settings>,
+    ) -> bool {
+        Arc::ptr_eq(&self.reported, reported) && Arc::ptr_eq(&self.settings, settings) && self.asked == asked
+    }
 }
 
 /// A server could not be reached, or did not let the pool in.
@@ -146,6 +172,23 @@ impl PoolSettings {
     }
 }
 
+impl PoolSettings {
+    /// Adapted to its database: sessions with mirrors end when the client does, not by timeouts of their own.
+    pub fn of(self, database: &DatabaseState) -> Self {
+        if !database.is_mirror {
+            return self;
+        }
+        Self {
+            query_wait_timeout: Duration::ZERO,
+            query_timeout: Duration::ZERO,
+            idle_transaction_timeout: Duration::ZERO,
+            transaction_timeout: Duration::ZERO,
+            client_idle_timeout: Duration::ZERO,
+            ..self
+        }
+    }
+}
+
 /// Whether `sql` is PgBouncer's default check before 1.26, which many files still spell out.
 fn is_life_check(sql: &str) -> bool {
     sql.trim().trim_end_matches(';').trim_end().eq_ignore_ascii_case("select 1")
@@ -188,6 +231,7 @@ impl Pool {
             secret: ArcSwapOption::empty(),
             last_error: ArcSwapOption::empty(),
             round: Mutex::default(),
+            wanted: ArcSwapOption::empty(),
             forgotten: AtomicBool::new(false),
         }
     }

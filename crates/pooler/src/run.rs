@@ -25,6 +25,7 @@ use crate::deriver::Deriver;
 use crate::gather::{self, Facts, Part, Periods};
 use crate::kernel_rows;
 use crate::lanes::Lanes;
+use crate::mirrors::Mirrors;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -176,6 +177,7 @@ fn serve(
         |threads| threads as usize,
     );
     let shared = share(settings, lanes, control, threads)?;
+    shared.mirrors.configure(&shared.settings.load().config);
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -233,6 +235,7 @@ fn share(
         deriver: Deriver::start(threads as u16)?,
         control,
         lanes,
+        mirrors: Mirrors::default(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         periods: Mutex::new(Periods::new(logging::now())),

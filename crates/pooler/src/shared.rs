@@ -21,6 +21,7 @@ use crate::deriver::Deriver;
 use crate::gather::Periods;
 use crate::lanes::Lanes;
 use crate::logging;
+use crate::mirrors::Mirrors;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -112,6 +113,7 @@ pub(crate) struct Shared {
     /// Kernel lanes, where they work and are wanted.
     pub lanes: Option<Arc<Lanes>>,
     pub control: Control,
+    pub mirrors: Mirrors,
     pub started: Instant,
     pub started_wall: SystemTime,
     /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
@@ -174,6 +176,7 @@ impl Shared {
                     name: configured.name.clone(),
                     settings: ArcSwap::from_pointee(configured),
                     is_auto: AtomicBool::new(is_auto),
+                    is_mirror: false,
                     disabled: AtomicBool::new(false),
                     paused: AtomicBool::new(false),
                     forgotten: AtomicBool::new(false),
@@ -239,8 +242,9 @@ impl Shared {
             core.set_paused(id, self.is_paused(database));
             id
         };
-        let pool_settings = PoolSettings::new(&settings, &configured, &user.name);
-        let lane = self.lanes.as_ref().filter(|_| Lanes::fits(&pool_settings)).and_then(|lanes| {
+        let pool_settings = PoolSettings::new(&settings, &configured, &user.name).of(database);
+        let fits = self.fits_lanes(&settings, database, &pool_settings);
+        let lane = self.lanes.as_ref().filter(|_| fits).and_then(|lanes| {
             let (place, idle) = lanes.add_pool(id)?;
             lock(&self.core).share_idle(id, idle);
             Some(place)
@@ -258,13 +262,19 @@ impl Shared {
         phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
     }
 
+    /// Whether kernel lanes may carry a pool. What is mirrored must be seen here, and what goes to a mirror comes from here.
+    fn fits_lanes(&self, settings: &Settings, database: &DatabaseState, pool: &PoolSettings) -> bool {
+        Lanes::fits(pool) && !database.is_mirror && !self.mirrors.covers(&settings.config, &database.name)
+    }
+
     /// Gives a pool the settings now in force. True if its links must be made anew to have them.
     pub fn refresh(&self, pool: &Pool) -> bool {
         let settings = self.settings.load();
         let configured = pool.database.settings.load();
-        let fresh = PoolSettings::new(&settings, &configured, &pool.user.name);
+        let fresh = PoolSettings::new(&settings, &configured, &pool.user.name).of(&pool.database);
         let is_other_link = fresh.link != pool.settings.load().link;
-        pool.lane_fits.store(Lanes::fits(&fresh), Ordering::Release);
+        let fits = self.fits_lanes(&settings, &pool.database, &fresh);
+        pool.lane_fits.store(fits, Ordering::Release);
         pool.set_settings(fresh);
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link

@@ -1,16 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connected stream socket, plain or with TLS. Non-blocking; reports the need to wait as `WouldBlock`.
+//! A connected stream socket, plain or with TLS. Non-blocking; reports the need to wait as `WouldBlock`. Or, for sessions with mirrors, no
+//! socket at all.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::net::{RecvFlags, SendFlags};
 
 /// A stream: a socket, and TLS over it once that was agreed.
 #[derive(Debug)]
 pub(crate) struct Transport {
-    fd: OwnedFd,
+    fd: Descriptor,
     tls: Option<Box<rustls::Connection>>,
+}
+
+#[derive(Debug)]
+enum Descriptor {
+    Socket(OwnedFd),
+    Memory(Box<Memory>),
+}
+
+/// The peer is this process: what is read was put here, and what is written goes nowhere.
+#[derive(Debug)]
+struct Memory {
+    /// Stands for the socket where one is asked for; it belongs to somebody else.
+    descriptor: Arc<OwnedFd>,
+    unread: VecDeque<Arc<Vec<u8>>>,
+    /// Bytes of the first chunk that were read.
+    at: usize,
+}
+
+impl Memory {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
+        let mut count = 0;
+        while let Some(chunk) = self.unread.front() {
+            let part = &chunk[self.at..];
+            let length = part.len().min(buffer.len() - count);
+            buffer[count..count + length].copy_from_slice(&part[..length]);
+            count += length;
+            self.at += length;
+            if length < part.len() {
+                break;
+            }
+            self.unread.pop_front();
+            self.at = 0;
+        }
+        if count == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(ReadOutcome { count, maybe_more: !self.unread.is_empty() })
+    }
 }
 
 /// Bytes read, and whether there may be more right now. An edge-triggered socket needs no further read when a plain one came up short.
@@ -49,9 +90,43 @@ impl Write for Socket<'_> {
     }
 }
 
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Socket(fd) => fd.as_fd(),
+            Self::Memory(memory) => memory.descriptor.as_fd(),
+        }
+    }
+}
+
 impl Transport {
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd, tls: None }
+        Self { fd: Descriptor::Socket(fd), tls: None }
+    }
+
+    /// One without socket: see [`put`](Self::put). `descriptor` is shown where a socket is asked for, and never used.
+    pub fn memory(descriptor: Arc<OwnedFd>) -> Self {
+        let memory = Memory { descriptor, unread: VecDeque::new(), at: 0 };
+        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None }
+    }
+
+    /// Puts bytes behind what is to be read. Only for one without socket.
+    pub fn put(&mut self, bytes: Arc<Vec<u8>>) {
+        if let Descriptor::Memory(memory) = &mut self.fd {
+            if !bytes.is_empty() {
+                memory.unread.push_back(bytes);
+            }
+        }
+    }
+
+    /// Bytes that were put and not read yet.
+    pub fn unread(&self) -> usize {
+        match &self.fd {
+            Descriptor::Socket(_) => 0,
+            Descriptor::Memory(memory) => {
+                memory.unread.iter().map(|chunk| chunk.len()).sum::<usize>() - memory.at
+            }
+        }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -96,10 +171,13 @@ impl Transport {
     #[inline]
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
         match &mut self.tls {
-            None => {
-                let (count, _) = rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty())?;
-                Ok(ReadOutcome { count, maybe_more: count == buffer.len() })
-            }
+            None => match &mut self.fd {
+                Descriptor::Socket(fd) => {
+                    let (count, _) = rustix::net::recv(fd, &mut *buffer, RecvFlags::empty())?;
+                    Ok(ReadOutcome { count, maybe_more: count == buffer.len() })
+                }
+                Descriptor::Memory(memory) => memory.read(buffer),
+            },
             Some(connection) => read_tls(self.fd.as_fd(), connection, buffer),
         }
     }
@@ -117,7 +195,10 @@ impl Transport {
     #[inline]
     pub fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
-            None => Ok(rustix::net::send(&self.fd, data, SendFlags::NOSIGNAL)?),
+            None => match &self.fd {
+                Descriptor::Socket(fd) => Ok(rustix::net::send(fd, data, SendFlags::NOSIGNAL)?),
+                Descriptor::Memory(_) => Ok(data.len()),
+            },
             Some(connection) => {
                 if connection.wants_write() && !flush_tls(self.fd.as_fd(), connection)? {
                     return Err(io::ErrorKind::WouldBlock.into());

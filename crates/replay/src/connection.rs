@@ -125,15 +125,22 @@ impl Connection {
         loop {
             let (kind, body) = self.receive().await?;
             match kind {
-                tag::AUTHENTICATION => match auth.message(body) {
-                    ServerStep::Send(answer) => {
-                        let header = Header::new(frontend_tag::PASSWORD, answer.len());
-                        let message = [&header.to_bytes()[..], &answer].concat();
-                        self.stream.write_all(&message).await?;
+                tag::AUTHENTICATION => {
+                    let mut step = auth.message(body);
+                    // Only asked for with `derive_elsewhere`; here nobody else waits for this thread.
+                    if let ServerStep::Derive(derivation) = &step {
+                        step = auth.derived(derivation.run());
                     }
-                    ServerStep::Failed(error) => return Err(error.into()),
-                    ServerStep::Wait | ServerStep::Done => {}
-                },
+                    match step {
+                        ServerStep::Send(answer) => {
+                            let header = Header::new(frontend_tag::PASSWORD, answer.len());
+                            let message = [&header.to_bytes()[..], &answer].concat();
+                            self.stream.write_all(&message).await?;
+                        }
+                        ServerStep::Failed(error) => return Err(error.into()),
+                        ServerStep::Wait | ServerStep::Done | ServerStep::Derive(_) => {}
+                    }
+                }
                 tag::BACKEND_KEY_DATA => {
                     if let Ok(Message::BackendKeyData(key)) = Message::decode(kind, body) {
                         self.cancel =

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use underpass_trace::statements::{Event, Statements, Transaction};
 use underpass_trace::{
     ByteTotals, Clock, Counters, Damage, Direction, Error, LossReason, Meta, Outcome, Reader, Record,
-    SessionEnd, SessionId, SessionStart, WithheldReason,
+    SessionEnd, SessionId, SessionStart, Source, WithheldReason,
 };
 
 use crate::Fingerprints;
@@ -57,6 +57,8 @@ pub struct Analysis {
     pub sessions: u64,
     /// Those that were joined in their middle.
     pub midstream: u64,
+    /// Those that come from a server's log.
+    pub imported: u64,
     /// Logins that failed.
     pub failed_logins: u64,
     /// Cancel requests.
@@ -186,6 +188,7 @@ impl Analysis {
             by_group: BTreeMap::new(),
             sessions: 0,
             midstream: 0,
+            imported: 0,
             failed_logins: 0,
             cancels: 0,
             session_length: histogram(2),
@@ -239,6 +242,7 @@ impl Analysis {
     fn session_start(&mut self, start: &SessionStart<'_>) {
         self.sessions += 1;
         self.midstream += u64::from(start.midstream);
+        self.imported += u64::from(start.source == Source::Import);
         self.failed_logins += u64::from(!start.midstream && start.ready_ns.is_none());
         let name = |bytes: &Option<underpass_trace::Bytes<'_>>| {
             bytes.as_ref().map_or_else(|| "?".to_owned(), |bytes| String::from_utf8_lossy(bytes).into_owned())
@@ -416,6 +420,13 @@ impl Analysis {
             format!("The outcome of {} statements is not known.", self.unknown_outcomes),
         );
         say(self.redacted, format!("{} statements are redacted.", self.redacted));
+        say(
+            self.imported,
+            format!(
+                "{} sessions come from a server log, which knows neither rows nor bytes nor protocol messages.",
+                self.imported
+            ),
+        );
         for (why, bytes) in &self.withheld {
             say(*bytes, format!("Left out on purpose: {bytes} bytes, {why}."));
         }

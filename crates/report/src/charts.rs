@@ -159,6 +159,7 @@ fn line(name: &str, values: impl Iterator<Item = f64>, colour: usize) -> Line {
         .item_style(ItemStyle::new().color(COLOURS[colour % COLOURS.len()]))
 }
 
+/// Milliseconds for a logarithmic axis, which has no place for 0: a microsecond at least.
 fn ms(ns: u64) -> f64 {
-    rounded(ns as f64 / 1e6)
+    rounded(ns.max(1_000) as f64 / 1e6)
 }

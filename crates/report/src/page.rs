@@ -65,7 +65,7 @@ fn facts(analysis: &Analysis) -> String {
     row("server", format!("{} {}", protocol(analysis), meta.server.version));
     row("system identifier", meta.server.system_identifier.clone().unwrap_or_default());
     row("addresses", meta.server.addresses.join(", "));
-    row("host", [&meta.host[..], &meta.kernel].join(" "));
+    row("host", [&meta.host[..], &meta.kernel].join(" ").trim().to_owned());
     if let Some((first, last)) = analysis.span_ns {
         row("recorded", format!("{} to {}", when(analysis, first), when(analysis, last)));
     }

@@ -6,6 +6,7 @@
 use crate::codec::{self, State};
 use crate::format::{BLOCK_RAW_MAX, BlockHeader, Head, VERSION_MAJOR, VERSION_MINOR, block_kind};
 use crate::safety::Safety;
+use crate::safety::passwords::may_have_password;
 use crate::statements::Statements;
 use crate::{Error, Frontend, Masker, Meta, Protocol, Reader, Record, SessionId};
 
@@ -69,11 +70,12 @@ pub fn records(data: &[u8]) {
 }
 
 /// Target `trace_safety`: the first byte chooses the protocol, masking and the message's type, the rest is its body.
-/// What is stored has the length of what came, and is done with: a second pass changes nothing more.
+/// What is stored has the length of what came; what holds no secret stays as it is; a second pass covers more at most.
 pub fn safety(data: &[u8]) {
     let Some((&choice, body)) = data.split_first() else { return };
     let protocol = if choice & 1 == 0 { Protocol::Postgres } else { Protocol::Mysql };
-    let masker = (choice & 2 != 0).then(|| Masker::new(b"key"));
+    let masks = choice & 2 != 0;
+    let masker = masks.then(|| Masker::new(b"key"));
     let mut message = match protocol {
         Protocol::Postgres => {
             let tags = b"QPBFdpXQ";
@@ -92,7 +94,14 @@ pub fn safety(data: &[u8]) {
             assert_eq!(frontend.message.len(), message.len());
             assert_eq!(frontend.message.first(), message.first());
             assert_ne!((protocol, message[0]), (Protocol::Postgres, b'p'));
-            assert_eq!(safety.apply(&stored).as_ref(), &stored, "what is safe stays as it is");
+            if !masks && !may_have_password(&message, protocol) {
+                assert!(frontend.message == message, "nothing was to be hidden");
+            }
+            let again = safety.apply(&stored);
+            let Record::Frontend(again) = again.as_ref() else { panic!("{again:?}") };
+            let mut pairs = frontend.message.iter().zip(&*again.message);
+            // Where a covered text is no SQL, quotes may pair in another way than before.
+            assert!(pairs.all(|(before, after)| before == after || *after == b'*'));
         }
         Record::Withheld(withheld) => assert_eq!(withheld.len, message.len() as u64),
         other => panic!("{other:?}"),

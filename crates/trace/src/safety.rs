@@ -7,7 +7,7 @@
 
 mod lexer;
 mod mask;
-mod passwords;
+pub(crate) mod passwords;
 mod strip;
 
 use std::borrow::Cow;

@@ -180,7 +180,9 @@ static __always_inline struct backend *wanted(__u64 port)
 		return NULL;
 	if (backend->kind == BACKEND_NEW)
 		decide(backend, task, port);
-	if (backend->kind == BACKEND_TCP && bpf_map_lookup_elem(&encrypted, &backend->peer))
+	/* Without the packets, all of TCP is left to the probes. */
+	if (backend->kind == BACKEND_TCP &&
+	    (server_port == 0 || bpf_map_lookup_elem(&encrypted, &backend->peer)))
 		backend->kind = BACKEND_ENCRYPTED;
 	return backend->kind == BACKEND_UNIX || backend->kind == BACKEND_ENCRYPTED ? backend : NULL;
 }

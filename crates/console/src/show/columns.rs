@@ -332,3 +332,51 @@ pub(super) const KERNEL: &[Column] = columns! {
     "value" Numeric "The figure.";
     "unit" Text "`count`, `bytes`, `us` or `ns`.";
 };
+
+pub(super) const MIRRORS: &[Column] = columns! {
+    "mirror" Text "Name of the mirror.";
+    "database" Text "Database that is mirrored. A mirror has a row here once a client of the database has come.";
+    "host" Text "Where the mirror is.";
+    "port" Int4 "Its port.";
+    "mode" Text "`async` or `sync`.";
+    "send" Text "`all` or `read_only`.";
+    "state" Text "`on`, `checking` (it is asked who it is), `unchecked`, `down` (tried again by itself), `disabled`, `failed` (until ENABLE MIRROR) or `same_server` (refused).";
+    "reason" Text "Why it is in that state, if there is something to say.";
+    "transactions" Numeric "Transactions that were to go there. Always `executed` + `queued` + `dropped`.";
+    "executed" Numeric "Transactions that the mirror answered to the end.";
+    "queued" Numeric "Transactions that wait or are under way.";
+    "queued_bytes" Numeric "Memory taken for transactions of this mirror, of all its databases.";
+    "filtered" Numeric "Transactions left out by `send = read_only`.";
+    "dropped" Numeric "Transactions dropped, as a whole each: the sum of the next seven.";
+    "queue_full" Numeric "Dropped: no room in `queue_bytes`.";
+    "too_large" Numeric "Dropped: larger by itself than `queue_bytes`.";
+    "not_ready" Numeric "Dropped: the mirror could not be reached, refused logins, or had not been checked.";
+    "disabled" Numeric "Dropped: the mirror was switched off.";
+    "connection_lost" Numeric "Under way when the connection ended: whether the mirror executed it is not known.";
+    "session_lost" Numeric "Dropped: waited behind one whose connection was lost.";
+    "session_state" Numeric "Dropped: the session (in session pooling) has a state that the mirror does not have.";
+    "compared" Numeric "Cycles, up to a ReadyForQuery each, whose answers were compared.";
+    "not_compared" Numeric "Transactions executed there and not compared, because comparing could not keep up.";
+    "holds" Numeric "Times a client in `mode = sync` waited for the mirror.";
+    "held_us" Numeric "For how long altogether, in microseconds.";
+};
+
+pub(super) const MIRROR_DIFF: &[Column] = columns! {
+    "mirror" Text "Name of the mirror.";
+    "database" Text "Database that is mirrored.";
+    "fingerprint" Text "libpg_query's fingerprint of the statement; zeros for what is not in PostgreSQL's grammar.";
+    "query" Text "The statement without its literals.";
+    "varies" Text "Why its results may vary with nothing being wrong: `clock`, `random`, `sequence`, `server`, `sessions`, `unordered`, `any_rows`, `statistics`.";
+    "compared" Numeric "Results compared.";
+    "differing" Numeric "Results that differ and should not.";
+    "differences" Text "How: `error_there`, `error_here`, `sqlstate`, `cascade` (in a transaction that had failed there), `tag`, `row_count`, `rows`, `result_count`, each with its number.";
+    "expected" Numeric "Results that differ as `varies` lets expect.";
+    "timed" Numeric "Executions that were timed: those alone in their cycle, without an error.";
+    "slower" Numeric "Of them, those that took twice as long on the mirror, and a millisecond longer.";
+    "mean_here_us" Numeric "Mean time on the primary, in microseconds.";
+    "mean_there_us" Numeric "Mean time on the mirror, in microseconds.";
+    "ratio" Text "Mean time there over mean time here.";
+    "max_here_us" Numeric "Longest time on the primary, in microseconds.";
+    "max_there_us" Numeric "Longest time on the mirror, in microseconds.";
+    "example" Text "The first difference that should not be. Literals and messages are shown with `show_literals` only.";
+};

@@ -152,7 +152,7 @@ impl Effect {
 }
 
 /// The part of a client's state that follows it from server to server.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct ClientSide {
     statements: Option<Box<ClientStatements>>,
     /// Body of the last unnamed Parse (behind its empty name), until a simple query: drivers that prepare, sync and bind later get it
@@ -169,6 +169,16 @@ impl ClientSide {
 
     fn statements(&mut self) -> &mut ClientStatements {
         self.statements.get_or_insert_default()
+    }
+
+    /// Calls `each` for every statement: the client's name, empty for the unnamed one, and the body of its Parse behind the name.
+    pub fn each_statement(&self, mut each: impl FnMut(&[u8], &[u8])) {
+        if let Some(body) = &self.unnamed {
+            each(b"", body);
+        }
+        for (name, statement) in self.statements.iter().flat_map(|statements| statements.iter()) {
+            each(name, &statement.body);
+        }
     }
 
     /// The client's names for statements, if it ever had any.

@@ -126,7 +126,7 @@ fn read_answer(mut answer: &[u8]) -> Result<Credential, String> {
     Ok(credential)
 }
 
-fn columns(body: &[u8]) -> Option<Vec<Option<&[u8]>>> {
+pub(super) fn columns(body: &[u8]) -> Option<Vec<Option<&[u8]>>> {
     let (count, mut rest) = body.split_first_chunk::<2>()?;
     let mut columns = Vec::new();
     for _ in 0..u16::from_be_bytes(*count) {

@@ -168,6 +168,10 @@ impl Worker {
             self.console_cancelled(key_of(target));
             return self.cancel_answered(asker);
         }
+        if client.mirror.is_some() {
+            self.mirror_cancel(key_of(target));
+        }
+        let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
         let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
         if waits {
             self.cancel_waiting(key_of(target));

@@ -58,6 +58,9 @@ impl Worker {
 
     /// A client between transactions has something to say: it needs a server.
     pub(super) fn first_request(&mut self, key: Key) {
+        if self.is_held_by_mirror(key) {
+            return;
+        }
         let Some(client) = self.clients.get_mut(key) else { return };
         if client.inbox.is_empty() {
             let outcome = client.transport.read(&mut self.scratch);
@@ -166,6 +169,9 @@ impl Worker {
 
     pub(super) fn forward_requests(&mut self, key: Key, server_key: Key) {
         for _ in 0..READS_PER_TURN {
+            if self.is_held_by_mirror(key) {
+                return;
+            }
             let Some(client) = self.clients.get_mut(key) else { return };
             if client.phase_server() != Some(server_key) {
                 return self.use_up(key);
@@ -238,6 +244,10 @@ impl Worker {
             Input::Held(held) => held,
         };
         to_client.clear();
+        let was_busy = server.link.is_busy();
+        if let Some(mirror) = &mut client.mirror {
+            mirror.before_request(&client.side, &client.parameters);
+        }
         let mut out = Splice::new(compose);
         let mut context =
             FrontendContext { client: &mut client.side, statements: &shared.statements, to_client };
@@ -269,6 +279,11 @@ impl Worker {
             }
         };
         meter.stats.received += used as u64;
+        let is_mirrored = client.mirror.is_some();
+        if let Some(mirror) = &mut client.mirror {
+            mirror.request(&bytes[..used], was_busy, *now);
+            mirror.response(to_client, *now);
+        }
         if !to_client.is_empty() {
             if let Err(error) = client.outbox.send(&mut client.transport, to_client) {
                 self.client_io_failed(key, &error);
@@ -289,12 +304,16 @@ impl Worker {
             // The answers that it waits for bring it up again.
             client.readable = true;
         }
+        let is_quiescent = server.link.is_quiescent();
+        if is_mirrored {
+            self.mirror_stream(key);
+        }
         if event == FrontendEvent::Terminate {
             self.close_client(key, Farewell::quiet("client close request"));
             return Flow::Stop;
         }
         // The rest of a message that is cut needs the server: giving it back now would only ask for it again, without an end.
-        if server.link.is_quiescent() && !is_cut {
+        if is_quiescent && !is_cut {
             // Nothing that was said needs an answer (a lone Flush, say).
             self.transaction_over(server_key);
         }
@@ -455,6 +474,9 @@ impl Worker {
             match (&mut client, &mut server.work) {
                 (Some(client), Work::Client(_) | Work::Preparing { .. }) => {
                     meter.stats.sent += passed.len() as u64;
+                    if let Some(mirror) = &mut client.mirror {
+                        mirror.response(passed, *now);
+                    }
                     if server.link.is_quiescent() && Self::is_for_lane(client, *now) {
                         client.outbox.hold_back(passed);
                     } else if !passed.is_empty() {
@@ -500,6 +522,7 @@ impl Worker {
                 client.request_at = *now;
             }
             let client_key = server.client();
+            let is_silent = client.is_some_and(|client| client.is_silent);
             if !observed.parameters.is_empty() {
                 self.parameters_changed(key);
             }
@@ -508,6 +531,9 @@ impl Worker {
                 return;
             }
             let is_linked = self.after_responses(key);
+            if let Some(client) = client_key.filter(|_| is_silent) {
+                self.shadow_answered(client);
+            }
             if let Some(client) = client_key {
                 self.send_held_back(client);
             }

@@ -289,6 +289,10 @@ impl Worker {
             );
         }
         let Some(client_key) = server.client() else { return };
+        if self.clients.get(client_key).is_some_and(|client| client.mirror.is_some()) {
+            self.mirror_boundary(client_key);
+        }
+        let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         if server.dedicated || server.pool_mode() == PoolMode::Session {
             // There is room again for a client that was not read because too many answers were outstanding.
             if self.clients.get(client_key).is_some_and(|client| client.readable || client.ended) {
@@ -575,11 +579,14 @@ impl Worker {
         if matches!(client.phase, Phase::Lane) && !self.lane_take(key) {
             return self.close_client_later(key, farewell);
         }
+        if self.clients.get(key).is_some_and(|client| client.mirror.is_some()) {
+            self.mirror_closing(key, &farewell.reason);
+        }
         let Some(client) = self.clients.get_mut(key) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Closing);
         // From now on it has some seconds to take what it is owed.
         client.request_at = self.now;
-        {
+        if !client.is_silent {
             let config = &self.shared.settings.load().config;
             // The phase has moved on already; names that only the login knew are still wanted.
             let label = client.label_in(&phase);
@@ -667,7 +674,9 @@ impl Worker {
     pub(super) fn drop_client(&mut self, key: Key) {
         let Some(mut client) = self.clients.remove(key) else { return };
         client.transport.close_notify();
-        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if !client.is_silent {
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        }
         if client.on_console {
             self.shared.control.consoles.fetch_sub(1, Ordering::Relaxed);
         }

@@ -98,6 +98,8 @@ impl Worker {
                 wait_us: 0,
                 replication: Replication::None,
                 on_console: false,
+                is_silent: false,
+                mirror: None,
             })
         });
         // Room for the console and for cancel requests, which must get in when the pooler is full.

@@ -13,6 +13,7 @@ mod lane;
 mod lifecycle;
 mod listen;
 pub(crate) mod login;
+pub(crate) mod mirror;
 mod peer;
 mod server_login;
 mod stats;
@@ -31,6 +32,7 @@ use underpass_sockmap::ServerSlot;
 
 use crate::client::Client;
 use crate::lanes::USER_INTEREST;
+use crate::mirrors::Compared;
 use crate::server::Server;
 use crate::shared::{Shared, Task};
 use crate::table::{Key, Table};
@@ -100,6 +102,8 @@ pub(crate) struct Worker {
     /// The same, but not before a millisecond has passed: what they wait for is the kernel's to do.
     again_soon: Vec<Again>,
     pub meters: Vec<PoolMeter>,
+    /// Transactions that mirrors have answered, not passed on for comparison yet.
+    compared: Vec<Compared>,
     pub stopping: bool,
     /// SHUTDOWN WAIT_FOR_SERVERS: clients leave when their transaction is over.
     pub draining: bool,
@@ -139,6 +143,7 @@ impl Worker {
             again: Vec::new(),
             again_soon: Vec::new(),
             meters: Vec::new(),
+            compared: Vec::new(),
             stopping: false,
             draining: false,
             suspension: None,

@@ -38,6 +38,7 @@ impl Worker {
             self.fast_close();
         }
         self.sweep_cancels(&settings);
+        self.sweep_mirrors();
         // Pools belong to no worker: the first one looks after them.
         if self.index == 0 {
             self.sweep_pools();
@@ -168,7 +169,7 @@ impl Worker {
     }
 
     /// A login that waits for a server is told at once when connecting fails: what it waits for will not come soon.
-    fn failing_fast(&self, pool: underpass_pool::PoolId, waited: Duration) -> Option<Farewell> {
+    pub(super) fn failing_fast(&self, pool: underpass_pool::PoolId, waited: Duration) -> Option<Farewell> {
         if waited < Duration::from_millis(200) {
             return None;
         }

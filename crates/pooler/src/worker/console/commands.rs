@@ -104,6 +104,14 @@ impl Worker {
                 }
                 done
             }
+            Command::EnableMirror(name) => {
+                switch_mirror(&shared, name, true)?;
+                done
+            }
+            Command::DisableMirror(name) => {
+                switch_mirror(&shared, name, false)?;
+                done
+            }
             Command::Reconnect(name) => {
                 let database = find(&shared, name, AdminVerb::Reconnect)?;
                 control::reconnect(&shared, database.as_deref());
@@ -214,6 +222,13 @@ impl Worker {
     }
 }
 
+fn switch_mirror(shared: &Shared, name: String, on: bool) -> Result<(), ConsoleError> {
+    if shared.mirrors.switch(&shared.settings.load().config, &name, on) {
+        return Ok(());
+    }
+    Err(ConsoleError::NoSuchMirror(name))
+}
+
 /// The database a command names; `None` where it names none.
 fn find(
     shared: &Shared,
@@ -240,6 +255,8 @@ fn logged(command: &Command) -> Option<(&'static str, Option<&str>)> {
         Command::Suspend => ("SUSPEND", None),
         Command::Disable(name) => ("DISABLE", Some(name)),
         Command::Enable(name) => ("ENABLE", Some(name)),
+        Command::DisableMirror(name) => ("DISABLE MIRROR", Some(name)),
+        Command::EnableMirror(name) => ("ENABLE MIRROR", Some(name)),
         Command::Reconnect(name) => ("RECONNECT", name.as_deref()),
         Command::Kill(name) => ("KILL", name.as_deref()),
         Command::Shutdown(_) => ("SHUTDOWN", None),

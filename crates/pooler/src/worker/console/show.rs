@@ -83,6 +83,8 @@ impl Worker {
                 table
             }
             Show::Kernel => crate::kernel_rows::kernel_rows(&shared),
+            Show::Mirrors => crate::mirror_rows::mirrors_table(&shared),
+            Show::MirrorDiff => crate::mirror_rows::differences_table(&shared),
         };
         Progress::Now(Ok(Reply::Rows(table)))
     }
@@ -144,7 +146,10 @@ fn stats_table(shared: &Shared, facts: &Facts, show: Show, now: Instant) -> Tabl
     let mut by_database: BTreeMap<&str, StatsWindow> = BTreeMap::from([(CONSOLE, StatsWindow::default())]);
     for facts in &facts.pools {
         let window = periods.window(facts.pool.id.0 as usize, facts.stats);
-        total.merge(&window);
+        // What mirrors do is shown, but is nothing that clients asked for.
+        if !facts.pool.database.is_mirror {
+            total.merge(&window);
+        }
         if !facts.pool.forgotten.load(Ordering::Relaxed) {
             by_database.entry(&facts.pool.database.name).or_default().merge(&window);
         }

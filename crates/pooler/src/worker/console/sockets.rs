@@ -69,7 +69,8 @@ fn fd_number(transport: &Transport) -> u32 {
 impl Worker {
     /// Clients of this worker.
     pub(super) fn client_facts(&self) -> Vec<SocketFacts> {
-        self.clients.iter().map(|(_, client)| self.facts_of_client(client)).collect()
+        let sockets = self.clients.iter().filter(|(_, client)| !client.is_silent);
+        sockets.map(|(_, client)| self.facts_of_client(client)).collect()
     }
 
     fn facts_of_client(&self, client: &Client) -> SocketFacts {

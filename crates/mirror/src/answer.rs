@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A server's stream, as a client sees it: what each cycle was answered, in little.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hasher};
+use std::time::{Duration, Instant};
+
+use underpass_wire::tag::backend;
+use underpass_wire::{Framer, MAX_MESSAGE_LEN, Piece};
+
+/// Longest tag or part of an error that is kept, in bytes.
+const KEPT_MAX: usize = 8 * 1024;
+/// Longest text of an error that is kept for examples, in bytes.
+const MESSAGE_MAX: usize = 200;
+/// Results of a cycle that are kept. A script of more statements is compared by its first ones.
+const RESULTS_MAX: usize = 1000;
+
+/// Whether and how rows are hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RowHash {
+    /// Not at all.
+    #[default]
+    Off,
+    /// In their order.
+    Ordered,
+    /// Whatever their order: equal rows count as often as they come.
+    Unordered,
+}
+
+/// How one command ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CommandResult {
+    /// Tag of CommandComplete (`INSERT 0 1`); empty for an error, an empty query, or a portal that was suspended.
+    pub tag: Box<str>,
+    /// Rows and lines of COPY TO.
+    pub rows: u64,
+    /// Hash of the rows, 0 if that is off. Rows of one server only are comparable with those of another if both send the same formats,
+    /// which they do when they got the same Bind.
+    pub hash: u64,
+    /// SQLSTATE of the ErrorResponse that ended it.
+    pub sqlstate: Option<[u8; 5]>,
+    /// The error's message, in part.
+    pub message: Box<str>,
+}
+
+/// What one cycle, up to a ReadyForQuery, was answered.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Answer {
+    /// In order.
+    pub results: Vec<CommandResult>,
+    /// Transaction status of the ReadyForQuery: `I`, `T`, `E`.
+    pub status: u8,
+    /// From when the server could begin until ReadyForQuery.
+    pub took: Duration,
+}
+
+/// Follows what a server answers.
+#[derive(Debug)]
+pub struct Answers {
+    framer: Framer,
+    hash: RowHash,
+    kept: Vec<u8>,
+    row: DefaultHasher,
+    /// The cycle that is under way.
+    open: Answer,
+    current: CommandResult,
+    done: VecDeque<Answer>,
+    /// When the server could begin with the open cycle.
+    since: Instant,
+}
+
+impl Answers {
+    /// From a message boundary on; `now` is when the server may begin.
+    pub fn new(hash: RowHash, now: Instant) -> Self {
+        Self {
+            framer: Framer::new(MAX_MESSAGE_LEN),
+            hash,
+            kept: Vec::new(),
+            row: DefaultHasher::new(),
+            open: Answer::default(),
+            current: CommandResult::default(),
+            done: VecDeque::new(),
+            since: now,
+        }
+    }
+
+    /// The server gets something to do now. Matters only if it had nothing: behind a ReadyForQuery it goes on with what it has.
+    pub fn begin(&mut self, now: Instant) {
+        self.since = now;
+    }
+
+    /// Follows a piece of the stream, cut anywhere, that came at `now`.
+    pub fn feed(&mut self, mut bytes: &[u8], now: Instant) {
+        loop {
+            match self.framer.next(&mut bytes) {
+                Ok(Some(Piece::Header(header))) => {
+                    self.kept.clear();
+                    if self.hash != RowHash::Off && is_row(header.tag) {
+                        self.row = DefaultHasher::new();
+                    }
+                }
+                Ok(Some(Piece::Body(part))) => match self.framer.header().map(|header| header.tag) {
+                    Some(tag) if is_row(tag) => {
+                        if self.hash != RowHash::Off {
+                            // Equal however the row was cut: see the test.
+                            self.row.write(part);
+                        }
+                    }
+                    Some(backend::COMMAND_COMPLETE | backend::ERROR_RESPONSE | backend::READY_FOR_QUERY) => {
+                        let room = KEPT_MAX.saturating_sub(self.kept.len());
+                        self.kept.extend_from_slice(&part[..part.len().min(room)]);
+                    }
+                    _ => {}
+                },
+                Ok(Some(Piece::End(header))) => self.message(header.tag, now),
+                // The pooler's own tracker refused it before, or this is the end of the bytes.
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    fn message(&mut self, tag: u8, now: Instant) {
+        match tag {
+            backend::DATA_ROW | backend::COPY_DATA => {
+                self.current.rows += 1;
+                let row = || self.row.finish();
+                self.current.hash = match self.hash {
+                    RowHash::Off => 0,
+                    // A sum does not depend on the order, and unlike XOR tells two equal rows from none.
+                    RowHash::Unordered => self.current.hash.wrapping_add(row()),
+                    RowHash::Ordered => {
+                        let mut all = DefaultHasher::new();
+                        all.write_u64(self.current.hash);
+                        all.write_u64(row());
+                        all.finish()
+                    }
+                };
+            }
+            backend::COMMAND_COMPLETE => {
+                self.current.tag =
+                    String::from_utf8_lossy(self.kept.split(|&b| b == 0).next().unwrap_or_default()).into();
+                self.end_command();
+            }
+            backend::EMPTY_QUERY_RESPONSE | backend::PORTAL_SUSPENDED | backend::FUNCTION_CALL_RESPONSE => {
+                self.end_command();
+            }
+            backend::ERROR_RESPONSE => {
+                let field = |wanted: u8| {
+                    self.kept.split(|&byte| byte == 0).find_map(|field| match field.split_first() {
+                        Some((&kind, value)) if kind == wanted => Some(value),
+                        _ => None,
+                    })
+                };
+                self.current.sqlstate =
+                    Some(field(b'C').and_then(|code| code.try_into().ok()).unwrap_or(*b"XX000"));
+                let text = String::from_utf8_lossy(field(b'M').unwrap_or_default());
+                self.current.message = text.chars().take(MESSAGE_MAX).collect::<String>().into();
+                self.end_command();
+            }
+            backend::READY_FOR_QUERY => {
+                self.open.status = self.kept.first().copied().unwrap_or(0);
+                self.open.took = now.saturating_duration_since(self.since);
+                self.since = now;
+                self.current = CommandResult::default();
+                self.done.push_back(std::mem::take(&mut self.open));
+            }
+            _ => {}
+        }
+    }
+
+    fn end_command(&mut self) {
+        let result = std::mem::take(&mut self.current);
+        if self.open.results.len() < RESULTS_MAX {
+            self.open.results.push(result);
+        }
+    }
+
+    /// Cycles answered and not taken yet.
+    pub fn len(&self) -> usize {
+        self.done.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.done.is_empty()
+    }
+
+    /// Takes the first `count` cycles, or as many as there are.
+    pub fn take(&mut self, count: usize) -> Vec<Answer> {
+        self.done.drain(..count.min(self.done.len())).collect()
+    }
+
+    /// For how long the server has been at the open cycle.
+    pub fn running_for(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+}
+
+fn is_row(tag: u8) -> bool {
+    matches!(tag, backend::DATA_ROW | backend::COPY_DATA)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(out: &mut Vec<u8>, tag: u8, body: &[u8]) {
+        out.push(tag);
+        out.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
+        out.extend_from_slice(body);
+    }
+
+    fn stream(rows: &[&[u8]]) -> Vec<u8> {
+        let mut out = Vec::new();
+        message(&mut out, b'T', b"\0\0");
+        rows.iter().for_each(|row| message(&mut out, b'D', row));
+        message(&mut out, b'C', format!("SELECT {}\0", rows.len()).as_bytes());
+        message(&mut out, b'E', b"SERROR\0VERROR\0C42P01\0Mno table\0\0");
+        message(&mut out, b'Z', b"E");
+        message(&mut out, b'I', b"");
+        message(&mut out, b'Z', b"I");
+        out
+    }
+
+    fn answers(rows: &[&[u8]], hash: RowHash, cuts: &[usize]) -> Vec<Answer> {
+        let now = Instant::now();
+        let mut answers = Answers::new(hash, now);
+        let bytes = stream(rows);
+        let mut at = 0;
+        let mut cuts: Vec<_> = cuts.iter().map(|&cut| cut.min(bytes.len())).collect();
+        cuts.sort_unstable();
+        for cut in cuts.into_iter().chain([bytes.len()]) {
+            answers.feed(&bytes[at..cut], now);
+            at = cut;
+        }
+        assert_eq!(answers.len(), 2);
+        answers.take(9)
+    }
+
+    proptest! {
+        /// What is told, hashes included, does not depend on how the stream was cut.
+        #[test]
+        fn cuts_make_no_difference(cuts in proptest::collection::vec(0usize..120, 0..12)) {
+            let rows: [&[u8]; 3] = [b"one row", b"", b"another one, which is longer"];
+            prop_assert_eq!(
+                answers(&rows, RowHash::Ordered, &cuts),
+                answers(&rows, RowHash::Ordered, &[])
+            );
+        }
+    }
+
+    #[test]
+    fn a_cycle_in_little() {
+        let all = answers(&[b"x", b"y"], RowHash::Off, &[]);
+        assert_eq!((&*all[0].results[0].tag, all[0].results[0].rows), ("SELECT 2", 2));
+        assert_eq!(all[0].results[1].sqlstate, Some(*b"42P01"));
+        assert_eq!(&*all[0].results[1].message, "no table");
+        assert_eq!((all[0].status, all[1].status, all[1].results.len()), (b'E', b'I', 1));
+    }
+
+    #[test]
+    fn order_counts_only_where_asked() {
+        let hash = |rows: &[&[u8]], how| answers(rows, how, &[])[0].results[0].hash;
+        let (ab, ba): ([&[u8]; 2], [&[u8]; 2]) = ([b"a", b"b"], [b"b", b"a"]);
+        assert_eq!(hash(&ab, RowHash::Unordered), hash(&ba, RowHash::Unordered));
+        assert_ne!(hash(&ab, RowHash::Ordered), hash(&ba, RowHash::Ordered));
+        assert_ne!(hash(&[b"a", b"a"], RowHash::Unordered), hash(&[b"b", b"b"], RowHash::Unordered));
+        assert_eq!(hash(&ab, RowHash::Off), 0);
+    }
+}

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The client's stream: which statements each cycle runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use underpass_wire::tag::frontend;
+use underpass_wire::{Framer, MAX_MESSAGE_LEN, Piece};
+
+/// Longest part of a message that is kept, in bytes: texts beyond it are not parsed anyway.
+const KEPT_MAX: usize = underpass_sql::PARSED_BYTES_MAX + 1024;
+
+/// Text of a statement as the client wrote it.
+pub type Text = Arc<[u8]>;
+
+type Table = HashMap<Box<[u8]>, Text, RandomState>;
+
+/// Follows what a client says. Lives as long as its session is mirrored: named statements outlive transactions.
+#[derive(Debug)]
+pub struct Requests {
+    framer: Framer,
+    /// Body of a message that came in parts.
+    kept: Vec<u8>,
+    unnamed: Option<Text>,
+    statements: Table,
+    unnamed_portal: Option<Text>,
+    portals: Table,
+    /// Statements of each cycle of the present transaction; the last one is open.
+    cycles: Vec<Vec<Text>>,
+    /// The open cycle has messages other than COPY data.
+    is_open: bool,
+    /// It has COPY data.
+    has_copy: bool,
+    /// What it keeps for the present transaction, in bytes.
+    kept_bytes: usize,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self {
+            framer: Framer::new(MAX_MESSAGE_LEN),
+            kept: Vec::new(),
+            unnamed: None,
+            statements: Table::default(),
+            unnamed_portal: None,
+            portals: Table::default(),
+            cycles: vec![Vec::new()],
+            is_open: false,
+            has_copy: false,
+            kept_bytes: 0,
+        }
+    }
+}
+
+impl Requests {
+    /// The client has this statement already, from before it was followed. `body` is that of its Parse behind the name.
+    pub fn know(&mut self, name: &[u8], body: &[u8]) {
+        let text = until_zero(body).into();
+        if name.is_empty() {
+            self.unnamed = Some(text);
+        } else {
+            self.statements.insert(name.into(), text);
+        }
+    }
+
+    /// Follows a piece of the stream, cut anywhere.
+    pub fn feed(&mut self, mut bytes: &[u8]) {
+        loop {
+            let start = bytes;
+            match self.framer.next(&mut bytes) {
+                Ok(Some(Piece::Header(_))) => self.kept.clear(),
+                Ok(Some(Piece::Body(part))) => {
+                    let header = self.framer.header();
+                    let needs_body = header.is_some_and(|header| names_or_text(header.tag));
+                    if !needs_body {
+                        continue;
+                    }
+                    // The usual case: the whole body is here, and need not be copied.
+                    if self.framer.need() == 0 && self.kept.is_empty() {
+                        let Some(header) = header else { continue };
+                        if let Ok(Some(Piece::End(_))) = self.framer.next(&mut bytes) {
+                            self.message(header.tag, part);
+                        }
+                        continue;
+                    }
+                    let room = KEPT_MAX.saturating_sub(self.kept.len());
+                    self.kept.extend_from_slice(&part[..part.len().min(room)]);
+                }
+                Ok(Some(Piece::End(header))) => {
+                    let body = std::mem::take(&mut self.kept);
+                    self.message(header.tag, &body);
+                    self.kept = body;
+                    self.kept.clear();
+                }
+                // The pooler's own tracker refused it before, or this is the end of the bytes.
+                Ok(None) | Err(_) => return,
+            }
+            debug_assert!(bytes.len() <= start.len());
+        }
+    }
+
+    fn message(&mut self, tag: u8, body: &[u8]) {
+        match tag {
+            frontend::QUERY => {
+                self.unnamed = None;
+                self.run(until_zero(body).into());
+                self.close_cycle();
+            }
+            frontend::FUNCTION_CALL => {
+                self.run(b"<function call>"[..].into());
+                self.close_cycle();
+            }
+            frontend::PARSE => {
+                self.is_open = true;
+                let (name, rest) = split_zero(body);
+                self.know(name, rest);
+            }
+            frontend::BIND => {
+                self.is_open = true;
+                let (portal, rest) = split_zero(body);
+                let (name, _) = split_zero(rest);
+                let text = if name.is_empty() { self.unnamed.as_ref() } else { self.statements.get(name) };
+                let text = text.cloned();
+                if portal.is_empty() {
+                    self.unnamed_portal = text;
+                } else if let Some(text) = text {
+                    self.portals.insert(portal.into(), text);
+                }
+            }
+            frontend::EXECUTE => {
+                self.is_open = true;
+                let (portal, _) = split_zero(body);
+                let text =
+                    if portal.is_empty() { self.unnamed_portal.as_ref() } else { self.portals.get(portal) };
+                let text = text.cloned().unwrap_or_else(|| b"<unknown statement>"[..].into());
+                self.run(text);
+            }
+            frontend::CLOSE => {
+                self.is_open = true;
+                if let Some((kind, rest)) = body.split_first() {
+                    let (name, _) = split_zero(rest);
+                    let table = if *kind == b'S' { &mut self.statements } else { &mut self.portals };
+                    table.remove(name);
+                }
+            }
+            // A Sync ahead of or amid COPY data has no answer: the one behind the data ends the cycle that began the COPY.
+            frontend::SYNC if self.has_copy && !self.is_open && self.cycles.len() > 1 => {
+                self.has_copy = false
+            }
+            frontend::SYNC => self.close_cycle(),
+            frontend::COPY_DATA | frontend::COPY_DONE | frontend::COPY_FAIL => self.has_copy = true,
+            frontend::DESCRIBE => self.is_open = true,
+            _ => {}
+        }
+    }
+
+    fn run(&mut self, text: Text) {
+        self.is_open = true;
+        self.kept_bytes += text.len() + size_of::<Text>();
+        if let Some(cycle) = self.cycles.last_mut() {
+            cycle.push(text);
+        }
+    }
+
+    fn close_cycle(&mut self) {
+        self.kept_bytes += size_of::<Vec<Text>>();
+        self.cycles.push(Vec::new());
+        self.is_open = false;
+        self.has_copy = false;
+    }
+
+    /// What is kept for the present transaction, in bytes.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+
+    /// The transaction is over: takes the statements of its cycles. Portals end with it.
+    pub fn take(&mut self) -> Vec<Vec<Text>> {
+        let mut cycles = std::mem::replace(&mut self.cycles, vec![Vec::new()]);
+        // The last one is open and, at the end of a transaction, empty; that of a client that vanished may hold statements.
+        if cycles.last().is_some_and(Vec::is_empty) {
+            cycles.pop();
+        }
+        self.portals.clear();
+        self.unnamed_portal = None;
+        self.is_open = false;
+        self.has_copy = false;
+        self.kept_bytes = 0;
+        cycles
+    }
+}
+
+/// Whether a message's body tells what is run.
+fn names_or_text(tag: u8) -> bool {
+    matches!(tag, frontend::QUERY | frontend::PARSE | frontend::BIND | frontend::EXECUTE | frontend::CLOSE)
+}
+
+fn split_zero(bytes: &[u8]) -> (&[u8], &[u8]) {
+    match bytes.iter().position(|&byte| byte == 0) {
+        Some(end) => (&bytes[..end], &bytes[end + 1..]),
+        None => (bytes, &[]),
+    }
+}
+
+fn until_zero(bytes: &[u8]) -> &[u8] {
+    split_zero(bytes).0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use underpass_wire::frontend::Target;
+    use underpass_wire::frontend::build;
+
+    use super::*;
+
+    fn texts(cycles: &[Vec<Text>]) -> Vec<Vec<String>> {
+        cycles
+            .iter()
+            .map(|cycle| cycle.iter().map(|t| String::from_utf8_lossy(t).into_owned()).collect())
+            .collect()
+    }
+
+    fn pipeline() -> Vec<u8> {
+        let mut out = Vec::new();
+        build::query(&mut out, b"begin");
+        build::parse(&mut out, b"s", b"select $1", []);
+        build::bind(&mut out, b"", b"s", [], [Some(&b"1"[..])], []);
+        build::describe(&mut out, Target::Portal, b"");
+        build::execute(&mut out, b"", 0);
+        build::bind(&mut out, b"p", b"s", [], [Some(&b"2"[..])], []);
+        build::execute(&mut out, b"p", 0);
+        build::sync(&mut out);
+        build::parse(&mut out, b"", b"copy t from stdin", []);
+        build::bind(&mut out, b"", b"", [], [], []);
+        build::execute(&mut out, b"", 0);
+        build::sync(&mut out);
+        build::copy_data(&mut out, b"1\n");
+        build::copy_done(&mut out);
+        build::sync(&mut out);
+        build::query(&mut out, b"commit");
+        out
+    }
+
+    const EXPECTED: [&[&str]; 4] =
+        [&["begin"], &["select $1", "select $1"], &["copy t from stdin"], &["commit"]];
+
+    proptest! {
+        /// What is run does not depend on how the stream was cut.
+        #[test]
+        fn cuts_make_no_difference(cuts in proptest::collection::vec(0usize..200, 0..12)) {
+            let bytes = pipeline();
+            let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
+            cuts.sort_unstable();
+            let mut requests = Requests::default();
+            let mut at = 0;
+            for cut in cuts.into_iter().chain([bytes.len()]) {
+                requests.feed(&bytes[at..cut]);
+                at = cut;
+            }
+            prop_assert_eq!(texts(&requests.take()), EXPECTED);
+        }
+    }
+
+    #[test]
+    fn statements_outlive_transactions_and_portals_do_not() {
+        let mut requests = Requests::default();
+        requests.feed(&pipeline());
+        assert!(requests.kept_bytes() > 0);
+        requests.take();
+        assert_eq!(requests.kept_bytes(), 0);
+        let mut out = Vec::new();
+        build::execute(&mut out, b"p", 0);
+        build::bind(&mut out, b"", b"s", [], [], []);
+        build::execute(&mut out, b"", 0);
+        build::sync(&mut out);
+        requests.feed(&out);
+        assert_eq!(texts(&requests.take()), [["<unknown statement>", "select $1"]]);
+    }
+
+    #[test]
+    fn a_long_text_is_kept_in_part() {
+        let mut out = Vec::new();
+        build::query(&mut out, &vec![b'x'; KEPT_MAX * 2]);
+        let mut requests = Requests::default();
+        for part in out.chunks(60_000) {
+            requests.feed(part);
+        }
+        assert_eq!(requests.take()[0][0].len(), KEPT_MAX);
+    }
+}

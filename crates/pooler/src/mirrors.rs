@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirrors as all threads share them: where each leads, whether it may be sent to, its account, and the table of differences.
+//!
+//! What one client says is mirrored by its own worker (`worker/mirror`), over servers of an ordinary pool whose database is the mirror.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use underpass_config::{
+    CompareRows, Config, Database, HostList, Mirror, MirrorMode, MirrorOverflow, MirrorSend,
+};
+use underpass_mirror::{Answer, Budget, Counters, Differences, DropReason, Row, RowHash, Texts, Transaction};
+
+use crate::pool::{DatabaseState, Pool, UserState};
+use crate::shared::{Shared, lock};
+
+/// Numbers of databases and users that are mirrors': apart from those of clients, which count from 0.
+const FIRST_NUMBER: u32 = 1 << 31;
+/// Transactions that wait for their comparison, in batches of a worker. What is over it is not compared, and counted.
+const BATCHES_MAX: usize = 64;
+
+/// Whether a mirror is sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// Nobody has needed it yet, or it is worth another attempt.
+    Unchecked,
+    /// It and the primary are asked who they are.
+    Checking,
+    /// It gets what clients say.
+    On,
+    /// It cannot be reached, or refuses; tried again after `server_login_retry`.
+    Down,
+    /// DISABLE MIRROR.
+    Disabled,
+    /// Switched off by the pooler, until ENABLE MIRROR.
+    Failed,
+    /// It is the primary itself.
+    Same,
+}
+
+impl State {
+    const ALL: [Self; 7] =
+        [Self::Unchecked, Self::Checking, Self::On, Self::Down, Self::Disabled, Self::Failed, Self::Same];
+
+    /// As SHOW MIRRORS has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unchecked => "unchecked",
+            Self::Checking => "checking",
+            Self::On => "on",
+            Self::Down => "down",
+            Self::Disabled => "disabled",
+            Self::Failed => "failed",
+            Self::Same => "same_server",
+        }
+    }
+}
+
+/// A mirror of one database.
+pub(crate) struct MirrorState {
+    pub name: Arc<str>,
+    /// The database that is mirrored, as clients name it.
+    pub database: Arc<str>,
+    /// The database that mirror sessions use.
+    pub target: Arc<DatabaseState>,
+    pub settings: ArcSwap<Mirror>,
+    pub counters: Counters,
+    /// Shared by all databases of the mirror.
+    pub budget: Arc<Budget>,
+    state: AtomicU8,
+    /// Why it is in that state, if there is something to say.
+    why: ArcSwapOption<String>,
+    /// When it may be tried again.
+    retry_at: Mutex<Option<Instant>>,
+    /// Who the primary and the mirror say they are.
+    identities: Mutex<[Option<Result<String, String>>; 2]>,
+}
+
+impl MirrorState {
+    pub fn state(&self) -> State {
+        State::ALL[usize::from(self.state.load(Ordering::Acquire))]
+    }
+
+    pub fn why(&self) -> Option<Arc<String>> {
+        self.why.load_full()
+    }
+
+    pub fn is_sync(&self) -> bool {
+        self.settings.load().mode == MirrorMode::Sync
+    }
+
+    /// How rows are hashed for it.
+    pub fn row_hash(&self) -> RowHash {
+        match self.settings.load().compare_rows {
+            CompareRows::Off => RowHash::Off,
+            CompareRows::Ordered => RowHash::Ordered,
+            CompareRows::Unordered => RowHash::Unordered,
+        }
+    }
+
+    /// Whether a transaction that begins now goes there.
+    pub fn admits(&self) -> Result<(), DropReason> {
+        match self.state() {
+            State::On => Ok(()),
+            State::Unchecked | State::Checking | State::Down => Err(DropReason::NotReady),
+            State::Disabled | State::Failed | State::Same => Err(DropReason::Disabled),
+        }
+    }
+
+    fn set(&self, state: State, why: Option<String>) {
+        self.why.store(why.map(Arc::new));
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    fn change(&self, from: State, to: State) -> bool {
+        self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Whether the caller is to find out who the two servers are: at first, and when a mirror that was down is worth another attempt.
+    pub fn begin_check(&self, now: Instant) -> bool {
+        let is_due = match self.state() {
+            State::Unchecked => true,
+            State::Down => lock(&self.retry_at).is_none_or(|at| now >= at),
+            _ => return false,
+        };
+        let begins = is_due
+            && (self.change(State::Unchecked, State::Checking) || self.change(State::Down, State::Checking));
+        if begins {
+            *lock(&self.identities) = [None, None];
+        }
+        begins
+    }
+
+    /// The primary (0) or the mirror (1) has said who it is, or cannot be asked.
+    pub fn identified(&self, side: usize, identity: Result<String, String>, retry: Duration, now: Instant) {
+        let mut identities = lock(&self.identities);
+        identities[side] = Some(identity);
+        let [Some(here), Some(there)] = &*identities else { return };
+        if self.state() != State::Checking {
+            return;
+        }
+        let (name, database) = (&self.name, &self.database);
+        match (here, there) {
+            (Ok(here), Ok(there)) if here == there => {
+                let why = "primary and mirror are the same server".to_owned();
+                log::error!(
+                    "mirror {name} of {database}: {why}: it stays off; correct host or port and RELOAD"
+                );
+                self.set(State::Same, Some(why));
+            }
+            (Ok(_), Ok(_)) => {
+                log::info!("mirror {name} of {database}: on");
+                self.set(State::On, None);
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                let which = if here.is_err() { "primary" } else { "mirror" };
+                let why = format!("{which}: {error}");
+                log::warn!("mirror {name} of {database}: down: {why}");
+                *lock(&self.retry_at) = Some(now + retry);
+                self.set(State::Down, Some(why));
+            }
+        }
+    }
+
+    /// A session with the mirror broke. In `mode = sync` that is the end: its data are not the primary's any more.
+    pub fn lost(&self, why: &str, retry: Duration, now: Instant) {
+        if self.is_sync() {
+            return self.fail(why);
+        }
+        if self.change(State::On, State::Down) {
+            log::warn!("mirror {} of {}: down: {why}", self.name, self.database);
+            self.why.store(Some(Arc::new(why.to_owned())));
+            *lock(&self.retry_at) = Some(now + retry);
+        }
+    }
+
+    /// Switches it off until somebody switches it on.
+    pub fn fail(&self, why: &str) {
+        if self.change(State::On, State::Failed) {
+            log::error!(
+                "mirror {} of {}: switched off: {why}; ENABLE MIRROR {} switches it on",
+                self.name,
+                self.database,
+                self.name
+            );
+            self.why.store(Some(Arc::new(why.to_owned())));
+        }
+    }
+
+    /// Gives memory back, and obeys `overflow` when there was none.
+    pub fn overflowed(&self, reason: DropReason) {
+        let settings = self.settings.load();
+        if settings.overflow == MirrorOverflow::Disable {
+            self.fail(&format!("{}: queue_bytes = {}", reason.name(), settings.queue_bytes));
+        }
+    }
+}
+
+/// A transaction that both servers have answered.
+pub(crate) struct Compared {
+    pub state: Arc<MirrorState>,
+    pub transaction: Arc<Transaction>,
+    pub there: Vec<Answer>,
+}
+
+/// All mirrors.
+#[derive(Default)]
+pub(crate) struct Mirrors {
+    /// By mirror and database; made when a client first needs them.
+    all: Mutex<BTreeMap<(String, String), Arc<MirrorState>>>,
+    budgets: Mutex<HashMap<String, Arc<Budget>>>,
+    users: Mutex<HashMap<String, Arc<UserState>>>,
+    next_number: AtomicU32,
+    /// Whether any is configured.
+    is_any: AtomicBool,
+    differences: Arc<Mutex<Differences>>,
+    texts: Mutex<Texts>,
+    comparer: OnceLock<SyncSender<Vec<Compared>>>,
+}
+
+impl Mirrors {
+    /// Whether any is configured.
+    pub fn is_any(&self) -> bool {
+        self.is_any.load(Ordering::Relaxed)
+    }
+
+    /// Notes what is configured, at start and after a RELOAD. Returns the numbers of target databases whose servers are obsolete.
+    pub fn configure(&self, config: &Config) -> Vec<u32> {
+        self.is_any.store(!config.mirrors.is_empty(), Ordering::Relaxed);
+        let mut obsolete = Vec::new();
+        let budgets = lock(&self.budgets);
+        lock(&self.all).retain(|(name, database), state| {
+            let wanted = config.mirrors.get(name).filter(|mirror| mirror.covers(database));
+            let (Some(mirror), Some((configured, _))) = (wanted, config.database(database)) else {
+                obsolete.push(state.target.number);
+                return false;
+            };
+            if let Some(budget) = budgets.get(name) {
+                budget.set_max(mirror.queue_bytes);
+            }
+            let target = target(mirror, &configured);
+            let is_other = state.target.settings.load().needs_reconnect(&target);
+            state.target.settings.store(Arc::new(target));
+            state.settings.store(Arc::new(mirror.clone()));
+            if is_other {
+                obsolete.push(state.target.number);
+                // Whoever it is now has not been asked.
+                state.set(State::Unchecked, None);
+            }
+            true
+        });
+        obsolete
+    }
+
+    /// The mirrors of a database, in the order of their names.
+    pub fn of(&self, config: &Config, database: &DatabaseState) -> Vec<Arc<MirrorState>> {
+        let configured = config.mirrors.values().filter(|mirror| mirror.covers(&database.name));
+        configured.map(|mirror| self.state(mirror, database)).collect()
+    }
+
+    /// Whether a database has any.
+    pub fn covers(&self, config: &Config, database: &str) -> bool {
+        config.mirrors.values().any(|mirror| mirror.covers(database))
+    }
+
+    fn state(&self, mirror: &Mirror, database: &DatabaseState) -> Arc<MirrorState> {
+        let key = (mirror.name.clone(), database.name.clone());
+        let mut all = lock(&self.all);
+        let make = || {
+            let budget = lock(&self.budgets)
+                .entry(mirror.name.clone())
+                .or_insert_with(|| Arc::new(Budget::new(mirror.queue_bytes)))
+                .clone();
+            let target = target(mirror, &database.settings.load());
+            Arc::new(MirrorState {
+                name: mirror.name.as_str().into(),
+                database: database.name.as_str().into(),
+                target: Arc::new(DatabaseState {
+                    number: self.number(),
+                    name: target.name.clone(),
+                    settings: ArcSwap::from_pointee(target),
+                    is_auto: AtomicBool::new(false),
+                    is_mirror: true,
+                    disabled: AtomicBool::new(false),
+                    paused: AtomicBool::new(false),
+                    forgotten: AtomicBool::new(false),
+                    clients: AtomicU32::new(0),
+                    next_host: Default::default(),
+                }),
+                settings: ArcSwap::from_pointee(mirror.clone()),
+                counters: Counters::default(),
+                budget,
+                state: AtomicU8::new(State::Unchecked as u8),
+                why: ArcSwapOption::empty(),
+                retry_at: Mutex::default(),
+                identities: Mutex::default(),
+            })
+        };
+        all.entry(key).or_insert_with(make).clone()
+    }
+
+    fn number(&self) -> u32 {
+        FIRST_NUMBER + self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// All that somebody needed so far.
+    pub fn all(&self) -> Vec<Arc<MirrorState>> {
+        lock(&self.all).values().cloned().collect()
+    }
+
+    /// ENABLE MIRROR, DISABLE MIRROR. False if there is none of this name.
+    pub fn switch(&self, config: &Config, name: &str, on: bool) -> bool {
+        for state in self.all().iter().filter(|state| &*state.name == name) {
+            match on {
+                true if matches!(
+                    state.state(),
+                    State::Disabled | State::Failed | State::Same | State::Down
+                ) =>
+                {
+                    state.set(State::Unchecked, None);
+                }
+                true => {}
+                false => state.set(State::Disabled, Some("DISABLE MIRROR".to_owned())),
+            }
+        }
+        config.mirrors.contains_key(name)
+    }
+
+    /// The pool of mirror sessions for the clients of `primary`.
+    pub fn pool(&self, shared: &Shared, state: &MirrorState, primary: &Pool, now: Instant) -> Arc<Pool> {
+        let settings = state.settings.load();
+        let name = settings.user.as_deref().unwrap_or(&primary.user.name);
+        let user = lock(&self.users)
+            .entry(name.to_owned())
+            .or_insert_with(|| {
+                Arc::new(UserState {
+                    number: self.number(),
+                    name: name.to_owned(),
+                    clients: AtomicU32::new(0),
+                })
+            })
+            .clone();
+        let pool = shared.pool(&state.target, &user, now);
+        if settings.user.is_none() {
+            // What opens servers of the primary opens those of the mirror.
+            if pool.secret.load().is_none() {
+                pool.secret.store(primary.secret.load_full());
+            }
+            if pool.proved.load().is_none() {
+                pool.proved.store(primary.proved.load_full());
+            }
+        }
+        pool
+    }
+
+    /// Whether a transaction only reads, as far as its texts tell.
+    pub fn is_read_only(&self, transaction: &Transaction) -> bool {
+        let mut texts = lock(&self.texts);
+        transaction.is_read_only(|text| texts.statement(text).traits.is_read_only)
+    }
+
+    /// Has transactions compared, on a thread of their own.
+    pub fn compare(&self, batch: Vec<Compared>) {
+        let sender = self.comparer.get_or_init(|| {
+            let (sender, incoming) = sync_channel::<Vec<Compared>>(BATCHES_MAX);
+            let differences = self.differences.clone();
+            let compare = move || {
+                for one in incoming.into_iter().flatten() {
+                    let state = &one.state;
+                    let show_literals = state.settings.load().show_literals;
+                    let cycles = lock(&differences).add(
+                        &state.name,
+                        &state.database,
+                        &one.transaction,
+                        &one.there,
+                        state.row_hash(),
+                        show_literals,
+                    );
+                    state.counters.compared.fetch_add(cycles, Ordering::Relaxed);
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().name("mirror compare".into()).spawn(compare) {
+                log::error!("cannot start a thread, mirrors are not compared: {error}");
+            }
+            sender
+        });
+        let (TrySendError::Full(batch) | TrySendError::Disconnected(batch)) = match sender.try_send(batch) {
+            Ok(()) => return,
+            Err(error) => error,
+        };
+        for one in batch {
+            one.state.counters.not_compared.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The table of differences.
+    pub fn rows(&self) -> Vec<Row> {
+        lock(&self.differences).rows()
+    }
+}
+
+/// What mirror sessions of a database connect to.
+fn target(mirror: &Mirror, database: &Database) -> Database {
+    let is_reading = mirror.send == MirrorSend::ReadOnly;
+    Database {
+        name: format!("{}@{}", database.name, mirror.name),
+        dbname: Some(mirror.dbname.clone().unwrap_or_else(|| database.server_dbname().to_owned())),
+        host: mirror.host.as_ref().and_then(|host| HostList::parse(&host.to_string())),
+        port: mirror.port,
+        user: mirror.user.clone().or_else(|| database.user.clone()),
+        password: if mirror.user.is_some() { mirror.password.clone() } else { database.password.clone() },
+        pool_size: mirror.pool_size.or(database.pool_size),
+        min_pool_size: Some(0),
+        // What the texts do not tell, a function that writes, fails there.
+        connect_query: if is_reading {
+            Some("set default_transaction_read_only = on".to_owned())
+        } else {
+            database.connect_query.clone()
+        },
+        max_db_connections: None,
+        max_db_client_connections: None,
+        ..database.clone()
+    }
+}
+
+/// Time that clients in `mode = sync` were held.
+pub(crate) fn count_hold(counters: &Counters, held: Duration) {
+    let held_us: u64 = held.as_micros() as u64;
+    counters.holds.fetch_add(1, Ordering::Relaxed);
+    add(&counters.held_us, held_us);
+}
+
+fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}

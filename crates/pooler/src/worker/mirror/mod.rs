@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirroring at a worker. Three kinds of clients have a [`Role`]:
+//!
+//! - a *source* is a client of a mirrored database. What it says and hears is noted while it passes;
+//! - a *shadow* is a session with one mirror on behalf of one source. It is a client without a socket ([`Transport::memory`]): what its source
+//!   said is put into its transport and goes the way of any client's requests, over servers of the mirror's pool, statements renamed and
+//!   parameters restored; what it is answered is noted and goes nowhere;
+//! - a *probe*, a client without a socket too, asks the primary and the mirror who they are.
+//!
+//! In `mode = async` a transaction is noted until it is over on the primary, then queued as a whole at the shadow, which plays one after the
+//! other. In `mode = sync` a shadow gets the bytes as they come, and the source is not read while a shadow of it is behind.
+
+mod probe;
+mod shadow;
+mod source;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use underpass_console::rows::Replication;
+use underpass_pool::link::ClientSide;
+use underpass_pool::params::SharedParameters;
+
+pub(crate) use probe::Probe;
+pub(crate) use shadow::Shadow;
+pub(crate) use source::Source;
+
+use super::Worker;
+use crate::client::{Client, Phase};
+use crate::mirrors::Compared;
+use crate::net::Endpoint;
+use crate::pool::Pool;
+use crate::table::Key;
+use crate::transport::{Outbox, Transport};
+
+/// Comparisons that a worker collects before it wakes the thread that makes them.
+const BATCH: usize = 64;
+
+/// What a client has to do with mirroring.
+pub(crate) enum Role {
+    Source(Source),
+    Shadow(Shadow),
+    Probe(Probe),
+}
+
+/// State of a session, to begin with on a server that has not seen it.
+pub(crate) struct Restore {
+    side: ClientSide,
+    parameters: SharedParameters,
+}
+
+impl Restore {
+    /// As a session is now; one that may only read begins its transactions so.
+    pub fn of(side: &ClientSide, parameters: &SharedParameters, is_read_only: bool) -> Self {
+        let mut parameters = parameters.clone();
+        if is_read_only {
+            // Before 14 it is not reported, and stays what `connect_query` of the pool made it.
+            Arc::make_mut(&mut parameters).set("default_transaction_read_only", "on");
+        }
+        Self { side: side.clone(), parameters }
+    }
+}
+
+impl Role {
+    /// Called before the tracker sees a request: a transaction may begin.
+    pub fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters) {
+        if let Self::Source(source) = self {
+            source.before_request(side, parameters);
+        }
+    }
+
+    /// `bytes` of the client went to its server, which `was_busy` before.
+    pub fn request(&mut self, bytes: &[u8], was_busy: bool, now: Instant) {
+        match self {
+            Self::Source(source) => source.request(bytes, was_busy, now),
+            Self::Shadow(shadow) if !was_busy => shadow.answers.begin(now),
+            Self::Shadow(_) | Self::Probe(_) => {}
+        }
+    }
+
+    /// `bytes` came back, as the client sees them.
+    pub fn response(&mut self, bytes: &[u8], now: Instant) {
+        match self {
+            Self::Source(source) => source.response(bytes, now),
+            Self::Shadow(shadow) => shadow.answers.feed(bytes, now),
+            Self::Probe(probe) => probe.response(bytes),
+        }
+    }
+}
+
+impl Worker {
+    /// A client without a socket, between transactions, of `pool`.
+    fn silent_client(&mut self, pool: &Arc<Pool>, restore: Option<Restore>, role: Role) -> Key {
+        let (now, id) = (self.now, self.shared.next_socket_id());
+        let descriptor = self.shared.mailboxes[self.index as usize].epoll.clone();
+        let (side, parameters) = match restore {
+            Some(restore) => (restore.side, restore.parameters),
+            None => (ClientSide::default(), pool.welcome().unwrap_or_default()),
+        };
+        self.clients.insert(|_| {
+            Box::new(Client {
+                lane: None,
+                transport: Transport::memory(descriptor),
+                id,
+                address: Endpoint::Unix(Default::default(), 0),
+                phase: Phase::Idle,
+                side,
+                parameters,
+                inbox: Vec::new(),
+                outbox: Outbox::default(),
+                readable: false,
+                ended: false,
+                pool: Some(pool.clone()),
+                database: Some(pool.database.clone()),
+                user: Some(pool.user.clone()),
+                counted: false,
+                in_pool: false,
+                cancel_key: 0,
+                connected_at: now,
+                request_at: now,
+                query_at: None,
+                transaction_at: None,
+                wait_us: 0,
+                replication: Replication::None,
+                on_console: false,
+                is_silent: true,
+                mirror: Some(Box::new(role)),
+            })
+        })
+    }
+
+    fn source(&mut self, key: Key) -> Option<&mut Source> {
+        match self.clients.get_mut(key)?.mirror.as_deref_mut() {
+            Some(Role::Source(source)) => Some(source),
+            _ => None,
+        }
+    }
+
+    fn shadow(&mut self, key: Key) -> Option<&mut Shadow> {
+        match self.clients.get_mut(key)?.mirror.as_deref_mut() {
+            Some(Role::Shadow(shadow)) => Some(shadow),
+            _ => None,
+        }
+    }
+
+    /// A client with a role has no transaction open and nothing outstanding.
+    pub(super) fn mirror_boundary(&mut self, key: Key) {
+        match self.clients.get(key).and_then(|client| client.mirror.as_deref()) {
+            Some(Role::Source(_)) => self.source_boundary(key),
+            Some(Role::Shadow(_)) => self.shadow_boundary(key),
+            Some(Role::Probe(_)) => self.probe_done(key),
+            None => {}
+        }
+    }
+
+    /// A client with a role is about to close, for this reason.
+    pub(super) fn mirror_closing(&mut self, key: Key, reason: &str) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let is_linked = matches!(client.phase, Phase::Linked(_));
+        let running = match client.phase {
+            Phase::Linked(server) => self.servers.get(server),
+            _ => None,
+        };
+        let is_busy = matches!(running, Some(super::Entry::Here(server)) if server.link.is_busy());
+        let Some(client) = self.clients.get_mut(key) else { return };
+        match client.mirror.take().map(|role| *role) {
+            Some(Role::Source(source)) => self.source_gone(key, source, is_busy),
+            Some(Role::Shadow(shadow)) => self.shadow_gone(key, shadow, is_linked, reason),
+            Some(Role::Probe(probe)) => self.probe_gone(&probe, reason),
+            None => {}
+        }
+    }
+
+    /// The client asked for its statement to be cancelled.
+    pub(super) fn mirror_cancel(&mut self, key: Key) {
+        let now = self.now;
+        let Some(source) = self.source(key) else { return };
+        for shadow in source.cancel(now) {
+            self.shadow_cancel(shadow);
+        }
+    }
+
+    /// What time brings: cancels that are due, mirrors that keep clients waiting, comparisons that were collected.
+    pub(super) fn sweep_mirrors(&mut self) {
+        if !self.shared.mirrors.is_any() && self.compared.is_empty() {
+            return;
+        }
+        for key in self.clients.keys() {
+            if self.silent_waits_in_vain(key) {
+                continue;
+            }
+            match self.clients.get(key).and_then(|client| client.mirror.as_deref()) {
+                Some(Role::Source(_)) => self.source_sweep(key),
+                Some(Role::Shadow(_)) => self.shadow_sweep(key),
+                Some(Role::Probe(_)) | None => {}
+            }
+        }
+        self.flush_compared();
+    }
+
+    /// Closes a shadow or probe in a queue that nothing moves: a mirror that cannot be reached is tried again later, by another one.
+    fn silent_waits_in_vain(&mut self, key: Key) -> bool {
+        let Some(client) = self.clients.get(key).filter(|client| client.is_silent) else { return false };
+        let (Phase::Waiting { since, .. }, Some(pool)) = (&client.phase, &client.pool) else { return false };
+        let waited = self.now.saturating_duration_since(*since);
+        let Some(farewell) = self.failing_fast(pool.id, waited) else { return false };
+        self.close_client(key, farewell);
+        true
+    }
+
+    fn collect_compared(&mut self, compared: Compared) {
+        self.compared.push(compared);
+        if self.compared.len() >= BATCH {
+            self.flush_compared();
+        }
+    }
+
+    fn flush_compared(&mut self) {
+        if !self.compared.is_empty() {
+            let batch = std::mem::take(&mut self.compared);
+            self.shared.mirrors.compare(batch);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A session with one mirror on behalf of one client.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use underpass_mirror::{Answers, DropReason, RowHash, Transaction};
+
+use super::Restore;
+use crate::client::Phase;
+use crate::mirrors::{Compared, MirrorState, State};
+use crate::server::Work;
+use crate::shared::phase;
+use crate::table::Key;
+use crate::worker::{Again, Entry, Farewell, Worker};
+
+/// A transaction for a mirror.
+pub(crate) struct Unit {
+    pub bytes: Arc<Vec<u8>>,
+    pub transaction: Arc<Transaction>,
+    /// Memory taken for it.
+    pub charged: u64,
+    /// The state of the session at its beginning, if it may have been lost there.
+    pub restore: Option<Restore>,
+}
+
+/// See the module documentation.
+pub(crate) struct Shadow {
+    state: Arc<MirrorState>,
+    owner: Key,
+    pub answers: Answers,
+    /// Waiting.
+    queue: VecDeque<Unit>,
+    /// Under way: one in `mode = async`; those that are over on the primary in `mode = sync`.
+    running: VecDeque<Unit>,
+    /// The owner is gone: what is queued is the end.
+    is_left: bool,
+    /// The cycle of the running transaction that was cancelled last.
+    cancelled: Option<usize>,
+    /// It is closed on purpose: what is left is dropped for this reason, if anything is.
+    ending: Option<DropReason>,
+}
+
+impl Shadow {
+    pub fn new(state: Arc<MirrorState>, owner: Key, hash: RowHash, now: Instant) -> Self {
+        Self {
+            state,
+            owner,
+            answers: Answers::new(hash, now),
+            queue: VecDeque::new(),
+            running: VecDeque::new(),
+            is_left: false,
+            cancelled: None,
+            ending: None,
+        }
+    }
+}
+
+impl Worker {
+    /// Gives a shadow something to say.
+    pub(super) fn shadow_put(&mut self, key: Key, bytes: Arc<Vec<u8>>) {
+        if let Some(client) = self.clients.get_mut(key) {
+            client.transport.put(bytes);
+            client.readable = true;
+            // After the events of this round: the primary's part is done first.
+            self.again.push(Again::Client(key));
+        }
+    }
+
+    /// Queues a transaction.
+    pub(super) fn shadow_enqueue(&mut self, key: Key, unit: Unit) {
+        match self.shadow(key) {
+            Some(shadow) => shadow.queue.push_back(unit),
+            None => return,
+        }
+        self.shadow_start(key);
+    }
+
+    /// Begins the next transaction, if none is under way.
+    fn shadow_start(&mut self, key: Key) {
+        let Some(shadow) = self.shadow(key) else { return };
+        if !shadow.running.is_empty() {
+            return;
+        }
+        let Some(mut unit) = shadow.queue.pop_front() else { return };
+        shadow.cancelled = None;
+        let (bytes, restore) = (unit.bytes.clone(), unit.restore.take());
+        shadow.running.push_back(unit);
+        if let (Some(restore), Some(client)) = (restore, self.clients.get_mut(key)) {
+            (client.side, client.parameters) = (restore.side, restore.parameters);
+        }
+        self.shadow_put(key, bytes);
+    }
+
+    /// `mode = sync`: a transaction whose bytes the shadow has got is over on the primary.
+    pub(super) fn shadow_expect(&mut self, key: Key, unit: Unit) {
+        match self.shadow(key) {
+            Some(shadow) => shadow.running.push_back(unit),
+            None => return,
+        }
+        if !self.shadow_is_behind(key) {
+            return self.shadow_finish(key);
+        }
+        while let Some(shadow) = self.shadow(key) {
+            match shadow.running.front() {
+                Some(unit) if unit.transaction.answers.len() <= shadow.answers.len() => {
+                    self.shadow_finish_one(key)
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Everything that it got was answered, and no transaction is open.
+    pub(super) fn shadow_boundary(&mut self, key: Key) {
+        let Some(client) = self.clients.get(key) else { return };
+        if client.transport.unread() > 0 || !client.inbox.is_empty() {
+            return;
+        }
+        self.shadow_finish(key);
+        let Some(shadow) = self.shadow(key) else { return };
+        let (owner, is_sync) = (shadow.owner, shadow.state.is_sync());
+        let is_over = shadow.is_left && shadow.queue.is_empty() && shadow.running.is_empty();
+        if is_over {
+            // Not here: its link is being taken apart by the caller.
+            return self.again.push(Again::Client(key));
+        }
+        self.shadow_start(key);
+        if is_sync {
+            self.again.push(Again::Client(owner));
+        }
+    }
+
+    /// The transactions under way are over there.
+    fn shadow_finish(&mut self, key: Key) {
+        while self.shadow(key).is_some_and(|shadow| !shadow.running.is_empty()) {
+            self.shadow_finish_one(key);
+        }
+        if let Some(shadow) = self.shadow(key).filter(|shadow| !shadow.state.is_sync()) {
+            // Of a session that answers more often than it was asked to, nothing is carried over.
+            shadow.answers.take(usize::MAX);
+        }
+    }
+
+    fn shadow_finish_one(&mut self, key: Key) {
+        let Some(shadow) = self.shadow(key) else { return };
+        let Some(unit) = shadow.running.pop_front() else { return };
+        let there = shadow.answers.take(unit.transaction.answers.len());
+        let state = shadow.state.clone();
+        state.counters.executed.fetch_add(1, Ordering::Relaxed);
+        state.budget.give_back(unit.charged);
+        if unit.transaction.abandoned.is_none() {
+            self.collect_compared(Compared { state, transaction: unit.transaction, there });
+        }
+    }
+
+    /// Whether a shadow still has something to do of what it got.
+    pub(super) fn shadow_is_behind(&self, key: Key) -> bool {
+        let Some(client) = self.clients.get(key) else { return false };
+        if client.transport.unread() > 0 || !client.inbox.is_empty() {
+            return true;
+        }
+        match client.phase {
+            Phase::Linked(server) => match self.servers.get(server) {
+                Some(Entry::Here(server)) => {
+                    !matches!(server.work, Work::Client(_))
+                        || server.link.is_busy()
+                        || !server.outbox.is_empty()
+                }
+                _ => false,
+            },
+            Phase::Waiting { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Something came from a mirror: in `mode = sync` its owner may have waited for it.
+    pub(in crate::worker) fn shadow_answered(&mut self, key: Key) {
+        let Some(shadow) = self.shadow(key).filter(|shadow| shadow.state.is_sync()) else { return };
+        let owner = shadow.owner;
+        if !self.shadow_is_behind(key) {
+            self.again.push(Again::Client(owner));
+        }
+    }
+
+    /// Cancels what the mirror runs for this shadow.
+    pub(super) fn shadow_cancel(&mut self, key: Key) {
+        let Some(Phase::Linked(server)) = self.clients.get(key).map(|client| &client.phase) else { return };
+        let server = *server;
+        if matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_busy()) {
+            self.cancel_server(server, None);
+        }
+    }
+
+    /// The owner is gone. What is queued is played to the end.
+    pub(super) fn shadow_leave(&mut self, key: Key) {
+        let Some(shadow) = self.shadow(key) else { return };
+        shadow.is_left = true;
+        if shadow.queue.is_empty() && shadow.running.is_empty() {
+            self.close_client(key, Farewell::quiet("mirrored client left"));
+        }
+    }
+
+    /// The owner of a shadow in `mode = sync` vanished in the middle of a transaction.
+    pub(super) fn shadow_end_abandoned(&mut self, key: Key) {
+        while self.shadow(key).is_some_and(|shadow| !shadow.running.is_empty()) {
+            self.shadow_finish_one(key);
+        }
+        self.shadow_leave(key);
+    }
+
+    /// The mirror is not wanted any more: what is left for it is dropped.
+    pub(super) fn shadow_give_up(&mut self, key: Key) {
+        if let Some(shadow) = self.shadow(key) {
+            shadow.ending = Some(DropReason::Disabled);
+            self.close_client(key, Farewell::quiet("mirror switched off"));
+        }
+    }
+
+    /// Cancels that are due, transactions that their client left, mirrors that were switched off.
+    pub(super) fn shadow_sweep(&mut self, key: Key) {
+        let now = self.now;
+        let Some(client) = self.clients.get(key) else { return };
+        let has_said_all = client.transport.unread() == 0 && client.inbox.is_empty();
+        let is_behind = self.shadow_is_behind(key);
+        let Some(shadow) = self.shadow(key) else { return };
+        if matches!(shadow.state.state(), State::Disabled | State::Failed | State::Same) {
+            return self.shadow_give_up(key);
+        }
+        let ran = shadow.answers.running_for(now);
+        let cycle = shadow.answers.len();
+        let Some(unit) = shadow.running.front() else {
+            if shadow.is_left && shadow.queue.is_empty() {
+                self.close_client(key, Farewell::quiet("mirrored client left"));
+            }
+            return;
+        };
+        let is_abandoned =
+            unit.transaction.abandoned.is_some_and(|after| has_said_all && (!is_behind || ran >= after));
+        let is_cancelled = has_said_all
+            && shadow.cancelled != Some(cycle)
+            && unit.transaction.cancels.iter().any(|cancel| cancel.cycle == cycle && ran >= cancel.after);
+        if is_abandoned {
+            // Closing it does what its client's closing did: cancel, roll back.
+            self.shadow_end_abandoned(key);
+        } else if is_cancelled && is_behind {
+            shadow.cancelled = Some(cycle);
+            self.shadow_cancel(key);
+        }
+    }
+
+    /// A shadow closes.
+    pub(super) fn shadow_gone(&mut self, key: Key, shadow: Shadow, is_linked: bool, reason: &str) {
+        let Shadow { state, owner, queue, running, is_left, ending, .. } = shadow;
+        let is_over = is_left && queue.is_empty() && running.is_empty();
+        let (first, further) = match (ending, is_linked) {
+            (Some(reason), _) => (reason, reason),
+            (None, true) => (DropReason::ConnectionLost, DropReason::SessionLost),
+            (None, false) => (DropReason::NotReady, DropReason::NotReady),
+        };
+        for unit in running {
+            state.counters.drop_one(first);
+            state.budget.give_back(unit.charged);
+        }
+        for unit in queue {
+            state.counters.drop_one(further);
+            state.budget.give_back(unit.charged);
+        }
+        let is_ending = self.shared.phase.load(Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
+        if ending.is_none() && !is_over && !is_ending {
+            let settings = self.shared.settings.load();
+            state.lost(reason, settings.config.server_login_retry, self.now);
+        }
+        if !is_left {
+            self.source_lost_shadow(owner, key, first);
+        }
+    }
+}

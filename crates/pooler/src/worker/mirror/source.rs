@@ -1,0 +1,544 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client of a mirrored database: what it says and hears, and to whom that goes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use underpass_config::{MirrorSend, PoolMode};
+use underpass_console::rows::Replication;
+use underpass_mirror::{Answers, Cancel, DropReason, Requests, RowHash, Transaction};
+use underpass_pool::link::ClientSide;
+use underpass_pool::params::SharedParameters;
+
+use super::shadow::Unit;
+use super::{Restore, Role};
+use crate::client::Phase;
+use crate::mirrors::{MirrorState, State, count_hold};
+use crate::pool::Pool;
+use crate::table::Key;
+use crate::worker::{Again, Entry, Worker};
+
+/// A shadow in `mode = sync` may be this many bytes behind within one statement (COPY data, a pipeline) before its source is held.
+const AHEAD_MAX: usize = 256 * 1024;
+/// What a transaction takes besides its bytes, for each piece of them: results and their places.
+const PIECE_BYTES: u64 = 256;
+/// SQLSTATE of a statement that was cancelled.
+const QUERY_CANCELED: [u8; 5] = *b"57014";
+
+/// What a source has to do with one mirror.
+pub(crate) struct Tap {
+    pub state: Arc<MirrorState>,
+    pub shadow: Option<Key>,
+    /// Whether the present transaction goes there, or why not.
+    fate: Result<(), DropReason>,
+    /// Memory taken for it.
+    charged: u64,
+    /// A transaction has not gone there, or there has been none: the next one begins with the state of the session.
+    pub resync: bool,
+    restore: Option<Restore>,
+    /// Out for the rest of the session: its state cannot be had.
+    pub is_out: bool,
+}
+
+/// See the module documentation.
+pub(crate) struct Source {
+    requests: Requests,
+    answers: Answers,
+    pub taps: Vec<Tap>,
+    /// No transaction is under way.
+    at_boundary: bool,
+    /// It was under way when mirroring began: it is left alone.
+    is_partial: bool,
+    /// Of the present transaction, if a mirror in `mode = async` is to have it.
+    bytes: Vec<u8>,
+    /// Not passed on yet to mirrors in `mode = sync`.
+    stream: Vec<u8>,
+    cancels: Vec<Cancel>,
+    held_since: Option<Instant>,
+    is_session_pooling: bool,
+    has_sync: bool,
+}
+
+impl Source {
+    fn new(
+        mirrors: Vec<Arc<MirrorState>>,
+        is_session_pooling: bool,
+        at_boundary: bool,
+        now: Instant,
+    ) -> Self {
+        let hash = mirrors.first().map(|state| state.row_hash()).unwrap_or_default();
+        let taps: Vec<_> = mirrors.into_iter().map(Tap::new).collect();
+        let has_sync = taps.iter().any(|tap| tap.state.is_sync());
+        Self {
+            requests: Requests::default(),
+            answers: Answers::new(hash, now),
+            taps,
+            at_boundary,
+            is_partial: !at_boundary,
+            bytes: Vec::new(),
+            stream: Vec::new(),
+            cancels: Vec::new(),
+            held_since: None,
+            is_session_pooling,
+            has_sync,
+        }
+    }
+
+    pub(super) fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters) {
+        if !self.at_boundary {
+            return;
+        }
+        self.at_boundary = false;
+        for tap in &mut self.taps {
+            tap.charged = 0;
+            tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
+            let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
+            tap.restore =
+                (tap.fate.is_ok() && tap.resync).then(|| Restore::of(side, parameters, is_read_only));
+        }
+    }
+
+    pub(super) fn request(&mut self, bytes: &[u8], was_busy: bool, now: Instant) {
+        if self.is_partial {
+            return;
+        }
+        if !was_busy {
+            self.answers.begin(now);
+        }
+        let before = self.requests.kept_bytes();
+        self.requests.feed(bytes);
+        let texts = (self.requests.kept_bytes() - before) as u64;
+        let (mut wants_bytes, mut wants_stream) = (false, false);
+        for tap in self.taps.iter_mut().filter(|tap| tap.fate.is_ok()) {
+            let is_sync = tap.state.is_sync();
+            // A stream is not kept; how far it may be behind is limited by the hold.
+            let cost = texts + PIECE_BYTES + if is_sync { 0 } else { bytes.len() as u64 };
+            match tap.state.budget.take(cost, tap.charged) {
+                Ok(()) => tap.charged += cost,
+                Err(reason) => {
+                    tap.refuse(reason);
+                    continue;
+                }
+            }
+            wants_bytes |= !is_sync;
+            wants_stream |= is_sync;
+        }
+        if wants_bytes {
+            self.bytes.extend_from_slice(bytes);
+        } else {
+            self.bytes = Vec::new();
+        }
+        if wants_stream {
+            self.stream.extend_from_slice(bytes);
+        }
+    }
+
+    pub(super) fn response(&mut self, bytes: &[u8], now: Instant) {
+        // What was under way when mirroring began may have been in the middle of a message.
+        if !self.is_partial {
+            self.answers.feed(bytes, now);
+        }
+    }
+
+    /// Notes a cancel for mirrors that get the transaction later; the shadows of those that have it already are returned.
+    pub(super) fn cancel(&mut self, now: Instant) -> Vec<Key> {
+        self.cancels.push(Cancel { cycle: self.answers.len(), after: self.answers.running_for(now) });
+        self.taps.iter().filter(|tap| tap.state.is_sync()).filter_map(|tap| tap.shadow).collect()
+    }
+
+    /// What is known of the transaction that ends.
+    fn take_transaction(&mut self, abandoned: Option<Duration>) -> Transaction {
+        let statements = self.requests.take();
+        let answers = self.answers.take(usize::MAX);
+        let mut cancels = std::mem::take(&mut self.cancels);
+        // Those that came too late there shall not strike here.
+        cancels.retain(|cancel| match answers.get(cancel.cycle) {
+            Some(answer) => answer.results.iter().any(|result| result.sqlstate == Some(QUERY_CANCELED)),
+            None => abandoned.is_some(),
+        });
+        Transaction { statements, answers, cancels, abandoned }
+    }
+}
+
+impl Tap {
+    fn new(state: Arc<MirrorState>) -> Self {
+        Self {
+            state,
+            shadow: None,
+            fate: Err(DropReason::NotReady),
+            charged: 0,
+            resync: true,
+            restore: None,
+            is_out: false,
+        }
+    }
+
+    /// Whether the client may have to wait for it.
+    fn is_sync_on(&self) -> bool {
+        self.state.is_sync() && self.state.state() == State::On
+    }
+
+    /// The present transaction does not go there, after all.
+    pub(super) fn refuse(&mut self, reason: DropReason) {
+        self.state.budget.give_back(std::mem::take(&mut self.charged));
+        if self.fate.is_ok() {
+            self.fate = Err(reason);
+            if matches!(reason, DropReason::QueueFull | DropReason::TooLarge) {
+                self.state.overflowed(reason);
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Gives a client its mirrors: at login, and after a RELOAD.
+    pub(crate) fn mirror_attach(&mut self, key: Key) {
+        let shared = self.shared.clone();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let (Some(database), Some(pool)) = (&client.database, &client.pool) else { return };
+        if client.is_silent
+            || client.on_console
+            || client.replication != Replication::None
+            || client.is_login()
+            || matches!(client.phase, Phase::Closing)
+        {
+            return;
+        }
+        let settings = shared.settings.load();
+        let mut mirrors = shared.mirrors.of(&settings.config, database);
+        // The same client is in the sample or not, however often it is asked.
+        let share = u64::from(client.id.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        mirrors.retain(|state| share % 100 < u64::from(state.settings.load().sample_percent));
+        let is_session_pooling = pool.settings.load().mode == PoolMode::Session;
+        let at_boundary = match client.phase {
+            Phase::Idle | Phase::Waiting { .. } => true,
+            Phase::Linked(server) => {
+                is_session_pooling
+                    && matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent())
+            }
+            _ => false,
+        };
+        // What a session in session pooling has done already cannot be had elsewhere.
+        let is_late = is_session_pooling && client.phase_server().is_some();
+        let now = self.now;
+        let mut left = Vec::new();
+        match client.mirror.as_deref_mut() {
+            Some(Role::Source(source)) => {
+                let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut source.taps)
+                    .into_iter()
+                    .partition(|tap| mirrors.iter().any(|state| Arc::ptr_eq(state, &tap.state)));
+                source.taps = kept;
+                left = gone;
+                for state in mirrors {
+                    if !source.taps.iter().any(|tap| Arc::ptr_eq(&tap.state, &state)) {
+                        source.taps.push(Tap { is_out: is_late, ..Tap::new(state) });
+                    }
+                }
+                source.has_sync = source.taps.iter().any(|tap| tap.state.is_sync());
+            }
+            _ if mirrors.is_empty() => return,
+            _ => {
+                let mut source = Source::new(mirrors, is_session_pooling, at_boundary, now);
+                client.side.each_statement(|name, body| source.requests.know(name, body));
+                source.taps.iter_mut().for_each(|tap| tap.is_out = is_late);
+                client.mirror = Some(Box::new(Role::Source(source)));
+            }
+        }
+        for mut tap in left {
+            tap.refuse(DropReason::Disabled);
+            if let Some(shadow) = tap.shadow {
+                self.shadow_leave(shadow);
+            }
+        }
+        self.mirror_checks(key);
+        self.again.push(Again::Client(key));
+    }
+
+    /// After a RELOAD.
+    pub(crate) fn mirrors_changed(&mut self) {
+        for key in self.clients.keys() {
+            self.mirror_attach(key);
+        }
+    }
+
+    /// Begins to find out who a mirror is, if that is due.
+    fn mirror_checks(&mut self, key: Key) {
+        let now = self.now;
+        let Some(source) = self.source(key) else { return };
+        let due: Vec<_> = source
+            .taps
+            .iter()
+            .filter(|tap| tap.state.begin_check(now))
+            .map(|tap| tap.state.clone())
+            .collect();
+        if due.is_empty() {
+            return;
+        }
+        let Some(pool) = self.clients.get(key).and_then(|client| client.pool.clone()) else { return };
+        for state in due {
+            let there = self.shared.mirrors.pool(&self.shared, &state, &pool, now);
+            self.probe(&state, 0, &pool);
+            self.probe(&state, 1, &there);
+        }
+    }
+
+    /// Whether a client is not to be read now, because a mirror in `mode = sync` is behind. It is taken up again when that has changed.
+    #[inline]
+    pub(in crate::worker) fn is_held_by_mirror(&mut self, key: Key) -> bool {
+        self.clients.get(key).is_some_and(|client| client.mirror.is_some()) && self.mirror_holds(key)
+    }
+
+    fn mirror_holds(&mut self, key: Key) -> bool {
+        let now = self.now;
+        let server = self.clients.get(key).and_then(|client| client.phase_server());
+        let server = server.and_then(|server| self.servers.get(server));
+        let is_primary_busy = matches!(server, Some(Entry::Here(server)) if server.link.is_busy());
+        let Some(source) = self.source(key) else { return false };
+        if !source.has_sync {
+            return false;
+        }
+        let shadows: Vec<Key> =
+            source.taps.iter().filter(|tap| tap.is_sync_on()).filter_map(|tap| tap.shadow).collect();
+        // A client that does not wait for its answers is stopped by what lies ahead of the mirror only.
+        let holds = shadows.into_iter().any(|shadow| match self.clients.get(shadow) {
+            Some(client) if is_primary_busy => client.transport.unread() + client.inbox.len() > AHEAD_MAX,
+            Some(_) => self.shadow_is_behind(shadow),
+            None => false,
+        });
+        if let Some(client) = self.clients.get_mut(key) {
+            client.readable |= holds;
+        }
+        let Some(source) = self.source(key) else { return false };
+        match (holds, source.held_since) {
+            (true, None) => source.held_since = Some(now),
+            (false, Some(since)) => {
+                source.held_since = None;
+                let held = now.saturating_duration_since(since);
+                if let Some(tap) = source.taps.iter().find(|tap| tap.state.is_sync()) {
+                    count_hold(&tap.state.counters, held);
+                }
+            }
+            _ => {}
+        }
+        holds
+    }
+
+    /// Passes on what a source said to its shadows in `mode = sync`.
+    pub(in crate::worker) fn mirror_stream(&mut self, key: Key) {
+        let Some(source) = self.source(key) else { return };
+        if source.stream.is_empty() {
+            return;
+        }
+        let stream = Arc::new(std::mem::take(&mut source.stream));
+        for index in 0..source.taps.len() {
+            let Some(tap) = self.source(key).and_then(|source| source.taps.get_mut(index)) else { return };
+            if tap.fate.is_err() || !tap.state.is_sync() {
+                continue;
+            }
+            let restore = tap.restore.take();
+            if let Some(shadow) = self.shadow_of(key, index, restore) {
+                self.shadow_put(shadow, stream.clone());
+            }
+        }
+    }
+
+    /// The transaction of a source is over on the primary.
+    pub(super) fn source_boundary(&mut self, key: Key) {
+        let Some(source) = self.source(key) else { return };
+        let was_partial = std::mem::replace(&mut source.is_partial, false);
+        source.at_boundary = true;
+        let transaction = source.take_transaction(None);
+        let bytes = Arc::new(std::mem::take(&mut source.bytes));
+        let is_nothing = transaction.answers.is_empty() && transaction.statements.is_empty();
+        if was_partial || is_nothing {
+            for tap in &mut source.taps {
+                tap.state.budget.give_back(std::mem::take(&mut tap.charged));
+            }
+            return self.mirror_checks(key);
+        }
+        self.source_send(key, transaction, bytes);
+        self.mirror_checks(key);
+    }
+
+    /// Sends a transaction to all mirrors that are to have it, and accounts for it.
+    fn source_send(&mut self, key: Key, transaction: Transaction, bytes: Arc<Vec<u8>>) {
+        let transaction = Arc::new(transaction);
+        let mut reads = None;
+        let count = self.source(key).map_or(0, |source| source.taps.len());
+        for index in 0..count {
+            let shared = self.shared.clone();
+            let Some(source) = self.source(key) else { return };
+            let is_session_pooling = source.is_session_pooling;
+            let Some(tap) = source.taps.get_mut(index) else { return };
+            let state = tap.state.clone();
+            let restore = tap.restore.take();
+            if tap.fate.is_ok() && state.settings.load().send == MirrorSend::ReadOnly {
+                let reads = *reads.get_or_insert_with(|| shared.mirrors.is_read_only(&transaction));
+                if !reads {
+                    state.counters.filtered.fetch_add(1, Ordering::Relaxed);
+                    state.budget.give_back(std::mem::take(&mut tap.charged));
+                    // It may have changed the session as well.
+                    tap.resync = true;
+                    continue;
+                }
+            }
+            state.counters.transactions.fetch_add(1, Ordering::Relaxed);
+            if let Err(reason) = tap.fate {
+                state.counters.drop_one(reason);
+                state.budget.give_back(std::mem::take(&mut tap.charged));
+                tap.resync = true;
+                tap.is_out |= is_session_pooling;
+                continue;
+            }
+            tap.resync = false;
+            let unit = Unit {
+                bytes: bytes.clone(),
+                transaction: transaction.clone(),
+                charged: std::mem::take(&mut tap.charged),
+                restore: None,
+            };
+            if state.is_sync() {
+                match tap.shadow {
+                    Some(shadow) => self.shadow_expect(shadow, unit),
+                    None => {
+                        state.counters.drop_one(DropReason::ConnectionLost);
+                        state.budget.give_back(unit.charged);
+                    }
+                }
+                continue;
+            }
+            if let Some(shadow) = self.shadow_of(key, index, None) {
+                self.shadow_enqueue(shadow, Unit { restore, ..unit });
+            }
+        }
+    }
+
+    /// The shadow of a tap, made if there is none.
+    fn shadow_of(&mut self, key: Key, index: usize, restore: Option<Restore>) -> Option<Key> {
+        let primary = self.clients.get(key)?.pool.clone()?;
+        let source = self.source(key)?;
+        let hash = source.taps.first()?.state.row_hash();
+        let tap = source.taps.get(index)?;
+        if let Some(shadow) = tap.shadow {
+            if let (Some(restore), Some(client)) = (restore, self.clients.get_mut(shadow)) {
+                (client.side, client.parameters) = (restore.side, restore.parameters);
+            }
+            return Some(shadow);
+        }
+        let state = tap.state.clone();
+        let shadow = self.new_shadow(key, state, &primary, hash, restore);
+        self.source(key)?.taps.get_mut(index)?.shadow = Some(shadow);
+        Some(shadow)
+    }
+
+    fn new_shadow(
+        &mut self,
+        owner: Key,
+        state: Arc<MirrorState>,
+        primary: &Pool,
+        hash: RowHash,
+        restore: Option<Restore>,
+    ) -> Key {
+        let pool = self.shared.mirrors.pool(&self.shared, &state, primary, self.now);
+        let shadow = super::Shadow::new(state, owner, hash, self.now);
+        self.silent_client(&pool, restore, Role::Shadow(shadow))
+    }
+
+    /// A source closes; its server is `busy` with what it said.
+    pub(super) fn source_gone(&mut self, key: Key, mut source: Source, is_busy: bool) {
+        let primary = self.clients.get(key).and_then(|client| client.pool.clone());
+        let hash = source.taps.first().map(|tap| tap.state.row_hash()).unwrap_or_default();
+        let is_under_way = !source.at_boundary && !source.is_partial;
+        let ran = if is_busy { source.answers.running_for(self.now) } else { Duration::ZERO };
+        let transaction = Arc::new(source.take_transaction(Some(ran)));
+        let bytes = Arc::new(std::mem::take(&mut source.bytes));
+        let is_something =
+            is_under_way && (!transaction.statements.is_empty() || !transaction.answers.is_empty());
+        for mut tap in source.taps {
+            let state = &tap.state;
+            let charged = std::mem::take(&mut tap.charged);
+            let is_wanted = state.settings.load().send == MirrorSend::All;
+            if is_something && !is_wanted {
+                state.counters.filtered.fetch_add(1, Ordering::Relaxed);
+            }
+            let is_sent = is_something && is_wanted && tap.fate.is_ok();
+            if is_something && is_wanted {
+                state.counters.transactions.fetch_add(1, Ordering::Relaxed);
+                if let Err(reason) = tap.fate {
+                    state.counters.drop_one(reason);
+                }
+            }
+            let unit = Unit {
+                bytes: bytes.clone(),
+                transaction: transaction.clone(),
+                charged,
+                restore: tap.restore.take(),
+            };
+            if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !state.is_sync()) {
+                // It is the first that goes there.
+                tap.shadow = Some(self.new_shadow(key, state.clone(), primary, hash, None));
+            }
+            match tap.shadow {
+                Some(shadow) if is_sent && state.is_sync() => {
+                    self.shadow_expect(shadow, unit);
+                    self.shadow_end_abandoned(shadow);
+                }
+                Some(shadow) if is_sent => {
+                    self.shadow_enqueue(shadow, unit);
+                    self.shadow_leave(shadow);
+                }
+                Some(shadow) => {
+                    state.budget.give_back(charged);
+                    self.shadow_leave(shadow);
+                }
+                None => {
+                    state.budget.give_back(charged);
+                    if is_sent {
+                        state.counters.drop_one(DropReason::SessionLost);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A mirror in `mode = sync` that keeps its source waiting for too long is switched off.
+    pub(super) fn source_sweep(&mut self, key: Key) {
+        let now = self.now;
+        let Some(source) = self.source(key) else { return };
+        let Some(since) = source.held_since else { return };
+        let held = now.saturating_duration_since(since);
+        let late: Vec<_> = source
+            .taps
+            .iter()
+            .filter(|tap| tap.state.is_sync() && held >= tap.state.settings.load().sync_timeout)
+            .filter_map(|tap| Some((tap.state.clone(), tap.shadow?)))
+            .collect();
+        for (state, shadow) in late {
+            if self.shadow_is_behind(shadow) {
+                state.fail(&format!("it kept a client waiting for {} ms (sync_timeout)", held.as_millis()));
+                self.shadow_give_up(shadow);
+            }
+        }
+        self.again.push(Again::Client(key));
+    }
+
+    /// A shadow of this source is gone.
+    pub(super) fn source_lost_shadow(&mut self, key: Key, shadow: Key, reason: DropReason) {
+        let Some(source) = self.source(key) else { return };
+        let is_session_pooling = source.is_session_pooling;
+        let under_way = !source.at_boundary;
+        for tap in source.taps.iter_mut().filter(|tap| tap.shadow == Some(shadow)) {
+            tap.shadow = None;
+            tap.resync = true;
+            tap.is_out |= is_session_pooling;
+            if under_way && tap.fate.is_ok() && (tap.state.is_sync() || is_session_pooling) {
+                tap.refuse(reason);
+            } else if under_way && tap.fate.is_ok() {
+                // What it has noted so far builds on a state that the next shadow does not have.
+                tap.refuse(DropReason::SessionLost);
+            }
+        }
+        self.again.push(Again::Client(key));
+    }
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirrors that are slow, absent, broken or wrong: clients notice nothing (`async`) or a bounded wait (`sync`), and every drop is counted.
+
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass};
+
+use crate::pair::{Pair, eventually, table};
+
+fn insert(client: &mut Client, id: u32) -> Result<()> {
+    client.query(&format!("insert into t values ({id})")).map(drop)
+}
+
+#[test]
+fn a_queue_that_is_full_drops_whole_transactions_and_counts_them() -> Result<()> {
+    let pair = Pair::start("queue_bytes = 30000")?;
+    pair.both("create table t (id int, part int)")?;
+    // What the mirror does takes longer there.
+    pair.there.sql(
+        "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.01); return new; end';
+         create trigger slow before insert on t for each row execute function slow()",
+    )?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    for id in 0..200 {
+        client.query("begin")?;
+        client.query(&format!("insert into t values ({id}, 1)"))?;
+        client.query(&format!("insert into t values ({id}, 2)"))?;
+        client.query("commit")?;
+    }
+    // Larger by itself than the queue.
+    client.query(&format!("insert into t values (7777, length('{}'))", "x".repeat(40_000)))?;
+    let account = pair.settled()?;
+    assert!(account.get("queue_full") > 0 && account.get("too_large") == 1, "{account:?}");
+    assert_eq!(account.get("dropped"), account.get("queue_full") + 1, "{account:?}");
+    // No half of a transaction, and as many as were counted: by the mirror's own account too.
+    assert_eq!(
+        pair.there.sql_value("select count(*) from (select from t group by id having count(*) <> 2) x")?,
+        "0"
+    );
+    let executed = account.get("executed");
+    assert_eq!(pair.there.sql_value("select count(distinct id) from t")?, executed.to_string());
+    assert_eq!(Pair::calls(&pair.there, "insert into t%")?, executed * 2);
+    assert_eq!(Pair::calls(&pair.there, "commit")?, executed);
+    Ok(())
+}
+
+#[test]
+fn overflow_may_disable_the_mirror() -> Result<()> {
+    let pair = Pair::start("queue_bytes = 2000\noverflow = disable")?;
+    pair.both("create table t (id text)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query(&format!("insert into t values ('{}')", "x".repeat(5000)))?;
+    client.query("insert into t values ('y')")?;
+    let account = pair.settled()?;
+    assert_eq!((account.get("too_large"), account.get("disabled")), (1, 1), "{account:?}");
+    assert_eq!(account.0["state"], "failed");
+    assert!(account.0["reason"].contains("queue_bytes"), "{account:?}");
+    pair.pooler.console("ENABLE MIRROR next")?;
+    pair.wait_on()?;
+    client.query("insert into t values ('z')")?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select string_agg(id, '') from t")?, "z");
+    Ok(())
+}
+
+#[test]
+fn a_mirror_that_is_down_costs_nothing_and_comes_back() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    pair.both("create table t (id int)")?;
+    pair.there.stop()?;
+    let mut client = pair.client()?;
+    for id in 0..50 {
+        insert(&mut client, id)?;
+    }
+    pair.wait_state("down")?;
+    insert(&mut client, 50)?;
+    let account = pair.settled()?;
+    assert_eq!(account.get("not_ready"), 51, "{account:?}");
+    assert!(!account.0["reason"].is_empty());
+    pair.there.start_again()?;
+    // Tried again after server_login_retry, when somebody has something to send.
+    let mut next = 100;
+    eventually("the mirror is back", || {
+        next += 1;
+        insert(&mut client, next)?;
+        Ok(pair.mirrors()?[0]["state"] == "on")
+    })?;
+    insert(&mut client, 10_000)?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select max(id) from t")?, "10000");
+    // In the middle: what is under way is lost and counted, the rest of the clients' lives goes on.
+    pair.there.restart()?;
+    for id in 20_000..20_020 {
+        insert(&mut client, id)?;
+    }
+    eventually("the mirror is back", || {
+        next += 1;
+        insert(&mut client, next)?;
+        Ok(pair.mirrors()?[0]["state"] == "on")
+    })?;
+    insert(&mut client, 30_000)?;
+    let account = pair.settled()?;
+    let there: u64 = pair.there.sql_value("select count(*) from t")?.parse().expect("a number");
+    let lost = account.get("connection_lost");
+    assert!(
+        (account.get("executed")..=account.get("executed") + lost).contains(&there),
+        "{there}: {account:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_mirror_that_refuses_logins_is_told_of() -> Result<()> {
+    let here = Postgres::start()?;
+    let there = Postgres::builder().hba("host all all all reject").start()?;
+    let tail = format!("[underpass:mirror:m]\ndatabases = *\nhost = 127.0.0.1\nport = {}", there.port());
+    let pooler = Underpass::start(&Ini::for_server(&here).set("pool_mode", "transaction").tail(&tail))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    eventually("it is down", || Ok(table(&pooler, "SHOW MIRRORS")?[0]["state"] == "down"))?;
+    let begun = Instant::now();
+    for _ in 0..100 {
+        client.query("select 1")?;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    let row = table(&pooler, "SHOW MIRRORS")?.remove(0);
+    assert!(row["reason"].contains("pg_hba.conf rejects"), "{row:?}");
+    assert_eq!(row["not_ready"], row["transactions"], "{row:?}");
+    Ok(())
+}
+
+#[test]
+fn garbage_from_a_mirror_is_no_client_s_business() -> Result<()> {
+    let here = Postgres::start()?;
+    let mock = MockServer::start(|_| {
+        vec![
+            Step::Login,
+            // Who it is: it answers well at first.
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("identity", "1 1")),
+            Step::Until(b'Q'),
+            Step::Send(Reply::new().raw(b"\xff\xff\xff\xff\xffgarbage")),
+            Step::WaitClose,
+        ]
+    })?;
+    let tail = format!("[underpass:mirror:m]\ndatabases = *\nhost = 127.0.0.1\nport = {}", mock.port());
+    let ini = Ini::for_server(&here).set("pool_mode", "transaction").set("server_tls_sslmode", "disable");
+    let pooler = Underpass::start(&ini.set("server_check_query", "").tail(&tail))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    eventually("it is on", || Ok(table(&pooler, "SHOW MIRRORS")?[0]["state"] == "on"))?;
+    for id in 0..20 {
+        assert_eq!(client.query(&format!("select {id}"))?.value(), Some(&*id.to_string()));
+    }
+    eventually("it is down", || Ok(table(&pooler, "SHOW MIRRORS")?[0]["state"] == "down"))?;
+    let row = table(&pooler, "SHOW MIRRORS")?.remove(0);
+    assert_ne!(row["connection_lost"], "0", "{row:?}\n{}", pooler.log());
+    assert!(row["reason"].contains("bad packet"), "{row:?}");
+    Ok(())
+}
+
+#[test]
+fn the_primary_itself_is_refused() -> Result<()> {
+    let here = Postgres::start()?;
+    // By another name, so that --check does not see it.
+    let tail = format!("[underpass:mirror:m]\ndatabases = *\nhost = localhost\nport = {}", here.port());
+    let pooler = Underpass::start(&Ini::for_server(&here).set("pool_mode", "transaction").tail(&tail))?;
+    here.sql("create table t (id int)")?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    eventually("it is refused", || Ok(table(&pooler, "SHOW MIRRORS")?[0]["state"] == "same_server"))?;
+    insert(&mut client, 1)?;
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(here.sql_value("select count(*) from t")?, "1");
+    assert!(pooler.log().contains("primary and mirror are the same server"), "{}", pooler.log());
+    Ok(())
+}
+
+#[test]
+fn a_silent_mirror_in_sync_is_dropped_after_a_bounded_wait() -> Result<()> {
+    let pair = Pair::start("mode = sync\nsync_timeout = 0.7")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    insert(&mut client, 1)?;
+    insert(&mut client, 2)?;
+    pair.settled()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin")?;
+    blocker.query("lock table t")?;
+    let begun = Instant::now();
+    insert(&mut client, 3)?;
+    assert!(
+        begun.elapsed() < Duration::from_millis(600),
+        "its own answer does not wait: {:?}",
+        begun.elapsed()
+    );
+    insert(&mut client, 4)?;
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_millis(600) && waited < Duration::from_secs(5), "{waited:?}");
+    let begun = Instant::now();
+    for id in 5..50 {
+        insert(&mut client, id)?;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2), "nobody waits for it any more");
+    let account = pair.settled()?;
+    assert_eq!(account.0["state"], "failed");
+    assert!(account.0["reason"].contains("sync_timeout"), "{account:?}");
+    assert!(account.get("disabled") >= 45, "{account:?}");
+    assert!(
+        pair.pooler.log().contains("ERROR") && pair.pooler.log().contains("switched off"),
+        "{}",
+        pair.pooler.log()
+    );
+    blocker.query("rollback")?;
+    pair.pooler.console("ENABLE MIRROR next")?;
+    pair.wait_on()?;
+    insert(&mut client, 100)?;
+    insert(&mut client, 101)?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select count(*) from t where id >= 100")?, "2");
+    Ok(())
+}
+
+#[test]
+fn a_stopped_mirror_holds_no_client_in_async() -> Result<()> {
+    let pair = Pair::start("queue_bytes = 100000")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin")?;
+    blocker.query("lock table t")?;
+    pair.there.signal(Signal::SIGSTOP)?;
+    let mut client = pair.client()?;
+    let begun = Instant::now();
+    for id in 0..2000 {
+        insert(&mut client, id)?;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(pair.account()?.get("queue_full") > 1000);
+    assert!(pair.account()?.get("queued_bytes") <= 100_000);
+    pair.there.signal(Signal::SIGCONT)?;
+    blocker.query("rollback")?;
+    let account = pair.settled()?;
+    assert_eq!(pair.there.sql_value("select count(*) from t")?, account.get("executed").to_string());
+    Ok(())
+}
+
+#[test]
+fn disable_and_enable() -> Result<()> {
+    let pair = Pair::start("")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    insert(&mut client, 1)?;
+    pair.settled()?;
+    pair.pooler.console("DISABLE MIRROR next")?;
+    insert(&mut client, 2)?;
+    assert_eq!(pair.settled()?.get("disabled"), 1);
+    pair.pooler.console("ENABLE MIRROR next")?;
+    pair.wait_on()?;
+    insert(&mut client, 3)?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?, "1,3");
+    let refused = pair.pooler.console("ENABLE MIRROR nobody").expect_err("no such mirror").to_string();
+    assert!(refused.contains("no such mirror: nobody"), "{refused}");
+    Ok(())
+}

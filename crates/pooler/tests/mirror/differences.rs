@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is wrong on a mirror is found, and what may vary is not called wrong.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use underpass_testkit::{Batch, Port, Result};
+
+use crate::pair::{Pair, Row};
+
+fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
+    rows.iter().find(|row| row["query"].contains(part)).unwrap_or_else(|| panic!("{part}: {rows:?}"))
+}
+
+#[test]
+fn a_wrong_row_a_missing_table_and_a_slower_plan_are_found() -> Result<()> {
+    let metrics = Port::reserve()?;
+    let overlay =
+        format!("compare_rows = unordered\n[underpass]\nmetrics_listen = 127.0.0.1:{}", metrics.number());
+    let pair = Pair::start(&overlay)?;
+    pair.both(
+        "create table t (id int, v text); insert into t select i, 'row ' || i from generate_series(1, 300000) i;
+         create table gone (id int); create table other (id int primary key); create sequence s",
+    )?;
+    pair.here.sql("create index on t (id); analyze t")?;
+    pair.there.sql(
+        "update t set v = 'wrong' where id = 77; drop table gone; insert into other values (5); analyze t",
+    )?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    for id in 1..=100 {
+        let by_id = Batch::new().extended("select v from t where id = $1", &[Some(&id.to_string())]);
+        client.exchange(&by_id.sync())?;
+    }
+    client.query("begin")?;
+    client.query("insert into gone values (12345)")?;
+    client.query("select count(*) from t where id < 10")?;
+    client.query("commit")?;
+    client.query("insert into other values (5) on conflict do nothing")?;
+    client.query("select now(), random()")?;
+    client.query("select id from t where id in (3, 5) order by v")?;
+    client.query("select nextval('s')")?;
+    pair.settled()?;
+    pair.there.sql("select nextval('s')")?;
+    client.query("select nextval('s')")?;
+
+    let rows = pair.differences()?;
+    let by_id = find(&rows, "where id = $1");
+    // Hashed as a set, so that the missing ORDER BY is no excuse.
+    assert_eq!(by_id["compared"], "100");
+    assert_eq!(by_id["differing"], "1", "{by_id:?}");
+    assert!(by_id["slower"].parse::<u64>().unwrap() > 50, "a scan in the place of an index: {by_id:?}");
+    assert!(by_id["ratio"].parse::<f64>().unwrap() > 3.0, "{by_id:?}");
+    let gone = find(&rows, "into gone");
+    assert_eq!(gone["differences"], "error_there=1");
+    assert!(gone["example"].contains("42P01") && !gone["example"].contains("12345"), "{gone:?}");
+    let after = find(&rows, "where id < $1");
+    assert_eq!(after["differences"], "cascade=1");
+    assert_eq!(find(&rows, "into other")["differences"], "tag=1");
+    let random = find(&rows, "random()");
+    assert_eq!(
+        (&*random["differing"], &*random["expected"], &*random["varies"]),
+        ("0", "1", "clock,random,unordered")
+    );
+    let sorted = find(&rows, "order by v");
+    assert_eq!(sorted["differing"], "0", "{sorted:?}");
+    let sequence = find(&rows, "nextval");
+    assert_eq!((&*sequence["differing"], &*sequence["expected"]), ("0", "1"), "{sequence:?}");
+
+    // The same for programs.
+    let mut http = TcpStream::connect(("127.0.0.1", metrics.number())).expect("the metrics endpoint");
+    http.write_all(b"GET /mirror_diff HTTP/1.1\r\n\r\n").expect("write");
+    let mut text = String::new();
+    http.read_to_string(&mut text).expect("read");
+    let body = text.split("\r\n\r\n").nth(1).expect("a body");
+    let json: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    let gone =
+        json.as_array().expect("rows").iter().find(|row| row["query"] == "insert into gone values ($1)");
+    assert_eq!(gone.expect("a row")["differences"][0][0], "error_there");
+    Ok(())
+}
+
+#[test]
+fn literals_are_shown_only_if_asked_for() -> Result<()> {
+    for (lines, shown) in [("", false), ("show_literals = 1", true)] {
+        let pair = Pair::start(lines)?;
+        pair.here.sql("create table here_only (v text)")?;
+        pair.wait_on()?;
+        pair.client()?.query("insert into here_only values ('a secret')")?;
+        let rows = pair.differences()?;
+        let example = &find(&rows, "here_only")["example"];
+        assert_eq!(example.contains("a secret"), shown, "{example}");
+    }
+    Ok(())
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirroring with two real PostgreSQL: what reaches the mirror, what is counted, what is found, and what a bad mirror does to clients.
+
+mod bad;
+mod differences;
+mod pair;
+mod same;

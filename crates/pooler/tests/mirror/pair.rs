@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Two servers, and a pooler that mirrors the first to the second.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{Client, Ini, Pooler, Postgres, Result, Underpass};
+
+/// Longest wait for anything, on a loaded machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct Pair {
+    pub pooler: Underpass,
+    pub here: Postgres,
+    pub there: Postgres,
+    settings: BTreeMap<String, String>,
+}
+
+/// A row of SHOW MIRRORS or SHOW MIRROR_DIFF, by column.
+pub type Row = BTreeMap<String, String>;
+
+pub fn server() -> Result<Postgres> {
+    let server = Postgres::builder()
+        .setting("shared_preload_libraries", "pg_stat_statements")
+        .setting("pg_stat_statements.track", "top")
+        .start()?;
+    server.sql("create extension pg_stat_statements")?;
+    Ok(server)
+}
+
+impl Pair {
+    /// Transaction pooling; `mirror` holds further lines of the mirror's section.
+    pub fn start(mirror: &str) -> Result<Self> {
+        Self::start_with(&[("pool_mode", "transaction")], mirror)
+    }
+
+    pub fn start_with(settings: &[(&str, &str)], mirror: &str) -> Result<Self> {
+        let (here, there) = (server()?, server()?);
+        let settings: BTreeMap<String, String> =
+            settings.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        let port = there.port();
+        let pooler = Underpass::start(&ini(&settings, &here, Some((port, mirror))))?;
+        Ok(Self { pooler, here, there, settings })
+    }
+
+    /// Other lines in the mirror's section, or no mirror; RELOAD.
+    pub fn reload(&mut self, mirror: Option<&str>) -> Result<()> {
+        let port = self.there.port();
+        let text = ini(&self.settings, &self.here, mirror.map(|mirror| (port, mirror)));
+        self.pooler.rewrite(&text)?;
+        self.pooler.console("RELOAD")?.ok().map(drop)
+    }
+
+    /// The same SQL on both servers, past the pooler.
+    pub fn both(&self, sql: &str) -> Result<()> {
+        self.here.sql(sql)?;
+        self.there.sql(sql).map(drop)
+    }
+
+    pub fn client(&self) -> Result<Client> {
+        Client::connect(&self.pooler.options("postgres", "postgres"))
+    }
+
+    /// Waits until the mirror has been checked; a client must have come.
+    pub fn wait_on(&self) -> Result<()> {
+        drop(self.client()?);
+        self.wait_state("on")
+    }
+
+    pub fn wait_state(&self, state: &str) -> Result<()> {
+        eventually(&format!("the mirror is {state}\n{}", self.pooler.log()), || {
+            Ok(self.mirrors()?.first().is_some_and(|row| row["state"] == state))
+        })
+    }
+
+    pub fn mirrors(&self) -> Result<Vec<Row>> {
+        table(&self.pooler, "SHOW MIRRORS")
+    }
+
+    pub fn account(&self) -> Result<Account> {
+        Ok(Account(self.mirrors()?.into_iter().next().expect("a mirror")))
+    }
+
+    /// Waits until nothing is queued.
+    pub fn settled(&self) -> Result<Account> {
+        eventually(&format!("the queue empties\n{}", self.pooler.log()), || {
+            let account = self.account()?;
+            account.check();
+            // A client may have its answer before the pooler has done its bookkeeping; memory is taken from the first request on.
+            Ok(account.get("queued") == 0 && account.get("queued_bytes") == 0)
+        })?;
+        self.account()
+    }
+
+    /// Waits until what was executed has been compared, and returns SHOW MIRROR_DIFF.
+    pub fn differences(&self) -> Result<Vec<Row>> {
+        self.settled()?;
+        // Workers pass on what they collected ten times a second.
+        std::thread::sleep(Duration::from_millis(400));
+        table(&self.pooler, "SHOW MIRROR_DIFF")
+    }
+
+    /// The same query gives the same on both servers.
+    pub fn assert_same(&self, sql: &str) -> Result<()> {
+        let (here, there) = (self.here.sql(sql)?, self.there.sql(sql)?);
+        assert!(!here.is_empty(), "{sql} gives nothing");
+        assert_eq!(here, there, "{sql}\n{}", self.pooler.log());
+        Ok(())
+    }
+
+    /// How often statements like this were executed, by the server's own count.
+    pub fn calls(server: &Postgres, like: &str) -> Result<u64> {
+        let sql = format!(
+            "select coalesce(sum(calls), 0)::bigint from pg_stat_statements where query ilike '{like}'"
+        );
+        Ok(server.sql_value(&sql)?.parse().expect("a number"))
+    }
+}
+
+/// Runs pgbench as superuser on database `postgres`.
+pub fn pgbench(port: u16, arguments: &[&str]) {
+    let output = Command::new("pgbench")
+        .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres"])
+        .args(arguments)
+        .arg("postgres")
+        .output()
+        .expect("pgbench");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn ini(settings: &BTreeMap<String, String>, here: &Postgres, mirror: Option<(u16, &str)>) -> Ini {
+    let mut ini = Ini::for_server(here).set("server_login_retry", "1");
+    for (key, value) in settings {
+        ini = ini.set(key, value);
+    }
+    match mirror {
+        Some((port, lines)) => ini.tail(&format!(
+            "[underpass:mirror:next]\ndatabases = *\nhost = 127.0.0.1\nport = {port}\n{lines}"
+        )),
+        None => ini,
+    }
+}
+
+/// A row of SHOW MIRRORS whose sums are checked.
+#[derive(Debug)]
+pub struct Account(pub Row);
+
+impl Account {
+    pub fn get(&self, column: &str) -> u64 {
+        self.0[column].parse().unwrap_or_else(|_| panic!("{column}: {:?}", self.0))
+    }
+
+    /// Sent = executed + queued + dropped, and dropped is the sum of its reasons.
+    pub fn check(&self) {
+        let reasons = [
+            "queue_full",
+            "too_large",
+            "not_ready",
+            "disabled",
+            "connection_lost",
+            "session_lost",
+            "session_state",
+        ];
+        assert_eq!(
+            self.get("dropped"),
+            reasons.iter().map(|reason| self.get(reason)).sum::<u64>(),
+            "{self:?}"
+        );
+        // The counters are read one after the other while transactions end; at rest they are exact.
+        if self.get("queued") == 0 {
+            assert_eq!(self.get("transactions"), self.get("executed") + self.get("dropped"), "{self:?}");
+        }
+    }
+}
+
+pub fn table(pooler: &Underpass, show: &str) -> Result<Vec<Row>> {
+    let answer = pooler.console(show)?.ok()?;
+    let names = answer.column_names();
+    let row = |cells: Vec<Option<String>>| {
+        names.iter().cloned().zip(cells.into_iter().map(Option::unwrap_or_default)).collect()
+    };
+    Ok(answer.rows().into_iter().map(row).collect())
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !holds()? {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    Ok(())
+}

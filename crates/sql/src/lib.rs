@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a statement is, told from its text: a fingerprint that is the same whatever the literals, the text without them, whether it only
+//! reads, and what makes its result differ from one run to the next.
+//!
+//! The lexer, the parser and the fingerprint are PostgreSQL's own (libpg_query). Reading and varying are judged by tokens: a name says what a
+//! function is called, not what it does. [`Traits::is_read_only`] therefore errs on the side of "no", and whoever relies on it runs the
+//! statement in a read-only transaction as well.
+//!
+//! ```
+//! use underpass_sql::Statement;
+//!
+//! let one = Statement::parse("select * from t where id = 17").unwrap();
+//! let other = Statement::parse("SELECT * FROM t WHERE id=4 -- again").unwrap();
+//! assert_eq!(one.fingerprint, other.fingerprint);
+//! assert_eq!(one.text, "select * from t where id = $1");
+//! assert!(one.traits.is_read_only);
+//! ```
+
+mod strip;
+mod traits;
+
+pub use strip::strip_literals;
+pub use traits::{Traits, Varies};
+
+/// Longest text that is parsed, in bytes. Longer ones are dumps and bulk loads, whose shape tells nothing.
+pub const PARSED_BYTES_MAX: usize = 256 * 1024;
+
+/// Why a text could not be parsed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Over [`PARSED_BYTES_MAX`].
+    #[error("statement of {0} bytes is too long to be parsed")]
+    TooLong(usize),
+    /// Not in the grammar of this version of PostgreSQL.
+    #[error("{0}")]
+    Syntax(String),
+}
+
+/// A statement, or several of one simple query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statement {
+    /// libpg_query's fingerprint: equal for texts that differ in literals, blanks, comments and the like only.
+    pub fingerprint: u64,
+    /// The text with `$1`, `$2` in the place of literals. Comments stay.
+    pub text: String,
+    /// What it does, as far as tokens tell.
+    pub traits: Traits,
+}
+
+impl Statement {
+    /// Parses the text of a Query or Parse message.
+    ///
+    /// # Errors
+    /// The text is too long or not in the grammar.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        if text.len() > PARSED_BYTES_MAX {
+            return Err(Error::TooLong(text.len()));
+        }
+        let syntax = |error: pg_query::Error| Error::Syntax(error.to_string());
+        let fingerprint = pg_query::fingerprint(text, 0, 0).map_err(syntax)?.value;
+        let normalized = pg_query::normalize(text).map_err(syntax)?;
+        // A text without any token must not reach the scanner's binding, which makes a slice of its null pointer. A line of its own: the
+        // text may end in a comment.
+        let tokens = pg_query::scan_tokens(&format!("{text}\n;")).map_err(syntax)?;
+        let words = tokens.iter().filter_map(|token| {
+            let range = usize::try_from(token.start).ok()?..usize::try_from(token.end).ok()?;
+            text.get(range)
+        });
+        Ok(Self { fingerprint, text: normalized, traits: Traits::of(words) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn print(text: &str) -> u64 {
+        Statement::parse(text).unwrap().fingerprint
+    }
+
+    #[test]
+    fn literals_make_no_difference_and_names_do() {
+        assert_eq!(print("select 1"), print("select  2 /* x */"));
+        assert_eq!(print("select * from t where a in (1, 2)"), print("select * from t where a in (1, 2, 3)"));
+        assert_eq!(print("insert into t values (1, 'x')"), print("insert into t values ($1, $2)"));
+        assert_ne!(print("select a from t"), print("select b from t"));
+        assert_ne!(print("select 1"), print("select 1; select 1"));
+    }
+
+    #[test]
+    fn what_is_no_sql_is_an_error() {
+        assert!(matches!(Statement::parse("selekt 1"), Err(Error::Syntax(_))));
+        assert!(matches!(Statement::parse(&"x".repeat(PARSED_BYTES_MAX + 1)), Err(Error::TooLong(_))));
+        assert!(Statement::parse("").is_ok());
+        assert!(matches!(Statement::parse("select '\0'"), Err(Error::Syntax(_))));
+    }
+
+    #[test]
+    fn literals_are_gone_from_the_text() {
+        let text = Statement::parse("update t set v = 'secret' where id = 12345").unwrap().text;
+        assert_eq!(text, "update t set v = $1 where id = $2");
+    }
+
+    /// The cheap key and the fingerprint agree: texts with one key have one fingerprint.
+    #[test]
+    fn equal_keys_have_equal_fingerprints() {
+        let texts = [
+            "select 1",
+            "select 22",
+            "select 'a'",
+            "select 'it''s'",
+            "select E'a\\'b', 3.5e-7",
+            "select $1, a1 from t2",
+            "select -1, +2, 0x1F, 1_000",
+            "select \"it's\" from t where x = 'y'",
+            "insert into t values (1,2),(3,4)",
+            "select $$body$$ -- c",
+        ];
+        let (mut one, mut other) = (Vec::new(), Vec::new());
+        for a in texts {
+            for b in texts {
+                strip_literals(a.as_bytes(), &mut one);
+                strip_literals(b.as_bytes(), &mut other);
+                if one == other {
+                    assert_eq!(print(a), print(b), "{a} {b}");
+                }
+            }
+        }
+    }
+}

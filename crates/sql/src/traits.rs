@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a statement does, judged by its tokens.
+
+/// Why the same statement may give other results a second time, or on another server, with nothing being wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Varies {
+    /// Asks the clock: `now()`, `current_timestamp`.
+    Clock,
+    /// Draws: `random()`, `gen_random_uuid()`.
+    Random,
+    /// Takes from a sequence: `nextval()`; the order of sessions decides.
+    Sequence,
+    /// Asks what differs from server to server or session to session: `pg_backend_pid()`, `txid_current()`, `version()`.
+    Server,
+    /// `LISTEN`, `NOTIFY`, advisory locks: depends on other sessions.
+    Sessions,
+    /// Rows come in no promised order: no `ORDER BY`.
+    Unordered,
+    /// Which rows come is not promised: `LIMIT` or the like without `ORDER BY`.
+    AnyRows,
+    /// Shows costs, times or sizes: `EXPLAIN`, catalogs of statistics.
+    Statistics,
+}
+
+impl Varies {
+    /// All, in the order in which they are told.
+    pub const ALL: [Self; 8] = [
+        Self::Clock,
+        Self::Random,
+        Self::Sequence,
+        Self::Server,
+        Self::Sessions,
+        Self::Unordered,
+        Self::AnyRows,
+        Self::Statistics,
+    ];
+
+    /// The word for tables and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clock => "clock",
+            Self::Random => "random",
+            Self::Sequence => "sequence",
+            Self::Server => "server",
+            Self::Sessions => "sessions",
+            Self::Unordered => "unordered",
+            Self::AnyRows => "any_rows",
+            Self::Statistics => "statistics",
+        }
+    }
+}
+
+/// What a statement does, as far as its tokens tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traits {
+    /// All statements of the text only read, or steer a transaction or session. "No" where that is not sure.
+    pub is_read_only: bool,
+    /// A bit for each of [`Varies`].
+    varies: u8,
+}
+
+const CLOCK: &[&str] =
+    &["now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "age"];
+const CLOCK_WORDS: &[&str] =
+    &["current_timestamp", "current_time", "current_date", "localtime", "localtimestamp"];
+const RANDOM: &[&str] = &[
+    "random",
+    "random_normal",
+    "setseed",
+    "gen_random_uuid",
+    "uuidv4",
+    "uuidv7",
+    "uuid_generate_v1",
+    "uuid_generate_v4",
+];
+const SEQUENCE: &[&str] = &["nextval", "currval", "lastval", "setval"];
+const SERVER: &[&str] = &[
+    "pg_backend_pid",
+    "txid_current",
+    "pg_current_xact_id",
+    "txid_current_snapshot",
+    "pg_current_snapshot",
+    "version",
+    "inet_client_port",
+    "inet_client_addr",
+    "inet_server_addr",
+    "inet_server_port",
+    "pg_postmaster_start_time",
+    "pg_conf_load_time",
+    "pg_current_wal_lsn",
+    "pg_current_wal_insert_lsn",
+    "pg_is_in_recovery",
+    "current_setting",
+    "pg_relation_size",
+    "pg_total_relation_size",
+    "pg_table_size",
+    "pg_database_size",
+];
+const SERVER_WORDS: &[&str] = &["ctid", "xmin", "xmax", "cmin", "cmax", "tableoid", "oid"];
+/// Functions that change something although they stand in a SELECT.
+const WRITING: &[&str] = &[
+    "nextval",
+    "setval",
+    "lo_create",
+    "lo_creat",
+    "lo_unlink",
+    "lo_import",
+    "lo_put",
+    "lowrite",
+    "lo_from_bytea",
+    "pg_notify",
+    "pg_advisory_lock",
+    "pg_advisory_xact_lock",
+    "pg_try_advisory_lock",
+    "pg_terminate_backend",
+    "pg_cancel_backend",
+    "pg_reload_conf",
+    "pg_rotate_logfile",
+    "pg_switch_wal",
+    "pg_logical_emit_message",
+    "dblink_exec",
+    "pg_stat_reset",
+    "pg_stat_statements_reset",
+    "pg_create_restore_point",
+];
+/// Words with which a statement begins that reads, or steers a transaction or session.
+const READING: &[&str] = &[
+    "select",
+    "with",
+    "values",
+    "table",
+    "show",
+    "begin",
+    "start",
+    "commit",
+    "end",
+    "rollback",
+    "abort",
+    "savepoint",
+    "release",
+    "set",
+    "reset",
+    "declare",
+    "fetch",
+    "move",
+    "close",
+    "explain",
+    "deallocate",
+    "discard",
+    "(",
+];
+/// Words that a statement that only reads does not hold. Some are also names of columns; then it is taken for one that writes.
+const WRITING_WORDS: &[&str] = &[
+    "insert", "update", "delete", "merge", "into", "share", "truncate", "copy", "lock", "create", "drop",
+    "alter", "analyze", "write", "prepared",
+];
+
+impl Traits {
+    /// Judges the tokens of a text, in order. Names in double quotes keep their quotes and match nothing.
+    pub(crate) fn of<'a>(tokens: impl Iterator<Item = &'a str>) -> Self {
+        let mut traits = Self { is_read_only: true, varies: 0 };
+        let mut judge = Judge::default();
+        let mut tokens = tokens.map(str::to_ascii_lowercase).peekable();
+        while let Some(word) = tokens.next() {
+            let calls = tokens.peek().is_some_and(|next| next == "(");
+            judge.word(&word, calls, &mut traits);
+        }
+        judge.end(&mut traits);
+        traits
+    }
+
+    /// Whether the result varies in this way.
+    pub fn varies(self, how: Varies) -> bool {
+        self.varies & bit(how) != 0
+    }
+
+    /// All ways in which the result varies.
+    pub fn all_varies(self) -> impl Iterator<Item = Varies> {
+        Varies::ALL.into_iter().filter(move |how| self.varies(*how))
+    }
+
+    /// Whether values may differ, not only the order of rows.
+    pub fn may_differ(self) -> bool {
+        self.varies & !bit(Varies::Unordered) != 0
+    }
+
+    fn add(&mut self, how: Varies) {
+        self.varies |= bit(how);
+    }
+}
+
+const fn bit(how: Varies) -> u8 {
+    1 << how as u8
+}
+
+/// A query at one depth of brackets.
+#[derive(Debug, Default, Clone, Copy)]
+struct Level {
+    is_ordered: bool,
+    is_limited: bool,
+}
+
+#[derive(Debug, Default)]
+struct Judge {
+    levels: Vec<Level>,
+    top: Level,
+    /// Of the present statement.
+    words: usize,
+    gives_rows: bool,
+}
+
+impl Judge {
+    fn word(&mut self, word: &str, calls: bool, traits: &mut Traits) {
+        if word == ";" && self.levels.is_empty() {
+            return self.end(traits);
+        }
+        if self.words == 0 {
+            traits.is_read_only &= READING.contains(&word);
+            self.gives_rows = ["select", "with", "values", "table", "("].contains(&word);
+            match word {
+                "listen" | "notify" | "unlisten" => traits.add(Varies::Sessions),
+                "explain" => traits.add(Varies::Statistics),
+                "show" => traits.add(Varies::Server),
+                _ => {}
+            }
+        }
+        self.words += 1;
+        match word {
+            "(" => self.levels.push(Level::default()),
+            ")" => {
+                if let Some(level) = self.levels.pop() {
+                    if level.is_limited && !level.is_ordered {
+                        traits.add(Varies::AnyRows);
+                    }
+                }
+            }
+            "order" => self.level().is_ordered = true,
+            // FETCH at the head of a statement is the cursor's.
+            "limit" | "offset" | "tablesample" => self.level().is_limited = true,
+            "fetch" if self.words > 1 => self.level().is_limited = true,
+            "returning" => self.gives_rows = true,
+            _ => {}
+        }
+        if WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word)) {
+            traits.is_read_only = false;
+        }
+        for (names, how) in [
+            (CLOCK, Varies::Clock),
+            (RANDOM, Varies::Random),
+            (SEQUENCE, Varies::Sequence),
+            (SERVER, Varies::Server),
+        ] {
+            if calls && names.contains(&word) {
+                traits.add(how);
+            }
+        }
+        if CLOCK_WORDS.contains(&word) {
+            traits.add(Varies::Clock);
+        }
+        if SERVER_WORDS.contains(&word) {
+            traits.add(Varies::Server);
+        }
+        if word.starts_with("pg_stat") {
+            traits.add(Varies::Statistics);
+        }
+        if calls && word.starts_with("pg_") && word.contains("advisory") {
+            traits.add(Varies::Sessions);
+        }
+    }
+
+    fn level(&mut self) -> &mut Level {
+        self.levels.last_mut().unwrap_or(&mut self.top)
+    }
+
+    fn end(&mut self, traits: &mut Traits) {
+        if self.top.is_limited && !self.top.is_ordered {
+            traits.add(Varies::AnyRows);
+        }
+        if self.gives_rows && !self.top.is_ordered {
+            traits.add(Varies::Unordered);
+        }
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Statement;
+
+    fn traits(text: &str) -> Traits {
+        Statement::parse(text).unwrap_or_else(|error| panic!("{text}: {error}")).traits
+    }
+
+    #[test]
+    fn readers_are_told_from_writers() {
+        for text in [
+            "select 1",
+            "with a as (select 1) select * from a",
+            "begin; select 1; commit",
+            "begin isolation level serializable read only",
+            "show work_mem",
+            "set search_path = x",
+            "select \"update\" from t",
+            "declare c cursor for select 1",
+            "(select 1) union (select 2)",
+            "",
+        ] {
+            assert!(traits(text).is_read_only, "{text}");
+        }
+        for text in [
+            "insert into t values (1)",
+            "with a as (delete from t returning *) select * from a",
+            "select * from t for update",
+            "select * from t for no key update",
+            "select * from t for key share",
+            "select * into u from t",
+            "select nextval('s')",
+            "select pg_notify('a', 'b')",
+            "explain analyze delete from t",
+            "select 1; drop table t",
+            "copy t from stdin",
+            "call p()",
+            "do 'begin end'",
+            "vacuum",
+            "prepare transaction 'x'",
+            "notify a",
+        ] {
+            assert!(!traits(text).is_read_only, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_varies_is_named() {
+        let cases = [
+            ("select now() from t order by 1", vec![Varies::Clock]),
+            ("insert into t values (current_timestamp)", vec![Varies::Clock]),
+            ("select random() order by 1", vec![Varies::Random]),
+            ("insert into t values (nextval('s'))", vec![Varies::Sequence]),
+            ("select pg_backend_pid() order by 1", vec![Varies::Server]),
+            ("listen x", vec![Varies::Sessions]),
+            ("select * from t", vec![Varies::Unordered]),
+            ("select * from t limit 1", vec![Varies::Unordered, Varies::AnyRows]),
+            ("select * from (select * from t limit 1) s order by a", vec![Varies::AnyRows]),
+            ("select row_number() over (order by a) from t order by 1", vec![]),
+            ("select now from t order by 1", vec![]),
+            ("update t set a = 1", vec![]),
+            ("explain select 1", vec![Varies::Statistics]),
+            ("select * from t order by a fetch first row only", vec![]),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(traits(text).all_varies().collect::<Vec<_>>(), expected, "{text}");
+        }
+    }
+}
