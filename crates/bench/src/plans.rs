@@ -300,7 +300,8 @@ pub fn logins(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[4]);
     let mut steps = Vec::new();
     for &count in &clients {
-        for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
+        let pool_modes = [PoolMode::Transaction, PoolMode::Session];
+        for &pool_mode in if options.quick { &pool_modes[..1] } else { &pool_modes } {
             for (login, client_tls, name) in
                 [(Login::Trust, false, "trust"), (Login::Scram, false, "scram"), (Login::Trust, true, "tls")]
             {
@@ -378,7 +379,7 @@ pub fn slow(options: &Options) -> Vec<Step> {
             let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) };
             let point =
                 Point::default().with("clients", count).with("copy", direction.name()).with("mb", megabytes);
-            let pause_s = if options.quick { 5 } else { 15 };
+            let pause_s = if options.quick { 5 } else { 20 };
             let work = Work::Task(Task::Stalled { clients: count, direction, megabytes, pause_s });
             let rounds = Rounds::AtMost(3);
             steps.push(Step { rounds, ..Step::new(steps.len() as u32, point, setup, work) });
