@@ -375,10 +375,19 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "tracing",
         title: "Tracing a server",
         shows: "Throughput of PostgreSQL alone, with log_statement = all, and with a tracer beside it in three stages: \
-                attached only, parsed and thrown away, and written to disk. No pooler takes part.",
+                attached only, parsed and thrown away, and written to disk; then with all responses, and by uprobes instead \
+                of packets. No pooler takes part.",
         paper: "ANTtrail's evaluation, its five scenarios",
         scale: PaperScale { data: "YCSB, size not given", clients: "50", seconds: "not given" },
-        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist"],
+        systems: &[
+            "direct",
+            "direct-logged",
+            "trace-attach",
+            "trace-process",
+            "trace-persist",
+            "trace-full",
+            "trace-probes",
+        ],
         plan: plans::tracing,
     },
     Experiment {
