@@ -130,7 +130,8 @@ impl Import {
         }
         self.summary.lines += 1;
         let get = |at: usize| line.get(at).unwrap_or("");
-        let now = self.time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
+        let (now, assumed) = time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
+        self.summary.zones_taken_for_utc += u64::from(assumed);
         self.last_ns = self.last_ns.max(now);
         if !std::mem::replace(&mut self.clock, true) {
             writer.write(&Record::Clock(Clock { monotonic_ns: now, realtime_ns: now as i64 }))?;
@@ -154,7 +155,7 @@ impl Import {
                 self.summary.others += 1;
                 return Ok(());
             }
-            let began = self.time(get(column::SESSION_START_TIME)).map_or(now, |began| began.min(now));
+            let began = time(get(column::SESSION_START_TIME)).map_or(now, |(began, _)| began.min(now));
             let session = self.start(line, began, writer)?;
             self.sessions.insert(key.to_owned(), session);
         }
@@ -221,20 +222,6 @@ impl Import {
         Ok(Session { id, frontend: 0, backend: 0, status: TransactionStatus::Idle, running: None })
     }
 
-    /// Nanoseconds since 1970: `2026-03-01 13:14:15.123 UTC`.
-    fn time(&mut self, text: &str) -> Option<u64> {
-        let (stamp, zone) = text.rsplit_once(' ')?;
-        let civil: jiff::civil::DateTime = stamp.parse().ok()?;
-        let offset = match zone {
-            "UTC" | "GMT" => jiff::tz::Offset::UTC,
-            _ => numeric_offset(zone).unwrap_or_else(|| {
-                self.summary.zones_taken_for_utc += 1;
-                jiff::tz::Offset::UTC
-            }),
-        };
-        u64::try_from(offset.to_timestamp(civil).ok()?.as_nanosecond()).ok()
-    }
-
     fn finish(mut self, writer: &mut Writer) -> Result<Summary, Error> {
         let now = self.last_ns;
         for session in std::mem::take(&mut self.sessions).values_mut() {
@@ -245,6 +232,16 @@ impl Import {
         }
         Ok(self.summary)
     }
+}
+
+/// Nanoseconds since 1970 of `2026-03-01 13:14:15.123 UTC`, and whether its zone was taken for UTC.
+fn time(text: &str) -> Option<(u64, bool)> {
+    let (stamp, zone) = text.rsplit_once(' ')?;
+    let civil: jiff::civil::DateTime = stamp.parse().ok()?;
+    let known =
+        if matches!(zone, "UTC" | "GMT") { Some(jiff::tz::Offset::UTC) } else { numeric_offset(zone) };
+    let time = known.unwrap_or(jiff::tz::Offset::UTC).to_timestamp(civil).ok()?;
+    Some((u64::try_from(time.as_nanosecond()).ok()?, known.is_none()))
 }
 
 /// `+02`, `-03:30`, as zones without an abbreviation are written.
