@@ -41,7 +41,6 @@ mod column {
     pub(super) const CONNECTION_FROM: usize = 4;
     pub(super) const SESSION_ID: usize = 5;
     pub(super) const COMMAND_TAG: usize = 7;
-    pub(super) const SESSION_START_TIME: usize = 8;
     pub(super) const ERROR_SEVERITY: usize = 11;
     pub(super) const SQL_STATE_CODE: usize = 12;
     pub(super) const MESSAGE: usize = 13;
@@ -63,8 +62,14 @@ pub fn meta() -> Meta {
 /// The log is not in CSV format or has too few columns; the trace cannot be written.
 pub fn import(log: impl Read, writer: &mut Writer) -> Result<Summary, Error> {
     let mut lines = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(log);
-    let mut import =
-        Import { sessions: BTreeMap::new(), next: 1, clock: false, last_ns: 0, summary: Summary::default() };
+    let mut import = Import {
+        sessions: BTreeMap::new(),
+        connected: BTreeMap::new(),
+        next: 1,
+        clock: false,
+        last_ns: 0,
+        summary: Summary::default(),
+    };
     let mut line = StringRecord::new();
     while {
         let at = lines.position().line();
@@ -93,6 +98,8 @@ impl From<underpass_trace::Error> for Fault {
 
 struct Import {
     sessions: BTreeMap<String, Session>,
+    /// When connections were authorized that have not said anything yet.
+    connected: BTreeMap<String, u64>,
     next: u64,
     clock: bool,
     last_ns: u64,
@@ -144,6 +151,7 @@ impl Import {
             return Ok(());
         }
         if message.starts_with("disconnection: ") {
+            self.connected.remove(key);
             return match self.sessions.remove(key) {
                 Some(mut session) => end_session(&mut session, now, EndReason::Unknown, writer),
                 None => Ok(()),
@@ -153,9 +161,10 @@ impl Import {
         if !self.sessions.contains_key(key) {
             if message.starts_with("connection ") {
                 self.summary.others += 1;
+                self.connected.entry(key.to_owned()).or_insert(now);
                 return Ok(());
             }
-            let began = time(get(column::SESSION_START_TIME)).map_or(now, |(began, _)| began.min(now));
+            let began = self.connected.remove(key).unwrap_or(now);
             let session = self.start(line, began, writer)?;
             self.sessions.insert(key.to_owned(), session);
         }
