@@ -41,7 +41,6 @@ mod column {
     pub(super) const CONNECTION_FROM: usize = 4;
     pub(super) const SESSION_ID: usize = 5;
     pub(super) const COMMAND_TAG: usize = 7;
-    pub(super) const SESSION_START_TIME: usize = 8;
     pub(super) const ERROR_SEVERITY: usize = 11;
     pub(super) const SQL_STATE_CODE: usize = 12;
     pub(super) const MESSAGE: usize = 13;
@@ -63,8 +62,14 @@ pub fn meta() -> Meta {
 /// The log is not in CSV format or has too few columns; the trace cannot be written.
 pub fn import(log: impl Read, writer: &mut Writer) -> Result<Summary, Error> {
     let mut lines = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(log);
-    let mut import =
-        Import { sessions: BTreeMap::new(), next: 1, clock: false, last_ns: 0, summary: Summary::default() };
+    let mut import = Import {
+        sessions: BTreeMap::new(),
+        connected: BTreeMap::new(),
+        next: 1,
+        clock: false,
+        last_ns: 0,
+        summary: Summary::default(),
+    };
     let mut line = StringRecord::new();
     while {
         let at = lines.position().line();
@@ -93,6 +98,8 @@ impl From<underpass_trace::Error> for Fault {
 
 struct Import {
     sessions: BTreeMap<String, Session>,
+    /// When connections were authorized that have not said anything yet.
+    connected: BTreeMap<String, u64>,
     next: u64,
     clock: bool,
     last_ns: u64,
@@ -130,7 +137,8 @@ impl Import {
         }
         self.summary.lines += 1;
         let get = |at: usize| line.get(at).unwrap_or("");
-        let now = self.time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
+        let (now, assumed) = time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
+        self.summary.zones_taken_for_utc += u64::from(assumed);
         self.last_ns = self.last_ns.max(now);
         if !std::mem::replace(&mut self.clock, true) {
             writer.write(&Record::Clock(Clock { monotonic_ns: now, realtime_ns: now as i64 }))?;
@@ -143,6 +151,7 @@ impl Import {
             return Ok(());
         }
         if message.starts_with("disconnection: ") {
+            self.connected.remove(key);
             return match self.sessions.remove(key) {
                 Some(mut session) => end_session(&mut session, now, EndReason::Unknown, writer),
                 None => Ok(()),
@@ -152,9 +161,10 @@ impl Import {
         if !self.sessions.contains_key(key) {
             if message.starts_with("connection ") {
                 self.summary.others += 1;
+                self.connected.entry(key.to_owned()).or_insert(now);
                 return Ok(());
             }
-            let began = self.time(get(column::SESSION_START_TIME)).map_or(now, |began| began.min(now));
+            let began = self.connected.remove(key).unwrap_or(now);
             let session = self.start(line, began, writer)?;
             self.sessions.insert(key.to_owned(), session);
         }
@@ -221,20 +231,6 @@ impl Import {
         Ok(Session { id, frontend: 0, backend: 0, status: TransactionStatus::Idle, running: None })
     }
 
-    /// Nanoseconds since 1970: `2026-03-01 13:14:15.123 UTC`.
-    fn time(&mut self, text: &str) -> Option<u64> {
-        let (stamp, zone) = text.rsplit_once(' ')?;
-        let civil: jiff::civil::DateTime = stamp.parse().ok()?;
-        let offset = match zone {
-            "UTC" | "GMT" => jiff::tz::Offset::UTC,
-            _ => numeric_offset(zone).unwrap_or_else(|| {
-                self.summary.zones_taken_for_utc += 1;
-                jiff::tz::Offset::UTC
-            }),
-        };
-        u64::try_from(offset.to_timestamp(civil).ok()?.as_nanosecond()).ok()
-    }
-
     fn finish(mut self, writer: &mut Writer) -> Result<Summary, Error> {
         let now = self.last_ns;
         for session in std::mem::take(&mut self.sessions).values_mut() {
@@ -245,6 +241,16 @@ impl Import {
         }
         Ok(self.summary)
     }
+}
+
+/// Nanoseconds since 1970 of `2026-03-01 13:14:15.123 UTC`, and whether its zone was taken for UTC.
+fn time(text: &str) -> Option<(u64, bool)> {
+    let (stamp, zone) = text.rsplit_once(' ')?;
+    let civil: jiff::civil::DateTime = stamp.parse().ok()?;
+    let known =
+        if matches!(zone, "UTC" | "GMT") { Some(jiff::tz::Offset::UTC) } else { numeric_offset(zone) };
+    let time = known.unwrap_or(jiff::tz::Offset::UTC).to_timestamp(civil).ok()?;
+    Some((u64::try_from(time.as_nanosecond()).ok()?, known.is_none()))
 }
 
 /// `+02`, `-03:30`, as zones without an abbreviation are written.

@@ -330,6 +330,25 @@ fn a_log_becomes_a_trace() {
 }
 
 #[test]
+fn time_zones_are_offsets_or_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let import = |zone: &str| {
+        let directory = folder.path().join(zone);
+        let mut writer = Writer::create(&directory, &csv_log::meta(), Options::default()).unwrap();
+        let summary = csv_log::import(LOG.replace(" UTC", zone).as_bytes(), &mut writer).unwrap();
+        writer.finish().unwrap();
+        let mut reader = Reader::open(&directory).unwrap();
+        let Some(Record::Clock(clock)) = reader.next().unwrap() else { panic!("no clock") };
+        (clock.realtime_ns / 1_000_000_000, summary.zones_taken_for_utc)
+    };
+    let utc = 1_767_261_600; // 2026-01-01 10:00:00
+    assert_eq!(import(" GMT"), (utc, 0));
+    assert_eq!(import(" +02"), (utc - 2 * 3_600, 0));
+    assert_eq!(import(" -03:30"), (utc + 12_600, 0));
+    assert_eq!(import(" CET"), (utc, 11), "each line is counted once");
+}
+
+#[test]
 fn what_is_no_log_is_refused_with_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let import = |name: &str, log: &str| {
