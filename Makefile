@@ -6,7 +6,7 @@ SOAK_TRANSACTIONS ?= 2000000
 FUZZ_SECONDS ?= 60
 # CI builds exactly what the lock file says; who adds a dependency gets it updated.
 LOCKED := $(if $(CI),--locked)
-# What `make bench` passes on; `make bench ARGS='run --help'` says what there is, QUICK=1 takes the short selection.
+# What `make bench` passes on; `make bench ARGS='run --help'` says what there is, QUICK=1 takes the profile quick.
 ARGS ?= run $(if $(QUICK),--quick)
 
 .DEFAULT_GOAL := help
@@ -52,7 +52,7 @@ lint: ## formatting, clippy, documentation, rules of the source tree
 fmt: ## format the code
 	$(CARGO) fmt --all
 
-bench: ## the benchmarks against PgBouncer and a direct connection (QUICK=1: some minutes)
+bench: ## the benchmarks against PgBouncer and a direct connection (QUICK=1: some minutes; docs/benchmarks.md)
 	$(CARGO) build $(LOCKED) --release --workspace --bins
 	$(or $(CARGO_TARGET_DIR),target)/release/underpass-bench $(ARGS)
 

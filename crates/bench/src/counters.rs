@@ -152,6 +152,8 @@ pub struct Tree {
     pub context_switches: f64,
     /// Resident memory in KiB, the sum of private pages and shared ones counted by share (Pss).
     pub pss_kib: f64,
+    /// Resident memory in KiB with all that is shared (Rss): what is quoted of poolers.
+    pub rss_kib: f64,
 }
 
 impl Tree {
@@ -187,6 +189,7 @@ impl Tree {
         for pid in descendants(root)? {
             let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { continue };
             self.pss_kib += field(&text, "Pss:").unwrap_or(0.0);
+            self.rss_kib += field(&text, "Rss:").unwrap_or(0.0);
         }
         Ok(self)
     }
@@ -199,6 +202,7 @@ impl Tree {
             system_us: (self.system_us - before.system_us).max(0.0),
             context_switches: (self.context_switches - before.context_switches).max(0.0),
             pss_kib: self.pss_kib,
+            rss_kib: self.rss_kib,
         }
     }
 }

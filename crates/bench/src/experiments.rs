@@ -332,14 +332,24 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "slow",
-        title: "Readers and servers that stop",
-        shows: "Clients ask for large results and stop reading, or send large copies to a server that has stopped. What \
-                the pooler's process and the kernel (MemAvailable) hold for each after a while must be a small \
-                constant, as on a direct connection; then all goes on and every byte must arrive.",
+        title: "Readers that stop",
+        shows: "Clients ask for large results and stop reading. What the pooler's process and the kernel (MemAvailable) \
+                hold for each after a while must be a small constant, as on a direct connection; then they read on, \
+                and every byte must arrive.",
         paper: "none; the papers do not treat it",
         scale: NONE,
         systems: ALL,
         plan: plans::slow,
+    },
+    Experiment {
+        name: "slow-in",
+        title: "Servers that stop",
+        shows: "Clients send large copies to server processes that have stopped. What is held for each after a while \
+                must be a small constant; then the server goes on, and every line must arrive in order.",
+        paper: "none; the papers do not treat it",
+        scale: NONE,
+        systems: ALL,
+        plan: plans::slow_in,
     },
     Experiment {
         name: "copy",
@@ -365,10 +375,19 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "tracing",
         title: "Tracing a server",
         shows: "Throughput of PostgreSQL alone, with log_statement = all, and with a tracer beside it in three stages: \
-                attached only, parsed and thrown away, and written to disk. No pooler takes part.",
+                attached only, parsed and thrown away, and written to disk; then with all responses, and by uprobes instead \
+                of packets. No pooler takes part.",
         paper: "ANTtrail's evaluation, its five scenarios",
         scale: PaperScale { data: "YCSB, size not given", clients: "50", seconds: "not given" },
-        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist"],
+        systems: &[
+            "direct",
+            "direct-logged",
+            "trace-attach",
+            "trace-process",
+            "trace-persist",
+            "trace-full",
+            "trace-probes",
+        ],
         plan: plans::tracing,
     },
     Experiment {

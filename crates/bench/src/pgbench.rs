@@ -37,8 +37,8 @@ const WARM_UP_S: u32 = 1;
 /// How long a driver runs after it was held before its window begins.
 pub const SETTLE: Duration = Duration::from_millis(300);
 
-/// Seconds that a load that is not ended by us runs on after its window.
-const TAIL_S: f64 = 0.05;
+/// Seconds that a load that is not ended by us runs on after its window: what is read at its ends takes time too.
+const TAIL_S: f64 = 1.0;
 
 /// How a line of `-P` begins.
 const PROGRESS: &str = "progress: ";
@@ -333,13 +333,26 @@ pub fn measure(
     instance: &Instance,
     place: Place<'_>,
     stop: &AtomicBool,
-    mut during: impl FnMut(),
+    mut look: impl FnMut(Moment) -> Result<()>,
 ) -> Result<Measured> {
     let mut driver = Driver::start(load, seconds, instance, place)?;
     driver.wait_until_warm(stop)?;
     thread::sleep(Duration::from_secs(u64::from(warm_up_s(load) - WARM_UP_S)));
-    let window = window(seconds, instance, stop, &mut during)?;
+    look(Moment::Begins)?;
+    let window = window(seconds, instance, stop, || look(Moment::During))?;
+    look(Moment::Ends)?;
     driver.finish()?.measured(&window)
+}
+
+/// When somebody looks in on a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Right before it.
+    Begins,
+    /// Within it, five times a second.
+    During,
+    /// Right after it.
+    Ends,
 }
 
 /// Waits for `seconds` between two readings, and looks in on `during` five times a second.
@@ -350,7 +363,7 @@ pub fn window(
     seconds: f64,
     instance: &Instance,
     stop: &AtomicBool,
-    mut during: impl FnMut(),
+    mut during: impl FnMut() -> Result<()>,
 ) -> Result<Window> {
     let from = Reading::take(instance.pid(), instance.cgroup())?;
     let end = from.at + Duration::from_secs_f64(seconds);
@@ -363,7 +376,7 @@ pub fn window(
         if Instant::now() >= end {
             break;
         }
-        during();
+        during()?;
     }
     let to = Reading::take(instance.pid(), instance.cgroup())?;
     Ok(Window { from, to })

@@ -300,7 +300,8 @@ pub fn logins(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[4]);
     let mut steps = Vec::new();
     for &count in &clients {
-        for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
+        let pool_modes = [PoolMode::Transaction, PoolMode::Session];
+        for &pool_mode in if options.quick { &pool_modes[..1] } else { &pool_modes } {
             for (login, client_tls, name) in
                 [(Login::Trust, false, "trust"), (Login::Scram, false, "scram"), (Login::Trust, true, "tls")]
             {
@@ -364,27 +365,30 @@ pub fn idle(options: &Options) -> Vec<Step> {
     steps.collect()
 }
 
-/// Readers of a large result that stop, and a server that stops under large copies in.
+/// Readers of a large result that stop.
 pub fn slow(options: &Options) -> Vec<Step> {
+    stalled(options, CopyDirection::Out)
+}
+
+/// Server processes that stop under large copies in.
+pub fn slow_in(options: &Options) -> Vec<Step> {
+    stalled(options, CopyDirection::In)
+}
+
+fn stalled(options: &Options, direction: CopyDirection) -> Vec<Step> {
     let clients = options.clients_or(if options.quick { &[1] } else { &[1, 32] });
-    let directions: &[CopyDirection] =
-        if options.quick { &[CopyDirection::Out] } else { &[CopyDirection::Out, CopyDirection::In] };
-    let mut steps = Vec::new();
-    for &count in &clients {
-        for &direction in directions {
-            let mut setup = setup(options, most(&clients));
-            setup.pool_size = setup.pool_size.max(count);
-            // One copy has the size that the project's limits name; of many the bytes are divided among them.
-            let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) };
-            let point =
-                Point::default().with("clients", count).with("copy", direction.name()).with("mb", megabytes);
-            let pause_s = if options.quick { 5 } else { 15 };
-            let work = Work::Task(Task::Stalled { clients: count, direction, megabytes, pause_s });
-            let rounds = Rounds::AtMost(3);
-            steps.push(Step { rounds, ..Step::new(steps.len() as u32, point, setup, work) });
-        }
-    }
-    steps
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let mut setup = setup(options, most(&clients));
+        setup.pool_size = setup.pool_size.max(count);
+        // One copy has the size that the project's limits name; of many the bytes are divided among them.
+        let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) };
+        let point =
+            Point::default().with("clients", count).with("copy", direction.name()).with("mb", megabytes);
+        let pause_s = if options.quick { 5 } else { 20 };
+        let work = Work::Task(Task::Stalled { clients: count, direction, megabytes, pause_s });
+        Step { rounds: Rounds::AtMost(3), ..Step::new(index as u32, point, setup, work) }
+    });
+    steps.collect()
 }
 
 /// A copy of 2.4 GB out and in, without any pause.

@@ -21,8 +21,8 @@ use rand::seq::SliceRandom;
 
 use crate::counters::Window;
 use crate::experiments::{Experiment, Step, Work};
-use crate::lanes::{self, Lanes};
-use crate::pgbench::{self, Driver, Measured, SETTLE};
+use crate::lanes;
+use crate::pgbench::{self, Driver, Measured, Moment, SETTLE};
 use crate::roundtrips::RoundTrips;
 use crate::sample::{Results, Sample, metric};
 use crate::systems::{Beside, Instance, Place, Setup, System};
@@ -230,27 +230,38 @@ impl<'a> Runner<'a> {
         let key = (cell.system.name.as_str(), &cell.step.setup);
         let instance = self.instances.get_mut(&key).context("its system was not started")?;
         instance.check_alive()?;
-        let read_lanes = |instance: &Instance| -> Result<Option<Lanes>> {
-            cell.system.lane.as_ref().map(|_| lanes::read(instance, self.place)).transpose()
+        // A copy leaves its lane by design once it has passed the lane's budget, and is one transaction.
+        let lane = cell.system.lane.as_deref().filter(|_| matches!(cell.step.work, Work::Pgbench { .. }));
+        let mut trips = RoundTrips::new(cell.step.round_trips, instance, self.place);
+        let mut carried = Vec::new();
+        let mut look = |instance: &Instance, moment: Moment| -> Result<()> {
+            match moment {
+                Moment::During => trips.look(),
+                _ if lane.is_some() => carried.push(lanes::read(instance, self.place)?),
+                _ => {}
+            }
+            Ok(())
         };
-        let before = read_lanes(instance)?;
         let _pauser = instance
             .pid()
             .filter(|_| cell.system.paused_percent > 0.0)
             .map(|pid| Pauser::start(pid, cell.system.paused_percent / 100.0));
         let mut beside = Beside::start(cell.system, self.place)?;
-        let mut trips = RoundTrips::new(cell.step.round_trips, instance, self.place);
         let outcome = match (&cell.step.work, driver) {
             (Work::Pgbench { .. }, Some(driver)) => {
                 driver.check_running()?;
+                // While it is held nothing happens, so there is no hurry between these and the window.
+                look(instance, Moment::Begins)?;
                 driver.go_on();
                 thread::sleep(SETTLE);
-                let window = pgbench::window(self.seconds, instance, self.stop, || trips.look());
+                let window =
+                    pgbench::window(self.seconds, instance, self.stop, || look(instance, Moment::During));
                 driver.hold();
+                look(instance, Moment::Ends)?;
                 Outcome::Window(Box::new(window?))
             }
             (Work::Pgbench { load, .. }, None) => {
-                let look = || trips.look();
+                let look = |moment| look(instance, moment);
                 Outcome::Measured(pgbench::measure(
                     load,
                     self.seconds,
@@ -267,13 +278,12 @@ impl<'a> Runner<'a> {
         if let Some(beside) = &mut beside {
             beside.check_running()?;
         }
+        let share = match (lane, &carried[..]) {
+            (Some(lane), [before, after]) => after.share_since(before, lane),
+            _ => None,
+        };
         let mut metrics = trips.metrics();
-        let after = read_lanes(instance)?;
-        if let (Some(lane), Some(before), Some(after)) = (&cell.system.lane, before, after)
-            && let Some(share) = after.share_since(&before, lane)
-        {
-            metrics.insert(metric::LANE_SHARE.to_owned(), share);
-        }
+        metrics.extend(share.map(|share| (metric::LANE_SHARE.to_owned(), share)));
         Ok((outcome, metrics))
     }
 }

@@ -45,9 +45,9 @@ pub mod metric {
     pub const ADDED_LATENCY: &str = "added_latency_ms";
     /// CPU per transaction above that of the same system without its mirror, in the same round; derived, not stored.
     pub const ADDED_CPU: &str = "added_cpu_us";
-    /// Memory of the pooler (Pss) in MiB.
+    /// Resident memory of the pooler in MiB.
     pub const MEMORY: &str = "memory_mib";
-    /// Growth of the pooler's memory in MiB.
+    /// Growth of the pooler's own memory (Pss) in MiB.
     pub const MEMORY_GROWTH: &str = "memory_growth_mib";
     /// Shrinkage of MemAvailable in MiB: kernel memory included.
     pub const UNAVAILABLE: &str = "unavailable_mib";

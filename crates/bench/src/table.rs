@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::analysis::{BASELINE, DIRECT, View};
 use crate::experiments::Experiment;
-use crate::limits::Judged;
+use crate::limits::{self, Judged};
 use crate::proof::Finding;
 use crate::sample::{Point, Results, metric};
 use underpass_stats::{Estimate, Summary};
@@ -51,7 +51,7 @@ pub fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'stati
     if system == BASELINE || system == DIRECT {
         return None;
     }
-    [metric::TAX, metric::TPS, metric::MEMORY_GROWTH, metric::SECONDS]
+    [metric::TAX, metric::TPS, metric::SECONDS]
         .into_iter()
         .find_map(|name| Some((name, view.ratio(system, BASELINE, point, name)?)))
 }
@@ -73,9 +73,13 @@ pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
             let mut row = vec![system.to_owned()];
             row.extend(columns.iter().map(|(name, _, digits)| cell(&view, system, point, name, *digits)));
             let ratio = headline(&view, system, point);
-            row.push(ratio.map_or_else(String::new, |(name, estimate)| {
+            let mut last = ratio.map_or_else(String::new, |(name, estimate)| {
                 format!("{} {}", short(name), interval(&estimate))
-            }));
+            });
+            if limits::carried(&view, system, point) == Some(false) {
+                last.push_str("  FAILED: not in the lane");
+            }
+            row.push(last);
             rows.push(row);
         }
         text.push_str(&aligned(&rows));
@@ -135,7 +139,7 @@ pub fn short(name: &str) -> &str {
 /// `0.82 [0.79, 0.86]`, marked when it is too wide to decide anything.
 #[must_use]
 pub fn interval(estimate: &Estimate) -> String {
-    let narrow = estimate.half_width() <= crate::limits::MAX_HALF_WIDTH;
+    let narrow = estimate.half_width() <= limits::MAX_HALF_WIDTH;
     let wide = if narrow { "" } else { " wide" };
     format!("{:.2} [{:.2}, {:.2}]{wide}", estimate.median, estimate.low, estimate.high)
 }

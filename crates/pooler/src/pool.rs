@@ -89,8 +89,32 @@ pub(crate) struct Pool {
     pub last_error: ArcSwapOption<ConnectError>,
     /// Hosts that failed since one worked.
     pub round: Mutex<Round>,
+    /// What the last client was given that asked for parameters: the next one usually asks for the same.
+    pub wanted: ArcSwapOption<Wanted>,
     /// Unused for `pool_idle_timeout`: not shown, until a client comes.
     pub forgotten: AtomicBool,
+}
+
+/// The parameters of a session, and all that they follow from.
+pub(crate) struct Wanted {
+    /// Of the StartupMessage.
+    pub asked: Vec<(String, String)>,
+    /// By the servers of the pool.
+    pub reported: SharedParameters,
+    pub settings: Arc<Settings>,
+    pub parameters: SharedParameters,
+}
+
+impl Wanted {
+    /// Whether a client that asks this now has the same parameters.
+    pub fn fits(
+        &self,
+        asked: &[(String, String)],
+        reported: &SharedParameters,
+        settings: &Arc<Settings>,
+    ) -> bool {
+        Arc::ptr_eq(&self.reported, reported) && Arc::ptr_eq(&self.settings, settings) && self.asked == asked
+    }
 }
 
 /// A server could not be reached, or did not let the pool in.
@@ -207,6 +231,7 @@ impl Pool {
             secret: ArcSwapOption::empty(),
             last_error: ArcSwapOption::empty(),
             round: Mutex::default(),
+            wanted: ArcSwapOption::empty(),
             forgotten: AtomicBool::new(false),
         }
     }

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{Batch, Client, Ini, Message, Pooler, Postgres, Result, Underpass};
 
 const PID: &str = "select pg_backend_pid()";
 
@@ -314,6 +314,33 @@ fn bad_input_ends_its_own_connection_only() -> Result<()> {
         );
     }
     assert!(pooler.is_running());
+    Ok(())
+}
+
+/// What a message means may depend on answers to come: whoever sends it ahead of them hears the same as without a pooler.
+#[test]
+fn a_batch_that_frees_its_own_names_is_answered_as_directly() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let mut heard = Vec::new();
+    for options in [server.options("postgres", "postgres"), pooler.options("postgres", "postgres")] {
+        let mut client = Client::connect(&options)?;
+        client.exchange(&Batch::new().parse("name", "select 1").sync())?.remove(0).ok()?;
+        let run = |batch: Batch, name: &str| batch.bind("", name, &[]).execute("", 0);
+        let freed = run(Batch::new().parse("", "deallocate all"), "");
+        let made = run(freed.parse("name", "select 2"), "name").sync();
+        let taken = run(run(Batch::new(), "name").parse("name", "select 3"), "name").sync();
+        // An unnamed statement that was discarded, in a batch that nobody waited for.
+        let lost = run(Batch::new().bind("", "nobody", &[]).parse("", "select 4").sync(), "").sync();
+        for batch in [lost, made, taken] {
+            for response in client.exchange(&batch)? {
+                let told = |m: &Message| (m.tag, m.field(b'C').filter(|_| m.tag == b'E'), m.status());
+                heard.push(response.messages.iter().map(told).collect::<Vec<_>>());
+            }
+        }
+    }
+    let (direct, pooled) = heard.split_at(heard.len() / 2);
+    assert_eq!(direct, pooled);
     Ok(())
 }
 

@@ -172,7 +172,7 @@ fn typical(view: &View<'_>, system: &str, point: &Point) -> Option<Latency> {
 fn frame(categories: &[String]) -> Chart {
     Chart::new()
         .tooltip(Tooltip::new().trigger(Trigger::Axis))
-        .grid(Grid::new().left("2%").right("5%").top("58").bottom("12").contain_label(true))
+        .grid(Grid::new().left("2%").right("5%").top("40").bottom("12").contain_label(true))
         .x_axis(Axis::new().type_(AxisType::Value).name_location(NameLocation::Middle))
         .y_axis(
             Axis::new()

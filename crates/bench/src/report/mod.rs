@@ -12,7 +12,7 @@ use underpass_charts::{ECHARTS, escape, figure};
 
 use crate::analysis::View;
 use crate::experiments::{EXPERIMENTS, Experiment};
-use crate::limits::{Judged, Verdict};
+use crate::limits::{self, Judged, Verdict};
 use crate::proof::Finding;
 use crate::sample::{Point, Results};
 use crate::table::{self, interval};
@@ -37,7 +37,7 @@ fn render(results: &Results, judged: &[Judged], findings: &[Finding]) -> Result<
     let mut body = String::new();
     body.push_str(&machine(results));
     body.push_str(&proof(findings));
-    body.push_str(&limits(judged));
+    body.push_str(&limits_section(judged));
     for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
         body.push_str(&section(experiment, results)?);
     }
@@ -141,7 +141,11 @@ fn point_table(view: &View<'_>, point: &Point, results: &Results) -> String {
         let ratio = table::headline(view, system, point).map_or_else(String::new, |(name, estimate)| {
             format!("{} {}", table::short(name), interval(&estimate))
         });
-        let _ = write!(text, "<td>{ratio}</td></tr>");
+        let failed = match limits::carried(view, system, point) {
+            Some(false) => " <span class=\"not-met\">failed: not in the lane</span>",
+            _ => "",
+        };
+        let _ = write!(text, "<td>{ratio}{failed}</td></tr>");
     }
     text.push_str("</table></div>\n");
     text
@@ -191,13 +195,20 @@ fn proof(findings: &[Finding]) -> String {
     format!("<section><h2>The method proves itself</h2><ul>{items}</ul></section>\n")
 }
 
-fn limits(judged: &[Judged]) -> String {
+fn limits_section(judged: &[Judged]) -> String {
     if judged.is_empty() {
         return String::new();
     }
-    let mut text = String::from(
-        "<section><h2>Limits</h2><div class=\"scroll\"><table><tr><th>limit</th><th>point</th><th>bound</th><th>aim</th>\
-         <th>median, 90 % interval</th><th>rounds</th><th>verdict</th></tr>",
+    let count = |verdict| judged.iter().filter(|one| one.verdict == verdict).count();
+    let mut text = format!(
+        "<section><h2>Limits</h2><p>{} of {} met, {} not met, {} failed because the lane did not carry the row, {} undecided.</p>\
+         <div class=\"scroll\"><table class=\"limits\"><tr><th>limit</th><th>bound</th><th>median, 90 % interval</th>\
+         <th>verdict</th><th>aim</th><th>rounds</th></tr>",
+        count(Verdict::Met),
+        judged.len(),
+        count(Verdict::NotMet),
+        count(Verdict::NotCarried),
+        count(Verdict::Undecided),
     );
     for one in judged {
         let class = match one.verdict {
@@ -207,14 +218,14 @@ fn limits(judged: &[Judged]) -> String {
         };
         let _ = write!(
             text,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td></tr>",
+            "<tr><td>{} <small>{}</small></td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td><td>{}</td><td>{}</td></tr>",
             escape(&one.limit.source),
             escape(&one.point.label()),
             escape(&one.bounds.to_string()),
-            one.bounds.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
             interval(&one.estimate),
+            one.verdict,
+            one.bounds.aim.map_or_else(String::new, |aim| format!("{aim:.2}")),
             one.estimate.rounds,
-            one.verdict
         );
     }
     text.push_str("</table></div></section>\n");

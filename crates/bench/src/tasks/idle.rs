@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::memory_mib;
+use super::{memory_mib, resident_mib};
 use crate::client::Client;
 use crate::pgbench::{self, Load, Measured, Protocol};
 use crate::sample::metric;
@@ -40,8 +40,8 @@ pub(super) fn run(
     thread::sleep(Duration::from_secs(1));
     let after = memory_mib(instance)?;
     let load = Load { rate: Some(rate), ..Load::new(ACTIVE_CLIENTS, Protocol::Simple, "select 1;\n") };
-    let (mut metrics, latency) = pgbench::measure(&load, seconds, instance, place, stop, || {})?;
-    metrics.insert(metric::MEMORY.to_owned(), after);
+    let (mut metrics, latency) = pgbench::measure(&load, seconds, instance, place, stop, |_| Ok(()))?;
+    metrics.insert(metric::MEMORY.to_owned(), resident_mib(instance)?);
     metrics.insert(metric::MEMORY_GROWTH.to_owned(), after - before);
     Ok((metrics, latency))
 }

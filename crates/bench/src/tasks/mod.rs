@@ -136,6 +136,12 @@ impl Task {
     }
 }
 
+/// Resident memory of the pooler in MiB, shared libraries included; 0 for a direct connection.
+fn resident_mib(instance: &Instance) -> Result<f64> {
+    let Some(pid) = instance.pid() else { return Ok(0.0) };
+    Ok(Tree::default().with_memory(pid)?.rss_kib / 1024.0)
+}
+
 /// Memory of the pooler (Pss) in MiB; 0 for a direct connection.
 fn memory_mib(instance: &Instance) -> Result<f64> {
     let Some(pid) = instance.pid() else { return Ok(0.0) };

@@ -22,6 +22,7 @@ use super::{Again, Farewell, Worker, peer};
 use crate::client::{Client, LoginStep, Phase, Startup};
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint};
+use crate::pool::Wanted;
 use crate::settings::Settings;
 use crate::shared::{CancelTarget, lock, phase};
 use crate::table::Key;
@@ -633,12 +634,25 @@ impl Worker {
         };
         let Phase::Login(login) = &client.phase else { return };
         let Some(startup) = &login.startup else { return };
+        let known = pool.wanted.load();
+        if let Some(known) =
+            known.as_ref().filter(|known| known.fits(&startup.parameters, &reported, &settings))
+        {
+            return self.welcome_with(key, known.parameters.clone());
+        }
         match requested_parameters(startup, &reported, &settings, client) {
-            // One shared copy, if the client wants what every session has.
-            Ok(wanted) if wanted == *reported => self.welcome_with(key, reported),
             Ok(wanted) => {
-                let wanted = self.shared.intern_parameters(wanted);
-                self.welcome_with(key, wanted);
+                // One shared copy, if the client wants what every session has.
+                let is_as_reported = wanted == *reported;
+                let parameters =
+                    if is_as_reported { reported.clone() } else { self.shared.intern_parameters(wanted) };
+                // With the client's address in its application_name, no two want the same.
+                if !settings.config.application_name_add_host {
+                    let asked = startup.parameters.clone();
+                    let parameters = parameters.clone();
+                    pool.wanted.store(Some(Arc::new(Wanted { asked, reported, settings, parameters })));
+                }
+                self.welcome_with(key, parameters);
             }
             Err(message) => self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, message)),
         }
