@@ -115,16 +115,18 @@ async fn names(
     let users = set(connection.query("select rolname from pg_roles where rolcanlogin").await?);
     let superuser = "select rolsuper from pg_roles where rolname = current_user";
     let superuser = first(connection.query(superuser).await?).as_deref() == Some("t");
-    let mut logins: BTreeMap<(Option<String>, String, String), (Login, BTreeSet<u32>)> = BTreeMap::new();
+    let mut logins: Vec<(Login, BTreeSet<u32>)> = Vec::new();
     for session in &plan.sessions {
         let login = target.login(session.user.as_deref(), session.database.as_deref());
-        let key = (login.become_user.clone(), login.user.clone(), login.database.clone());
-        let (_, statements) = logins.entry(key).or_insert_with(|| (login, BTreeSet::new()));
-        statements
-            .extend(session.units.iter().filter(|unit| worth_checking(unit)).flat_map(|unit| &unit.executes));
+        let worth = session.units.iter().filter(|unit| worth_checking(unit)).flat_map(|unit| &unit.executes);
+        // Few, however many sessions there are.
+        match logins.iter_mut().find(|(known, _)| *known == login) {
+            Some((_, statements)) => statements.extend(worth),
+            None => logins.push((login, worth.copied().collect())),
+        }
     }
     let mut missing = BTreeSet::new();
-    for (login, _) in logins.values() {
+    for (login, _) in &logins {
         if !databases.contains(&login.database) {
             missing.insert(format!("no database {} (--map-database renames)", login.database));
         }
@@ -139,7 +141,8 @@ async fn names(
         }
     }
     found.problems.extend(missing);
-    Ok(logins.into_values().filter(|(login, _)| databases.contains(&login.database)).collect())
+    logins.retain(|(login, _)| databases.contains(&login.database));
+    Ok(logins)
 }
 
 /// Whether a unit's statements should exist on the target: those that worked at capture.
