@@ -37,6 +37,10 @@ use crate::transport::{Outbox, Transport};
 const BATCH: usize = 64;
 
 /// What a client has to do with mirroring.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a client has it behind a box of its own, and nearly all are sources or shadows"
+)]
 pub(crate) enum Role {
     Source(Source),
     Shadow(Shadow),
