@@ -381,7 +381,9 @@ fn stalled(options: &Options, direction: CopyDirection) -> Vec<Step> {
         let mut setup = setup(options, most(&clients));
         setup.pool_size = setup.pool_size.max(count);
         // One copy has the size that the project's limits name; of many the bytes are divided among them.
-        let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) };
+        let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) }
+            .min(9600 / u64::from(count))
+            .max(1);
         let point =
             Point::default().with("clients", count).with("copy", direction.name()).with("mb", megabytes);
         let pause_s = if options.quick { 5 } else { 20 };

@@ -123,12 +123,6 @@ fn every_trap_is_found() {
         ("[databases]\nx = host=h password=p", Warning, "databases/x", "password without user"),
         ("[databases]\nx = host=h user=ghost", Warning, "databases/x", "no password for user=ghost"),
         ("[databases]\nx = host=h auth_dbname=gone", Warning, "databases/x", "auth_dbname=gone"),
-        (
-            "[databases]\nx = host=h,i load_balance_hosts=disable",
-            Warning,
-            "databases/x",
-            "server_login_retry",
-        ),
         ("listen_addr=*\nunix_socket_dir=\n[databases]\nx = dbname=y", Warning, "databases/x", "no host"),
         ("[users]\nu = pool_size=0", Warning, "users/u", "wait"),
         ("[peers]\n1 = host=h", Warning, "peer_id", "switches peering off"),

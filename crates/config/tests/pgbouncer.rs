@@ -85,8 +85,8 @@ fn show_config(socket: &Path, running: &mut Running) -> BTreeMap<String, Vec<Opt
     };
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
     let body = b"\x00\x03\x00\x00user\0tester\0database\0pgbouncer\0\0";
-    stream.write_all(&(body.len() as u32 + 4).to_be_bytes()).expect("startup");
-    stream.write_all(body).expect("startup");
+    // Each in one piece: PgBouncer's console hangs up on a message that comes in parts.
+    stream.write_all(&[&(body.len() as u32 + 4).to_be_bytes(), &body[..]].concat()).expect("startup");
     let query = b"SHOW CONFIG\0";
     let mut rows = BTreeMap::new();
     let mut asked = false;
@@ -115,9 +115,8 @@ fn show_config(socket: &Path, running: &mut Running) -> BTreeMap<String, Vec<Opt
             }
             b'Z' if !asked => {
                 asked = true;
-                stream.write_all(b"Q").expect("query");
-                stream.write_all(&(query.len() as u32 + 4).to_be_bytes()).expect("query");
-                stream.write_all(query).expect("query");
+                let length = (query.len() as u32 + 4).to_be_bytes();
+                stream.write_all(&[b"Q", &length[..], query].concat()).expect("query");
             }
             b'Z' => return rows,
             _ => {}

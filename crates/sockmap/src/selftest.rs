@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::handover::Give;
 
 /// Longest wait for bytes on a private connection; a lane that needs longer does not work.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Transactions that are timed per lane.
 const TIMED_TRANSACTIONS: u32 = 200;
 
