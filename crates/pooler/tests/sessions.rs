@@ -259,7 +259,9 @@ fn protocol_3_2_is_negotiated_with_a_long_cancel_key() -> Result<()> {
 #[test]
 fn bad_input_ends_its_own_connection_only() -> Result<()> {
     let server = Postgres::start()?;
-    let mut pooler = Underpass::start(&transaction(&server).set("max_packet_size", "1000000"))?;
+    // One server: whoever holds it lets the witness wait.
+    let ini = transaction(&server).set("max_packet_size", "1000000").set("default_pool_size", "1");
+    let mut pooler = Underpass::start(&ini)?;
     let options = pooler.options("postgres", "postgres");
     let mut witness = Client::connect(&options)?;
     let home = pid(&mut witness)?;
