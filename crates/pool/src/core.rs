@@ -16,6 +16,8 @@ use foldhash::fast::RandomState;
 
 use crate::idle::{IdleSet, SharedIdle};
 
+mod failing;
+
 /// Index of a pool, valid for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(pub u32);
@@ -107,6 +109,8 @@ struct Slot<S> {
 struct Waiter {
     client: ClientRef,
     since: Instant,
+    /// Connecting had failed when it queued: it hopes for a connection that stood then, and for nothing else.
+    after_failure: bool,
 }
 
 /// Counters of a pool, as `SHOW POOLS` has them.
@@ -281,6 +285,8 @@ pub enum Launch<S> {
     },
     /// First close this idle server of another pool, then ask again.
     Evict(ServerId, S),
+    /// Refuse these, which wait no more: the last connection that they queued for has closed, and logins fail. Then ask again.
+    Refuse(Vec<ClientRef>),
     /// Nothing to do now.
     Not,
 }
@@ -372,7 +378,8 @@ impl<S> Core<S> {
                 return granted;
             }
         }
-        pool.waiting.insert(ticket, Waiter { client, since: now });
+        let after_failure = pool.failed_at.is_some();
+        pool.waiting.insert(ticket, Waiter { client, since: now, after_failure });
         pool.tell_waiters();
         pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
@@ -429,7 +436,7 @@ impl<S> Core<S> {
             Some((first, _)) => first - 1,
             None => fresh,
         };
-        pool.waiting.insert(ticket, Waiter { client, since });
+        pool.waiting.insert(ticket, Waiter { client, since, after_failure: false });
         pool.tell_waiters();
         // Two waiters never share a ticket: the head counts down from where the tail counts up.
         self.next_ticket = self.next_ticket.max(ticket + 1);
@@ -449,6 +456,10 @@ impl<S> Core<S> {
 
     /// Whether the pool should open a connection now: somebody waits or the minimum is not reached, and every limit allows it.
     pub fn launch(&mut self, pool: PoolId, now: Instant) -> Launch<S> {
+        let stranded = self.take_stranded(pool);
+        if !stranded.is_empty() {
+            return Launch::Refuse(stranded);
+        }
         let p = &self.pools[pool.0 as usize];
         let limits = &p.limits;
         let demand = p.waiting.len() as u32 > p.logins || (p.connections < limits.size_min && p.logins == 0);
@@ -717,42 +728,9 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].paused
     }
 
-    /// Whether the last attempt to connect failed, and nothing has succeeded since.
-    pub fn last_connect_failed(&self, pool: PoolId) -> bool {
-        self.pools[pool.0 as usize].failed_at.is_some()
-    }
-
-    /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
-    pub fn is_failing(&self, pool: PoolId) -> bool {
-        let pool = &self.pools[pool.0 as usize];
-        pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
-    }
-
-    /// Whether no connection of the pool is opened now because one has failed within `login_retry`.
-    pub fn pauses(&self, pool: PoolId, now: Instant) -> bool {
-        let pool = &self.pools[pool.0 as usize];
-        pool.failed_at.is_some_and(|at| now.saturating_duration_since(at) < pool.limits.login_retry)
-    }
-
     /// Whether this connection is still counted as logging in.
     pub fn is_login(&mut self, id: ServerId) -> bool {
         self.slot(id).is_some_and(|slot| slot.state == State::Login)
-    }
-
-    /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
-    pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
-        let p = &self.pools[pool.0 as usize];
-        let failed_at = p.failed_at?;
-        let full = |max: u32, have: u32| max > 0 && have >= max;
-        if p.logins > 0
-            || now.saturating_duration_since(failed_at) < p.limits.login_retry
-            || p.connections >= p.limits.size
-            || full(p.limits.database_max, count(&self.database_connections, p.database))
-            || full(p.limits.user_max, count(&self.user_connections, p.user))
-        {
-            return None;
-        }
-        Some(self.open(pool, now))
     }
 
     /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
@@ -783,14 +761,6 @@ impl<S> Core<S> {
     pub fn close_needed(&self, pool: PoolId) -> u32 {
         let slots = &self.pools[pool.0 as usize].slots;
         slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
-    }
-
-    /// Takes all waiting clients out of the queue.
-    pub fn take_waiting(&mut self, pool: PoolId) -> Vec<ClientRef> {
-        let pool = self.at(pool);
-        let waiting = std::mem::take(&mut pool.waiting);
-        pool.tell_waiters();
-        waiting.into_values().map(|waiter| waiter.client).collect()
     }
 
     /// Idle servers that are due to be closed: over their lifetime, or idle for too long above the minimum.

@@ -133,6 +133,35 @@ fn failed_logins_are_retried_one_at_a_time_after_a_pause() {
 }
 
 #[test]
+fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let (old, _) = open(&mut core, pool, 10, now);
+    core.obsolete(pool);
+    let before = queue(&mut core, pool, 2, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.closed(id, true, now);
+    assert!(!core.is_failing(pool), "the obsolete server still stands");
+    queue(&mut core, pool, 3, now);
+    assert!(matches!(core.launch(pool, now), Launch::Not), "it may still come free");
+
+    assert!(matches!(core.release(old, 10, now), Released::Close(10, CloseReason::CloseNeeded)));
+    assert!(core.is_failing(pool));
+    match core.launch(pool, now) {
+        Launch::Refuse(clients) => assert_eq!(clients, [client(3)]),
+        other => panic!("{other:?}"),
+    }
+    assert!(
+        matches!(core.launch(pool, now), Launch::Not),
+        "who queued before the failure waits for the next attempt"
+    );
+    let Launch::Open { id, .. } = core.launch(pool, now + Duration::from_secs(15)) else { panic!() };
+    assert!(matches!(core.release(id, 11, now), Released::Grant { client: c, .. } if c == client(2)));
+    assert!(!core.cancel_wait(pool, before, client(2)));
+}
+
+#[test]
 fn lifetime_idle_timeout_and_obsolete() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let pool = core.pool(1, 1, limits, now);

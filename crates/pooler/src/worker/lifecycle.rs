@@ -442,6 +442,11 @@ impl Worker {
             match launch {
                 Launch::Open { id, from_reserve } => self.open_server(id, from_reserve),
                 Launch::Evict(_, server) => self.bury(server, "evicted"),
+                Launch::Refuse(clients) => {
+                    for client in clients {
+                        self.post(client.worker, Box::new(move |worker| worker.refuse(key_of(client), pool)));
+                    }
+                }
                 Launch::Not => return,
             }
         }
@@ -556,6 +561,18 @@ impl Worker {
         }
         self.close_client(key, error.farewell());
         true
+    }
+
+    /// Ends a client that the core has taken out of the queue of `pool`.
+    fn refuse(&mut self, key: Key, pool: PoolId) {
+        let waits = match self.clients.get(key).map(|client| &client.phase) {
+            Some(Phase::Waiting { .. }) => true,
+            Some(Phase::Login(login)) => login.ticket.is_some_and(|(waits_for, _)| waits_for == pool),
+            _ => false,
+        };
+        if waits {
+            self.close_client(key, self.login_failing(pool));
+        }
     }
 
     pub(super) fn log_close(&self, server: &mut Server, reason: &str) {

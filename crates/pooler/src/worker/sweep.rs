@@ -153,19 +153,21 @@ impl Worker {
     /// A client that asks for a server when connecting has failed and there is none: it is told so at once, and not kept in a queue
     /// that nothing moves. Its asking makes the next attempt, not before `server_login_retry`.
     pub(super) fn fail_fast(&mut self, key: Key, pool: underpass_pool::PoolId) {
-        let error = {
-            let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-            names.pools.get(pool.0 as usize).and_then(|pool| pool.last_error.load_full())
-        };
         self.relaunch(pool);
-        let farewell = error.map_or_else(
+        self.close_client(key, self.login_failing(pool));
+    }
+
+    /// What a client is told when connecting for `pool` has failed.
+    pub(super) fn login_failing(&self, pool: underpass_pool::PoolId) -> Farewell {
+        let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let error = names.pools.get(pool.0 as usize).and_then(|pool| pool.last_error.load_full());
+        error.map_or_else(
             || {
                 let message = "server login has been failing, try again later (server_login_retry)";
                 Farewell::told(SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION, message)
             },
             |error| error.farewell(),
-        );
-        self.close_client(key, farewell);
+        )
     }
 
     /// A login that waits for a server is told at once when connecting fails: what it waits for will not come soon.

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool whose logins fail: who is told so, who waits, and when the next attempt is due.
+//!
+//! Clients that queued before the first failure wait, as with PgBouncer: a server that restarts is back soon. Those that ask later are
+//! refused at once if nothing but logins stands ([`Core::is_failing`]); if a connection still stands they queue for it, and are refused
+//! when the last one closes ([`Launch::Refuse`](super::Launch::Refuse)), as if they had asked then.
+
+use std::time::Instant;
+
+use super::{ClientRef, Core, PoolId, ServerId, count};
+
+impl<S> Core<S> {
+    /// Whether the last attempt to connect failed, and nothing has succeeded since.
+    pub fn last_connect_failed(&self, pool: PoolId) -> bool {
+        self.pools[pool.0 as usize].failed_at.is_some()
+    }
+
+    /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
+    pub fn is_failing(&self, pool: PoolId) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
+    }
+
+    /// Whether no connection of the pool is opened now because one has failed within `login_retry`.
+    pub fn pauses(&self, pool: PoolId, now: Instant) -> bool {
+        let pool = &self.pools[pool.0 as usize];
+        pool.failed_at.is_some_and(|at| now.saturating_duration_since(at) < pool.limits.login_retry)
+    }
+
+    /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
+    pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+        let p = &self.pools[pool.0 as usize];
+        let failed_at = p.failed_at?;
+        let full = |max: u32, have: u32| max > 0 && have >= max;
+        if p.logins > 0
+            || now.saturating_duration_since(failed_at) < p.limits.login_retry
+            || p.connections >= p.limits.size
+            || full(p.limits.database_max, count(&self.database_connections, p.database))
+            || full(p.limits.user_max, count(&self.user_connections, p.user))
+        {
+            return None;
+        }
+        Some(self.open(pool, now))
+    }
+
+    /// Takes those out of the queue who came after the failure for the sake of a connection that stands no more.
+    pub(super) fn take_stranded(&mut self, pool: PoolId) -> Vec<ClientRef> {
+        if !self.is_failing(pool) {
+            return Vec::new();
+        }
+        let pool = self.at(pool);
+        let stranded: Vec<ClientRef> = pool
+            .waiting
+            .extract_if(.., |_, waiter| waiter.after_failure)
+            .map(|(_, waiter)| waiter.client)
+            .collect();
+        if !stranded.is_empty() {
+            pool.tell_waiters();
+        }
+        stranded
+    }
+}
