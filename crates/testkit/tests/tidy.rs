@@ -11,6 +11,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 /// ARCHITECTURE.md, "Layers": a crate may use crates of lower layers only. Crates for development stand above all others.
 const LAYERS: &[(&str, u32)] = &[
     ("underpass-wire", 0),
+    ("underpass-mysql", 0),
     ("underpass-config", 0),
     ("underpass-sql", 0),
     ("underpass-stats", 0),
