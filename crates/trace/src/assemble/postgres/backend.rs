@@ -324,7 +324,11 @@ impl Postgres {
                     self.begin(at, first_ns);
                 }
             }
-            b'G' | b'H' => {
+            b'G' => {
+                self.begin(at, first_ns);
+                self.copy_in_begins();
+            }
+            b'H' => {
                 self.begin(at, first_ns);
             }
             b'W' => self.phase = Phase::Replication,
@@ -381,6 +385,17 @@ impl Postgres {
         }
     }
 
+    /// Forgets the Syncs that the server will ignore: see [`CopyIn`](super::CopyIn).
+    fn copy_in_begins(&mut self) {
+        if self.pending.front().is_none_or(|request| request.tag != b'E') {
+            return;
+        }
+        while self.pending.get(1).is_some_and(|request| request.tag == b'S' && !request.after_copy) {
+            self.pending.remove(1);
+        }
+        self.copy_in.running = true;
+    }
+
     fn statement_ends(
         &mut self,
         at: u64,
@@ -391,6 +406,7 @@ impl Postgres {
     ) {
         let begun = *self.begin(at, first_ns);
         self.back.response = None;
+        self.copy_in.running = false;
         let Some(&request) = self.pending.front() else { return };
         match request.tag {
             // Several statements may be in one Query: it ends at ReadyForQuery.
@@ -414,6 +430,7 @@ impl Postgres {
     ) {
         let begun = *self.begin(at, first_ns);
         self.back.response = None;
+        self.copy_in.running = false;
         let outcome = if damaged { Outcome::Unknown } else { error_outcome(body) };
         let request = match self.pending.front() {
             Some(&request) => {
@@ -429,7 +446,7 @@ impl Postgres {
                 } else {
                     self.frontend_boundary()
                 };
-                Pending { offset, tag: 0 }
+                Pending { offset, tag: 0, after_copy: false }
             }
         };
         self.respond(request, begun, self.back.position, last_ns, outcome, sink);

@@ -76,7 +76,7 @@ impl Postgres {
             Ok(Some(header)) => {
                 let rest = header.total() as u64 - partial_len;
                 // It will be answered, even though it is not in the trace.
-                let pending = Some(Pending { offset: partial_at, tag: header.tag });
+                let pending = Some((partial_at, header.tag));
                 rest.checked_sub(len).map(|rest| (rest, pending))
             }
             _ => front.damaged.checked_sub(len).filter(|_| front.damaged > 0).map(|rest| (rest, None)),
@@ -85,8 +85,8 @@ impl Postgres {
         match rest {
             Some((damaged, pending)) => {
                 front.damaged = damaged;
-                if let Some(pending) = pending {
-                    self.expect(pending);
+                if let Some((offset, tag)) = pending {
+                    self.expect(offset, tag);
                 }
             }
             None => {
@@ -256,18 +256,24 @@ impl Postgres {
         if self.login.joined {
             self.follow_statements(time_ns, tag, &message[Header::SIZE..]);
         }
-        self.expect(Pending { offset: at, tag });
+        self.expect(at, tag);
     }
 
     /// Notes that the server will answer.
-    pub(super) fn expect(&mut self, request: Pending) {
-        match request.tag {
+    pub(super) fn expect(&mut self, offset: u64, tag: u8) {
+        let request = Pending { offset, tag, after_copy: self.copy_in.sent };
+        match tag {
+            b'c' | b'f' => self.copy_in.sent = true,
+            b'S' if self.copy_in.running && !self.copy_in.sent => {}
             b'S' => {
                 self.skip_to_sync = false;
                 self.pending.push_back(request);
             }
             b'Q' | b'F' => self.pending.push_back(request),
-            b'P' | b'B' | b'D' | b'E' | b'C' if !self.skip_to_sync => self.pending.push_back(request),
+            b'P' | b'B' | b'D' | b'E' | b'C' if !self.skip_to_sync => {
+                self.copy_in.sent &= tag != b'E';
+                self.pending.push_back(request);
+            }
             _ => {}
         }
     }

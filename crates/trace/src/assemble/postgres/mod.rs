@@ -52,6 +52,18 @@ struct Pending {
     offset: u64,
     /// Its message type.
     tag: u8,
+    /// A CopyDone or CopyFail was sent between the last Execute and this.
+    after_copy: bool,
+}
+
+/// COPY from the client by the extended protocol. A Sync that comes before its data are over is ignored by the server (manual, "COPY
+/// Operations"), and clients do send one; whether it was before, only the client's stream tells.
+#[derive(Clone, Copy, Debug, Default)]
+struct CopyIn {
+    /// CopyInResponse was seen for an Execute, its end was not.
+    running: bool,
+    /// CopyDone or CopyFail was sent since the last Execute.
+    sent: bool,
 }
 
 /// Accounts of one direction, and the stretch of it that is being lost or withheld.
@@ -89,6 +101,7 @@ pub struct Postgres {
     pending: VecDeque<Pending>,
     /// After an error the server skips everything up to the next Sync.
     skip_to_sync: bool,
+    copy_in: CopyIn,
     /// After an ambiguous end of a long response: the rest may have been answered too.
     uncertain: bool,
     terminated: bool,
@@ -114,6 +127,7 @@ impl Postgres {
             announced: false,
             pending: VecDeque::new(),
             skip_to_sync: false,
+            copy_in: CopyIn::default(),
             uncertain: false,
             terminated: false,
             statements: HashSet::new(),
@@ -216,6 +230,7 @@ impl Postgres {
             }));
         }
         self.skip_to_sync = false;
+        self.copy_in.running = false;
         self.uncertain = false;
     }
 }

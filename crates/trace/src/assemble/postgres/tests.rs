@@ -237,6 +237,52 @@ fn requests_are_named_by_their_offsets() {
     }
 }
 
+/// The server ignores a Sync that comes before the data are over, and clients do send one.
+#[test]
+fn syncs_that_a_copy_swallows_are_not_waited_for() {
+    let start = [message(b'P', b"\0copy t from stdin\0\0\0"), bind("", &[]), execute()].concat();
+    let data = [message(b'd', b"1\n"), message(b'c', b"")].concat();
+    let (begun, wanted) = ([message(b'1', b""), message(b'2', b"")].concat(), message(b'G', &[0, 0, 0]));
+    let ended = [complete("COPY 1"), ready(b'I')].concat();
+    let next = (query("select 1"), [row(b"1"), complete("SELECT 1"), ready(b'T')].concat());
+    let sent = |parts: &[&[u8]]| parts.concat();
+    let ways = [
+        // libpq's: a Sync with the Execute, and one behind the data.
+        vec![(sent(&[&start, &sync()]), sent(&[&begun, &wanted])), (sent(&[&data, &sync()]), ended.clone())],
+        // One comes when the server has already asked for the data.
+        vec![
+            (start.clone(), sent(&[&begun, &wanted])),
+            (sync(), Vec::new()),
+            (sent(&[&data, &sync()]), ended.clone()),
+        ],
+        // Nothing is waited for.
+        vec![(sent(&[&start, &sync(), &data, &sync()]), sent(&[&begun, &wanted, &ended]))],
+        vec![(sent(&[&start, &data, &sync()]), sent(&[&begun, &wanted, &ended]))],
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        let exchanges = [vec![login()], way, vec![next.clone()]].concat();
+        for cut in [1, 7, usize::MAX] {
+            let out = run(&exchanges, Level::Summary, &mut || cut);
+            let answers: Vec<(u64, Vec<u8>)> = out
+                .responses()
+                .iter()
+                .map(|response| match &response.outcome {
+                    Outcome::Complete { tag } => (response.rows, tag.to_vec()),
+                    other => panic!("way {number}, cut {cut}: {other:?}"),
+                })
+                .collect();
+            let expected = [(0, b"COPY 1".to_vec()), (1, b"SELECT 1".to_vec())];
+            assert_eq!(answers, expected, "way {number}, cut {cut}");
+            let request = out.responses()[1].request;
+            let query = out
+                .0
+                .iter()
+                .any(|r| matches!(r, Record::Frontend(f) if f.offset == request && f.message[0] == b'Q'));
+            assert!(query && out.readies() == 2, "way {number}, cut {cut}");
+        }
+    }
+}
+
 #[test]
 fn level_full_keeps_every_message_of_the_server() {
     let out = run(&exchanges(), Level::Full, &mut || 3);
