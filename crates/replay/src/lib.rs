@@ -27,6 +27,6 @@ mod target;
 mod timer;
 mod watermark;
 
-pub use classify::{Class, Classifier, Statement};
+pub use classify::{Classifier, Statement};
 pub use error::{ConnectError, Error};
 pub use target::{Identities, Target};

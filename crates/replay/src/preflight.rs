@@ -160,11 +160,12 @@ async fn statements_exist(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     let all = plan.classifier.statements();
-    let created: BTreeSet<&str> = all.iter().flat_map(|one| &one.creates).map(String::as_str).collect();
+    let created: BTreeSet<&str> =
+        all.iter().flat_map(|one| &one.summary.creates).map(String::as_str).collect();
     let moves = all.iter().any(|one| one.label.to_ascii_lowercase().contains("search_path"));
     let mut missing = Vec::new();
     for statement in statements.iter().map(|&index| plan.classifier.get(index)) {
-        let made = statement.relations.iter().any(|name| created.contains(name.as_str()));
+        let made = statement.summary.relations.iter().any(|name| created.contains(name.as_str()));
         if made || statement.sample.is_empty() {
             continue;
         }
@@ -248,8 +249,11 @@ pub fn volatile(plan: &Plan, played: &crate::run::Played) -> BTreeMap<String, u6
             .zip(&outcome.units)
             .filter(|(_, outcome)| !matches!(outcome, UnitOutcome::NotSent));
         for (unit, _) in sent {
-            let names: BTreeSet<&String> =
-                unit.executes.iter().flat_map(|&index| &plan.classifier.get(index).volatile).collect();
+            let names: BTreeSet<&String> = unit
+                .executes
+                .iter()
+                .flat_map(|&index| &plan.classifier.get(index).summary.volatile)
+                .collect();
             for name in names {
                 *counts.entry(name.clone()).or_default() += 1;
             }

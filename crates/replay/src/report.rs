@@ -409,7 +409,7 @@ fn notes(plan: &Plan, options: &Options, played: &Played) -> Vec<String> {
             "the trace is masked: literals and parameters are hashes, and results differ for that".into(),
         );
     }
-    if plan.classifier.statements().iter().any(|statement| statement.notifies) {
+    if plan.classifier.statements().iter().any(|statement| statement.summary.notifies) {
         notes.push("LISTEN and NOTIFY are played; which notifications arrive is not compared".into());
     }
     if options.order_commit && plan.close_commits > 0 {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which statements are the same but for their literals: libpg_query's fingerprint, remembered by shape.
 
+use underpass_sql::hash_fingerprint;
 use underpass_trace::{Protocol, strip_literals};
 
-/// Texts longer than this are known by their shape only: dumps and bulk loads, whose parsing takes seconds.
-const PARSED_BYTES_MAX: usize = 256 << 10;
 /// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
 const SHAPES_MAX: usize = 50_000;
 
@@ -21,7 +20,7 @@ impl Fingerprints {
         Self { protocol, by_shape: foldhash::HashMap::default() }
     }
 
-    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts over 256 KiB, it is a hash of
+    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts over [`underpass_sql::PARSED_BYTES_MAX`], it is a hash of
     /// the text without literals.
     pub fn of(&mut self, text: &[u8]) -> u64 {
         let shape = strip_literals(text, self.protocol);
@@ -29,12 +28,10 @@ impl Fingerprints {
             return known;
         }
         let parsed = match (self.protocol, std::str::from_utf8(text)) {
-            (Protocol::Postgres, Ok(text)) if text.len() <= PARSED_BYTES_MAX => {
-                pg_query::fingerprint(text, 0, 0).ok().map(|fingerprint| fingerprint.value)
-            }
+            (Protocol::Postgres, Ok(text)) => underpass_sql::fingerprint(text).ok(),
             _ => None,
         };
-        let fingerprint = parsed.unwrap_or_else(|| fnv1a(&shape));
+        let fingerprint = parsed.unwrap_or_else(|| hash_fingerprint(&shape));
         if self.by_shape.len() >= SHAPES_MAX {
             self.by_shape.clear();
         }
@@ -45,22 +42,13 @@ impl Fingerprints {
     /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
     pub fn label(&self, text: &[u8]) -> String {
         let parsed = match (self.protocol, std::str::from_utf8(text)) {
-            (Protocol::Postgres, Ok(text)) if text.len() <= PARSED_BYTES_MAX => {
-                pg_query::normalize(text).ok()
-            }
+            (Protocol::Postgres, Ok(text)) => underpass_sql::normalize(text).ok(),
             _ => None,
         };
         let label = parsed
             .unwrap_or_else(|| String::from_utf8_lossy(&strip_literals(text, self.protocol)).into_owned());
         label.split_whitespace().collect::<Vec<_>>().join(" ")
     }
-}
-
-/// FNV-1a, 64 bits: the same in every run and version.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(test)]

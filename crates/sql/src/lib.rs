@@ -2,9 +2,9 @@
 //! What a statement is, told from its text: a fingerprint that is the same whatever the literals, the text without them, whether it only
 //! reads, and what makes its result differ from one run to the next.
 //!
-//! The lexer, the parser and the fingerprint are PostgreSQL's own (libpg_query). Reading and varying are judged by tokens: a name says what a
-//! function is called, not what it does. [`Traits::is_read_only`] therefore errs on the side of "no", and whoever relies on it runs the
-//! statement in a read-only transaction as well.
+//! The lexer, the parser and the fingerprint are PostgreSQL's own (libpg_query); no other crate calls it. [`Traits`] judge by tokens, for whoever
+//! asks while traffic waits; [`Summary`] by the syntax tree. A name says what a function is called, not what it does: both err on the
+//! side of "it writes", and whoever relies on them runs the statement in a read-only transaction as well.
 //!
 //! ```
 //! use underpass_sql::Statement;
@@ -17,9 +17,11 @@
 //! ```
 
 mod strip;
+mod summary;
 mod traits;
 
 pub use strip::strip_literals;
+pub use summary::{Class, Summary};
 pub use traits::{Traits, Varies};
 
 /// Longest text that is parsed, in bytes. Longer ones are dumps and bulk loads, whose shape tells nothing.
@@ -54,21 +56,55 @@ impl Statement {
     /// # Errors
     /// The text is too long or not in the grammar.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        if text.len() > PARSED_BYTES_MAX {
-            return Err(Error::TooLong(text.len()));
-        }
-        let syntax = |error: pg_query::Error| Error::Syntax(error.to_string());
-        let fingerprint = pg_query::fingerprint(text, 0, 0).map_err(syntax)?.value;
-        let normalized = pg_query::normalize(text).map_err(syntax)?;
-        // A text without any token must not reach the scanner's binding, which makes a slice of its null pointer. A line of its own: the
-        // text may end in a comment.
-        let tokens = pg_query::scan_tokens(&format!("{text}\n;")).map_err(syntax)?;
-        let words = tokens.iter().filter_map(|token| {
-            let range = usize::try_from(token.start).ok()?..usize::try_from(token.end).ok()?;
-            text.get(range)
-        });
-        Ok(Self { fingerprint, text: normalized, traits: Traits::of(words) })
+        Ok(Self {
+            fingerprint: fingerprint(text)?,
+            text: normalize(text)?,
+            traits: Traits::of(tokens(text)?.into_iter()),
+        })
     }
+}
+
+/// libpg_query's fingerprint of a text: see [`Statement::fingerprint`].
+///
+/// # Errors
+/// The text is too long or not in the grammar. [`hash_fingerprint`] may take its place.
+pub fn fingerprint(text: &str) -> Result<u64, Error> {
+    check_length(text)?;
+    Ok(pg_query::fingerprint(text, 0, 0).map_err(syntax)?.value)
+}
+
+/// A text with `$1`, `$2` in the place of its literals.
+///
+/// # Errors
+/// The text is too long or not in the grammar.
+pub fn normalize(text: &str) -> Result<String, Error> {
+    check_length(text)?;
+    pg_query::normalize(text).map_err(syntax)
+}
+
+/// In the place of a fingerprint for what has none: FNV-1a with 64 bits, the same in every run and version.
+pub fn hash_fingerprint(text: &[u8]) -> u64 {
+    text.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The tokens of a text, comments among them.
+fn tokens(text: &str) -> Result<Vec<&str>, Error> {
+    // A text without any token must not reach the scanner's binding, which makes a slice of its null pointer. A line of its own: the
+    // text may end in a comment.
+    let tokens = pg_query::scan_tokens(&format!("{text}\n;")).map_err(syntax)?;
+    let word = |token: &pg_query::protobuf::ScanToken| {
+        text.get(usize::try_from(token.start).ok()?..usize::try_from(token.end).ok()?)
+    };
+    Ok(tokens.iter().filter_map(word).collect())
+}
+
+fn check_length(text: &str) -> Result<(), Error> {
+    if text.len() > PARSED_BYTES_MAX { Err(Error::TooLong(text.len())) } else { Ok(()) }
+}
+
+fn syntax(error: pg_query::Error) -> Error {
+    Error::Syntax(error.to_string())
 }
 
 #[cfg(test)]

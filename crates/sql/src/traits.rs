@@ -61,11 +61,12 @@ pub struct Traits {
 
 const CLOCK: &[&str] =
     &["now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "age"];
-const CLOCK_WORDS: &[&str] =
+pub(crate) const CLOCK_WORDS: &[&str] =
     &["current_timestamp", "current_time", "current_date", "localtime", "localtimestamp"];
 const RANDOM: &[&str] = &[
     "random",
     "random_normal",
+    "gen_random_bytes",
     "setseed",
     "gen_random_uuid",
     "uuidv4",
@@ -154,6 +155,17 @@ const WRITING_WORDS: &[&str] = &[
     "insert", "update", "delete", "merge", "into", "share", "truncate", "copy", "lock", "create", "drop",
     "alter", "analyze", "write", "prepared",
 ];
+
+/// How the result of this function varies; `None`: not that anybody here knows.
+pub(crate) fn varying_function(name: &str) -> Option<Varies> {
+    let lists = [
+        (CLOCK, Varies::Clock),
+        (RANDOM, Varies::Random),
+        (SEQUENCE, Varies::Sequence),
+        (SERVER, Varies::Server),
+    ];
+    lists.into_iter().find(|(names, _)| names.contains(&name)).map(|(_, how)| how)
+}
 
 impl Traits {
     /// Judges the tokens of a text, in order. Names in double quotes keep their quotes and match nothing.
@@ -244,15 +256,8 @@ impl Judge {
         if WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word)) {
             traits.is_read_only = false;
         }
-        for (names, how) in [
-            (CLOCK, Varies::Clock),
-            (RANDOM, Varies::Random),
-            (SEQUENCE, Varies::Sequence),
-            (SERVER, Varies::Server),
-        ] {
-            if calls && names.contains(&word) {
-                traits.add(how);
-            }
+        if calls && let Some(how) = varying_function(word) {
+            traits.add(how);
         }
         if CLOCK_WORDS.contains(&word) {
             traits.add(Varies::Clock);

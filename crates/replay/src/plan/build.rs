@@ -17,8 +17,9 @@ use underpass_wire::tag::{backend as backend_tag, frontend as tag};
 use super::order;
 use super::{Barrier, End, Expected, Group, Omitted, Options, Plan, Reason, Rows, Session, Step, Unit};
 use crate::Error;
-use crate::classify::{Class, Classifier};
+use crate::classify::Classifier;
 use crate::rowhash::RowHash;
+use underpass_sql::Class;
 
 /// OIDs below are PostgreSQL's own and the same in every cluster (`FirstNormalObjectId`).
 const FIRST_NORMAL_OID: u32 = 16_384;
@@ -587,13 +588,15 @@ fn in_transaction(status: Option<TransactionStatus>) -> bool {
 fn execute(unit: &mut Unit, index: u32, classifier: &Classifier, options: &Options) -> bool {
     let statement = classifier.get(index);
     unit.executes.push(index);
-    unit.may_write |= statement.may_write;
-    let always =
-        matches!(statement.class, Class::Transaction | Class::Session | Class::LiftsReadOnly | Class::Empty);
+    unit.may_write |= statement.summary.may_write;
+    let always = matches!(
+        statement.summary.class,
+        Class::Transaction | Class::Session | Class::LiftsReadOnly | Class::Empty
+    );
     if !always && !options.filter.fingerprint(&statement.fingerprint) {
         unit.omitted.get_or_insert(Reason::Filter);
     }
-    options.read_only && matches!(statement.class, Class::Write | Class::LiftsReadOnly)
+    options.read_only && matches!(statement.summary.class, Class::Write | Class::LiftsReadOnly)
 }
 
 /// In read-only mode, what to send in the place of `BEGIN READ WRITE`: what follows is still one transaction.

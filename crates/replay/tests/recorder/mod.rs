@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A relay that records what passes it.
+//! A relay that records what passes it: the bytes are the true ones, none is lost. They become records as those of any other source do.
 
 // Each test file uses its own part.
 #![allow(dead_code)]
-
-mod assembler;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -19,9 +17,10 @@ use underpass_replay::report::Report;
 use underpass_replay::run::{self, Options, Played, Progress, Stopper};
 use underpass_replay::{Identities, Target, preflight};
 use underpass_testkit::Postgres;
-use underpass_trace::{Direction, Level, Meta, Options as WriterOptions, Record, SessionId, Writer};
-
-use assembler::Assembler;
+use underpass_trace::assemble::{Assemble as _, Audit, Origin, Piece, Postgres as Assembler};
+use underpass_trace::{
+    Direction, EndReason, Level, Meta, Options as WriterOptions, Record, SessionId, Source, Transport, Writer,
+};
 
 /// Records every connection to a server on 127.0.0.1.
 pub struct Recorder {
@@ -88,7 +87,13 @@ pub fn write(directory: &Path, meta: &Meta, records: &[Record<'_>]) {
 }
 
 fn relay(shared: &Arc<Shared>, session: u64, client: &TcpStream, server: &TcpStream) {
-    let assembler = Mutex::new(Assembler::new(SessionId(session), shared.level));
+    let assembler = Mutex::new(Assembler::new(Origin {
+        session: SessionId(session),
+        source: Source::Synthetic,
+        transport: Transport::Tcp,
+        peer: None,
+        level: shared.level,
+    }));
     let pass = |mut from: &TcpStream, mut to: &TcpStream, direction: Direction| {
         let mut chunk = vec![0; 64 * 1024];
         while let Ok(len @ 1..) = from.read(&mut chunk) {
@@ -97,7 +102,8 @@ fn relay(shared: &Arc<Shared>, session: u64, client: &TcpStream, server: &TcpStr
                 let mut assembler = assembler.lock().expect("lock");
                 let now_ns = shared.begin.elapsed().as_nanos() as u64;
                 let mut records = shared.records.lock().expect("lock");
-                assembler.bytes(direction, now_ns, &chunk[..len], &mut records);
+                let mut sink = |record: Record<'_>| records.push(record.into_owned());
+                assembler.piece(direction, now_ns, Piece::Bytes(&chunk[..len]), &mut sink);
             }
             if to.write_all(&chunk[..len]).is_err() {
                 break;
@@ -114,7 +120,9 @@ fn relay(shared: &Arc<Shared>, session: u64, client: &TcpStream, server: &TcpStr
     });
     let now_ns = shared.begin.elapsed().as_nanos() as u64;
     let mut records = shared.records.lock().expect("lock");
-    assembler.into_inner().expect("lock").end(now_ns, &mut records);
+    let mut sink = |record: Record<'_>| records.push(record.into_owned());
+    let mut assembler = assembler.into_inner().expect("lock");
+    assembler.end(now_ns, EndReason::Unknown, Audit::default(), &mut sink);
 }
 
 /// What the trace of a private server says about itself.
