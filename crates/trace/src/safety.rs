@@ -12,6 +12,11 @@ mod strip;
 
 use std::borrow::Cow;
 
+use underpass_mysql::command::{
+    COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_EXECUTE, COM_STMT_PREPARE,
+    COM_STMT_SEND_LONG_DATA,
+};
+use underpass_mysql::{packet, response};
 use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
 use underpass_wire::tag::{backend, frontend};
 
@@ -81,6 +86,10 @@ impl Safety {
         if self.protocol == Protocol::Postgres && tag == frontend::PASSWORD {
             return withhold(WithheldReason::Authentication);
         }
+        let command = mysql_command(&r.message).filter(|_| self.protocol == Protocol::Mysql);
+        if command == Some(COM_CHANGE_USER) {
+            return withhold(WithheldReason::Authentication);
+        }
         let mut message = Cow::Borrowed(&r.message[..]);
         let mut redaction = r.redaction;
         let text = self.text_of(&message);
@@ -114,8 +123,14 @@ impl Safety {
                     mask_function_call(masker, message.to_mut());
                     redaction = Redaction::Masked;
                 }
-                // Parameters of MySQL's binary protocol cannot be told apart without the statement: all of them go.
-                (Protocol::Mysql, _) if message.get(4) == Some(&mysql::COM_STMT_EXECUTE) => {
+                // Parameters of MySQL's binary protocol cannot be told apart without the statement: all of them go, and so do
+                // local files.
+                (Protocol::Mysql, _)
+                    if matches!(
+                        command,
+                        None | Some(COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA)
+                    ) =>
+                {
                     return withhold(WithheldReason::Masking);
                 }
                 _ => {
@@ -155,8 +170,7 @@ impl Safety {
                 _ => None,
             },
             Protocol::Mysql => {
-                let command = *message.get(4)?;
-                matches!(command, mysql::COM_QUERY | mysql::COM_STMT_PREPARE).then_some(5..message.len())
+                matches!(mysql_command(message)?, COM_QUERY | COM_STMT_PREPARE).then_some(5..message.len())
             }
         }
     }
@@ -194,7 +208,10 @@ impl Safety {
     /// An error about a statement with a password may quote it.
     fn covered_error(&self, r: &Backend<'_>) -> Option<Record<'static>> {
         let tag = r.message.first().copied().unwrap_or(0);
-        let quotes = matches!(tag, backend::ERROR_RESPONSE | backend::NOTICE_RESPONSE);
+        let quotes = match self.protocol {
+            Protocol::Postgres => matches!(tag, backend::ERROR_RESPONSE | backend::NOTICE_RESPONSE),
+            Protocol::Mysql => r.message.get(packet::HEADER_BYTES) == Some(&response::ERR),
+        };
         (quotes && self.covered.contains_key(&r.session)).then_some(Record::Withheld(Withheld {
             session: r.session,
             time_ns: r.time_ns,
@@ -243,11 +260,9 @@ impl Safety {
 /// Bytes of a message's type and length word.
 const HEADER: usize = 5;
 
-/// Commands of the MySQL protocol that hold SQL or data.
-mod mysql {
-    pub(super) const COM_QUERY: u8 = 0x03;
-    pub(super) const COM_STMT_PREPARE: u8 = 0x16;
-    pub(super) const COM_STMT_EXECUTE: u8 = 0x17;
+/// The command of a message in MySQL's protocol; none for a part of a local file.
+fn mysql_command(message: &[u8]) -> Option<u8> {
+    (*message.get(3)? == 0).then(|| message.get(packet::HEADER_BYTES).copied())?
 }
 
 fn session_start(r: &SessionStart<'_>) -> Option<Record<'static>> {

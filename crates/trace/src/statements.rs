@@ -6,6 +6,8 @@
 //! proves it was processed, and after an error everything up to the next Sync was skipped. So the text of an
 //! Execute is the text that ran. Memory is bounded by what clients have outstanding and prepared.
 
+mod mysql;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -14,6 +16,9 @@ use underpass_wire::frontend::{Message, Target};
 
 use crate::Protocol;
 use crate::model::*;
+
+/// The parameter of a MySQL session's start that holds the capabilities of its login, in decimal: what its messages are decoded with.
+pub const CAPABILITIES: &[u8] = b"_capabilities";
 
 /// How a statement was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,11 +69,11 @@ pub struct Statement {
 /// What a Bind said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// The values in their formats; `None` is null.
+    /// The values in their formats; `None` is null. Those of MySQL's binary protocol are here as text.
     pub values: Vec<Option<Vec<u8>>>,
     /// None (all text), one (for all), or one for each.
     pub formats: Vec<u16>,
-    /// Types that Parse named; 0 where it left one to the server.
+    /// Types that Parse named; 0 where it left one to the server, and for MySQL.
     pub types: Vec<u32>,
 }
 
@@ -124,6 +129,7 @@ struct Session {
     start_ns: u64,
     requests: u64,
     failed: bool,
+    mysql: mysql::Statements,
 }
 
 #[derive(Clone, Debug)]
@@ -174,6 +180,7 @@ enum What {
     CloseStatement(Arc<[u8]>),
     ClosePortal(Arc<[u8]>),
     Sync,
+    Mysql(mysql::What),
 }
 
 /// What was said to a request so far.
@@ -188,7 +195,7 @@ struct Answer {
 }
 
 impl Statements {
-    /// For a trace of this protocol. MySQL's statements are those of COM_QUERY; prepared ones have no text.
+    /// For a trace of this protocol.
     pub fn new(protocol: Protocol) -> Self {
         Self { protocol, sessions: foldhash::HashMap::default() }
     }
@@ -198,15 +205,16 @@ impl Statements {
         out.clear();
         match record {
             Record::SessionStart(r) => {
-                self.sessions.insert(r.session, Session::default());
+                let mysql = mysql::Statements::of(r);
+                self.sessions.insert(r.session, Session { mysql, ..Session::default() });
             }
             Record::Frontend(r) => {
+                let session = self.sessions.entry(r.session).or_default();
                 let what = match self.protocol {
                     Protocol::Postgres => postgres(r),
-                    Protocol::Mysql => mysql(r),
+                    Protocol::Mysql => session.mysql.what(r),
                 };
                 if let Some(what) = what {
-                    let session = self.sessions.entry(r.session).or_default();
                     if session.pending.is_empty() && !session.in_transaction {
                         session.start_ns = r.time_ns;
                     }
@@ -268,7 +276,7 @@ impl Session {
         let failed = matches!(r.outcome, Outcome::Error(_));
         match front.what {
             // More may follow; Ready ends them.
-            What::Query { .. } | What::Function => {}
+            What::Query { .. } | What::Function | What::Mysql(_) => {}
             What::Execute { .. } => {
                 if let Some(pending) = self.pending.pop_front() {
                     self.end(r.session, pending, r.last_ns, out);
@@ -281,10 +289,9 @@ impl Session {
             _ => {}
         }
         if failed
-            && !self
-                .pending
-                .front()
-                .is_some_and(|front| matches!(front.what, What::Query { .. } | What::Function))
+            && !self.pending.front().is_some_and(|front| {
+                matches!(front.what, What::Query { .. } | What::Function | What::Mysql(_))
+            })
         {
             while self.pending.front().is_some_and(|front| !matches!(front.what, What::Sync)) {
                 self.pending.pop_front();
@@ -331,6 +338,12 @@ impl Session {
             What::CloseStatement(name) => return drop(self.prepared.remove(&name)),
             What::ClosePortal(name) => return drop(self.portals.remove(&name)),
             What::Sync => return,
+            What::Mysql(what) => match self.mysql.end(what, answer.as_ref().map(|answer| &answer.outcome)) {
+                Some(mysql::Ran { text, name, parameters, max_rows, redaction }) => {
+                    (Request::Extended, text, name, parameters, max_rows, redaction)
+                }
+                None => return,
+            },
             What::Query { text, redaction } => {
                 // The simple protocol replaces the unnamed statement and portal.
                 self.portals.remove(&b""[..]);
@@ -431,12 +444,4 @@ fn postgres(r: &Frontend<'_>) -> Option<What> {
         Message::Sync => What::Sync,
         _ => return None,
     })
-}
-
-fn mysql(r: &Frontend<'_>) -> Option<What> {
-    match *r.message.get(4)? {
-        0x03 => Some(What::Query { text: r.message[5..].into(), redaction: r.redaction }),
-        0x17 => Some(What::Execute { portal: Arc::default(), max_rows: 0 }),
-        _ => None,
-    }
 }

@@ -2,20 +2,59 @@
 //! Entry points of the fuzz targets `assemble_session` and `assemble_segments`. Each takes any bytes and panics when an
 //! invariant breaks.
 
-use super::postgres::arbitrary;
-use super::{Order, Piece, Reassembly, Segment};
+use super::{Audit, Known, Order, Origin, Piece, Reassembly, Segment, machine};
+use crate::{Direction, EndReason, Level, LossReason, Protocol, Record, SessionId, Source, Transport};
 
-/// One session. The first byte says whether it is joined; then pieces: a byte of direction (lowest bit) and kind (next two: 0
+/// One session. The first byte says whether it is joined (lowest bit) and whether its protocol is MySQL's; then pieces: a byte of direction (lowest bit) and kind (next two: 0
 /// skipped, 1 lost, else bytes), a byte of length, and so many bytes.
 pub fn session(data: &[u8]) {
-    let Some((&join, mut rest)) = data.split_first() else { return };
+    let Some((&first, mut rest)) = data.split_first() else { return };
     let mut pieces = Vec::new();
     while let [how, len, more @ ..] = rest {
         let (bytes, after) = more.split_at(usize::from(*len).min(more.len()));
         pieces.push((how & 1 != 0, how >> 1 & 3, bytes));
         rest = after;
     }
-    arbitrary(join & 1 != 0, pieces.into_iter());
+    let protocol = if first & 2 == 0 { Protocol::Postgres } else { Protocol::Mysql };
+    arbitrary(protocol, first & 1 != 0, pieces.into_iter());
+}
+
+/// A session of arbitrary pieces: direction, kind (0 skipped, 1 lost, else bytes), bytes. Panics when the accounts of its end do
+/// not add up.
+pub(super) fn arbitrary<'a>(
+    protocol: Protocol,
+    join: bool,
+    pieces: impl Iterator<Item = (bool, u8, &'a [u8])>,
+) {
+    let mut session = machine(
+        protocol,
+        Origin {
+            session: SessionId(1),
+            source: Source::Synthetic,
+            transport: Transport::Unknown,
+            peer: None,
+            level: Level::Full,
+        },
+    );
+    if join {
+        session.joined(Known::default());
+    }
+    let mut sink = |record: Record<'_>| {
+        if let Record::SessionEnd(end) = record {
+            assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+        }
+    };
+    for (front, kind, bytes) in pieces {
+        let direction = if front { Direction::Frontend } else { Direction::Backend };
+        let piece = match kind {
+            0 => Piece::Skipped(bytes.len() as u64),
+            1 => Piece::Lost(bytes.len() as u64, LossReason::Gap),
+            _ => Piece::Bytes(bytes),
+        };
+        session.piece(direction, 1, piece, &mut sink);
+        session.text(1, bytes, &mut sink);
+    }
+    session.end(2, EndReason::Unknown, Audit::default(), &mut sink);
 }
 
 /// One direction of a connection. The first byte is the order; then segments: two bytes of distance from the start, a byte of

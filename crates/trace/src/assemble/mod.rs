@@ -4,21 +4,24 @@
 //! ```text
 //! TCP segments ──> Reassembly ──┐
 //!                               ├─ Piece (bytes, skipped, lost) ──> Assemble ──> Record
-//! bytes with positions ─────────┘                                   (Postgres)
+//! bytes with positions ─────────┘                            (Postgres, Mysql)
 //! ```
 //!
 //! Sans-IO; time is passed in. Every byte of a stream is accounted for, exactly once, as recorded, withheld or lost, so the
 //! totals of a session's end always add up.
 
+mod accounts;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod mysql;
 pub mod postgres;
 mod reassembly;
 
+pub use mysql::Mysql;
 pub use postgres::Postgres;
 pub use reassembly::{Order, Reassembly, Segment};
 
-use crate::{Direction, EndReason, Level, LossReason, Record, SessionId, Source, Transport};
+use crate::{Direction, EndReason, Level, LossReason, Protocol, Record, SessionId, Source, Transport};
 use std::net::SocketAddr;
 
 /// Where records go.
@@ -114,9 +117,22 @@ pub trait Assemble {
     /// Whether its start is in the trace.
     fn has_records(&self) -> bool;
 
+    /// Why it is not recorded, when the session uses what cannot be read and is not encryption: old protocols, compression.
+    fn refused(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The server said what this session runs.
     fn text(&mut self, time_ns: u64, text: &[u8], sink: &mut dyn Sink);
 
     /// The session, or its recording, is over. Returns whether anything of it is in the trace.
     fn end(&mut self, time_ns: u64, reason: EndReason, audit: Audit, sink: &mut dyn Sink) -> bool;
+}
+
+/// The machine of a protocol.
+pub fn machine(protocol: Protocol, origin: Origin) -> Box<dyn Assemble + Send> {
+    match protocol {
+        Protocol::Postgres => Box::new(Postgres::new(origin)),
+        Protocol::Mysql => Box::new(Mysql::new(origin)),
+    }
 }

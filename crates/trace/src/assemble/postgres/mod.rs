@@ -334,37 +334,5 @@ impl Postgres {
     }
 }
 
-/// A session of arbitrary pieces: direction, kind (0 skipped, 1 lost, else bytes), bytes. Panics when the accounts of its end do
-/// not add up.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(super) fn arbitrary<'a>(join: bool, pieces: impl Iterator<Item = (bool, u8, &'a [u8])>) {
-    let mut session = Postgres::new(Origin {
-        session: crate::SessionId(1),
-        source: crate::Source::Synthetic,
-        transport: crate::Transport::Unknown,
-        peer: None,
-        level: crate::Level::Full,
-    });
-    if join {
-        session.joined(Known::default());
-    }
-    let mut sink = |record: Record<'_>| {
-        if let Record::SessionEnd(end) = record {
-            assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
-        }
-    };
-    for (front, kind, bytes) in pieces {
-        let direction = if front { Direction::Frontend } else { Direction::Backend };
-        let piece = match kind {
-            0 => Piece::Skipped(bytes.len() as u64),
-            1 => Piece::Lost(bytes.len() as u64, LossReason::Gap),
-            _ => Piece::Bytes(bytes),
-        };
-        session.piece(direction, 1, piece, &mut sink);
-        session.text(1, bytes, &mut sink);
-    }
-    session.end(2, EndReason::Unknown, Audit::default(), &mut sink);
-}
-
 #[cfg(test)]
 mod tests;

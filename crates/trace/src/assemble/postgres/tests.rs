@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use underpass_wire::{Header, startup};
 
 use super::*;
-use crate::{Level, SessionId, SessionStart, Source, Transport};
+use crate::{Level, Protocol, SessionId, SessionStart, Source, Transport};
 
 #[derive(Debug, Default)]
 struct Records(Vec<Record<'static>>);
@@ -468,7 +468,8 @@ proptest! {
         pieces in proptest::collection::vec((any::<bool>(), 0u8..4, proptest::collection::vec(any::<u8>(), 1..80)), 1..40),
         join in any::<bool>(),
     ) {
-        arbitrary(join, pieces.iter().map(|(front, kind, bytes)| (*front, *kind, &bytes[..])));
+        let pieces = pieces.iter().map(|(front, kind, bytes)| (*front, *kind, &bytes[..]));
+        crate::assemble::fuzzing::arbitrary(Protocol::Postgres, join, pieces);
     }
 }
 

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whole sessions, cut and damaged in every way.
+
+use proptest::prelude::*;
+use underpass_mysql::capability::{self, Capabilities};
+use underpass_mysql::handshake::Login;
+use underpass_mysql::packet::put_message;
+
+use super::*;
+use crate::statements::{Event, Statements};
+use crate::{Protocol, SessionId, Source, Transport};
+
+const COLUMN: &[u8] = b"\x03def\0\0\0\x01a\0\x0c\x3f\0\x01\0\0\0\x03\x81\0\0\0\0";
+const EOF: &[u8] = b"\xfe\0\0\x03\0";
+const OK: &[u8] = b"\0\x02\0\x02\0\0\0";
+const GREETING: &[u8] =
+    b"\x0a5.5.5-10.11.19-MariaDB\0\x2a\0\0\0abcdefgh\0\xfe\xf7\x2d\x02\0\xff\x81\x15\0\0\0\0\0\0\
+    \x1d\0\0\0ijklmnopqrst\0mysql_native_password\0";
+
+/// Bytes of one direction.
+type Part = (Direction, Vec<u8>);
+
+fn client(sequence: u8, payloads: &[&[u8]]) -> Part {
+    part(Direction::Frontend, sequence, payloads)
+}
+
+fn server(sequence: u8, payloads: &[&[u8]]) -> Part {
+    part(Direction::Backend, sequence, payloads)
+}
+
+fn part(direction: Direction, mut sequence: u8, payloads: &[&[u8]]) -> Part {
+    let mut bytes = Vec::new();
+    for payload in payloads {
+        sequence = put_message(&mut bytes, sequence, payload);
+    }
+    (direction, bytes)
+}
+
+fn login(capabilities: u64) -> Vec<Part> {
+    let mut message = Vec::new();
+    let login = Login {
+        capabilities: Capabilities(capabilities),
+        collation: 45,
+        user: b"ann",
+        database: Some(b"shop"),
+        plugin: Some(b"mysql_native_password"),
+        attributes: vec![(b"program_name", b"till"), (b"_os", b"Linux")],
+    };
+    login.put(&mut message, 1, b"S3cret-hash");
+    vec![server(0, &[GREETING]), (Direction::Frontend, message), server(2, &[OK])]
+}
+
+/// What a client of a shop does after its login.
+fn work() -> Vec<Part> {
+    vec![
+        client(0, &[b"\x03select a from t"]),
+        server(1, &[b"\x01", COLUMN, EOF, b"\x011", b"\x012", EOF]),
+        client(0, &[b"\x16insert into t values (?, ?)"]),
+        server(1, &[b"\0\x07\0\0\0\0\0\x02\0\0\0\0", COLUMN, COLUMN, EOF]),
+        // The second parameter comes in parts.
+        client(0, &[b"\x18\x07\0\0\0\x01\0lo"]),
+        client(0, &[b"\x18\x07\0\0\0\x01\0ng"]),
+        client(0, &[b"\x17\x07\0\0\0\0\x01\0\0\0\0\x01\x03\0\xfc\0\x2a\0\0\0"]),
+        server(1, &[OK]),
+        client(0, &[b"\x17\x07\0\0\0\0\x01\0\0\0\x02\0\x2b\0\0\0"]),
+        server(1, &[b"\xff\x26\x04#23000Duplicate entry"]),
+        client(0, &[b"\x19\x07\0\0\0"]),
+        client(0, &[b"\x03load data local infile '/x' into table t"]),
+        server(1, &[b"\xfb/x"]),
+        client(2, &[b"1\n2\n", b""]),
+        server(4, &[OK]),
+        client(0, &[b"\x02warehouse"]),
+        server(1, &[b"\0\0\0\x02\0\0\0"]),
+        client(0, &[b"\x11bob\0\x06S3cretshop\0"]),
+        server(1, &[b"\xfemysql_native_password\0abcdefghijklmnopqrst\0"]),
+        client(2, &[b"S3cret-hash"]),
+        server(3, &[b"\0\0\0\x02\0\0\0"]),
+        client(0, &[b"\x01"]),
+    ]
+}
+
+#[derive(Default)]
+struct Records(Vec<Record<'static>>);
+
+impl Sink for Records {
+    fn record(&mut self, record: Record<'_>) {
+        self.0.push(record.into_owned());
+    }
+}
+
+impl Records {
+    fn outcomes(&self) -> Vec<String> {
+        let told = |r: &Record<'_>| match r {
+            Record::Response(r) => Some(match &r.outcome {
+                Outcome::Complete { tag } => format!("{} {}", String::from_utf8_lossy(tag), r.rows),
+                Outcome::Error(error) => String::from_utf8_lossy(&error.sqlstate).into_owned(),
+                other => format!("{other:?}"),
+            }),
+            _ => None,
+        };
+        self.0.iter().filter_map(told).collect()
+    }
+
+    fn statements(&self) -> Vec<(String, Vec<Option<String>>)> {
+        let mut statements = Statements::new(Protocol::Mysql);
+        let mut found = Vec::new();
+        let mut events = Vec::new();
+        for record in &self.0 {
+            statements.push(record, &mut events);
+            for event in &events {
+                let Event::Statement(statement) = event else { continue };
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let values = statement.parameters.values.iter().map(|v| v.as_deref().map(text)).collect();
+                found.push((statement.text.as_deref().map_or("?".into(), text), values));
+            }
+        }
+        found
+    }
+
+    fn sets(&self) -> Vec<String> {
+        let told = |r: &Record<'_>| match r {
+            Record::ParameterStatus(r) => {
+                Some(format!("{}={}", String::from_utf8_lossy(&r.name), String::from_utf8_lossy(&r.value)))
+            }
+            _ => None,
+        };
+        self.0.iter().filter_map(told).collect()
+    }
+
+    fn end(&self) -> SessionEnd {
+        let end = self.0.iter().find_map(|r| if let Record::SessionEnd(r) = r { Some(*r) } else { None });
+        let end = end.expect("an end");
+        assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+        end
+    }
+}
+
+fn machine(level: Level) -> Mysql {
+    let (source, transport) = (Source::Synthetic, Transport::Tcp);
+    Mysql::new(Origin { session: SessionId(7), source, transport, peer: None, level })
+}
+
+/// Runs the parts, each cut where `cut` says.
+fn run(mut session: Mysql, parts: &[Part], mut cut: impl FnMut(usize) -> usize) -> Records {
+    let mut records = Records::default();
+    for (direction, bytes) in parts {
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(cut(rest.len()).clamp(1, rest.len()));
+            session.piece(*direction, 5, Piece::Bytes(piece), &mut records);
+            rest = after;
+        }
+    }
+    session.end(9, EndReason::Unknown, Audit::default(), &mut records);
+    records
+}
+
+fn outcomes() -> [&'static str; 5] {
+    ["ROWS 2 2", "PREPARE 7 2 0", "OK 2 0", "23000", "OK 2 0"]
+}
+
+#[test]
+fn a_session_is_told_wherever_it_is_cut() {
+    let parts = [login(capability::PROTOCOL_41), work()].concat();
+    for size in [usize::MAX, 1, 3, 7] {
+        let records = run(machine(Level::Summary), &parts, |_| size);
+        assert_eq!(records.outcomes(), outcomes(), "pieces of {size}");
+        let expected = [
+            ("select a from t", vec![]),
+            ("insert into t values (?, ?)", vec![Some("42"), Some("long")]),
+            ("insert into t values (?, ?)", vec![Some("43"), None]),
+            ("load data local infile '/x' into table t", vec![]),
+        ];
+        let expected = expected.map(|(text, values): (_, Vec<Option<&str>>)| {
+            (text.to_owned(), values.into_iter().map(|v| v.map(str::to_owned)).collect())
+        });
+        assert_eq!(records.statements(), expected);
+        assert_eq!(
+            records.sets(),
+            ["version=10.11.19-MariaDB", "database=warehouse", "user=bob", "database=shop"]
+        );
+        let end = records.end();
+        assert_eq!((end.reason, end.frontend.lost, end.backend.lost), (EndReason::Terminate, 0, 0));
+        assert!(!format!("{:?}", records.0).contains("S3cret"), "a password");
+        let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
+        assert_eq!(
+            (start.user.as_deref(), start.database.as_deref()),
+            (Some(&b"ann"[..]), Some(&b"shop"[..]))
+        );
+        assert_eq!((start.application_name.as_deref(), start.backend_pid), (Some(&b"till"[..]), Some(42)));
+    }
+}
+
+#[test]
+fn the_whole_of_the_answers_is_there_at_level_full() {
+    let parts = [login(capability::PROTOCOL_41), work()].concat();
+    let records = run(machine(Level::Full), &parts, |_| 11);
+    let kept: Vec<u8> = records
+        .0
+        .iter()
+        .filter_map(|r| if let Record::Backend(r) = r { Some(r.message.to_vec()) } else { None })
+        .flatten()
+        .collect();
+    let sent: Vec<u8> = parts[3..]
+        .iter()
+        .filter(|(way, _)| *way == Direction::Backend)
+        .flat_map(|(_, bytes)| bytes.clone())
+        .collect();
+    assert!(kept == sent);
+}
+
+#[test]
+fn level_none_keeps_what_texts_need() {
+    let parts = [login(capability::PROTOCOL_41), work()].concat();
+    let records = run(machine(Level::None), &parts, |_| usize::MAX);
+    assert_eq!(records.outcomes(), ["PREPARE 7 2 0", "23000"][..1]);
+    assert_eq!(records.statements().len(), 4);
+}
+
+#[test]
+fn a_session_is_joined_at_a_command() {
+    let mut session = machine(Level::Summary);
+    session.joined(Known::default());
+    let mut parts =
+        vec![server(9, &[b"the end of a row"]), (Direction::Frontend, b"a part of something".to_vec())];
+    // A statement that was prepared before.
+    parts.extend([client(0, &[b"\x17\x03\0\0\0\0\x01\0\0\0"]), server(1, &[OK])]);
+    parts.extend(work());
+    let records = run(session, &parts, |_| usize::MAX);
+    assert_eq!(records.outcomes(), ["OK 2 0"].iter().chain(&outcomes()).copied().collect::<Vec<_>>());
+    assert_eq!(records.statements()[0], ("?".to_owned(), vec![]));
+    let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
+    assert!(start.midstream && start.user.is_none());
+    assert_eq!((records.end().frontend.lost, records.end().backend.lost), (0, 0));
+}
+
+#[test]
+fn a_loss_is_counted_and_recording_goes_on_at_the_next_command() {
+    for direction in [Direction::Frontend, Direction::Backend] {
+        let mut session = machine(Level::Summary);
+        let mut records = Records::default();
+        let parts = [login(capability::PROTOCOL_41), work()].concat();
+        for (at, (way, bytes)) in parts.iter().enumerate() {
+            // In the first statement, or in its answer.
+            if at == if direction == Direction::Frontend { 3 } else { 4 } {
+                session.piece(*way, 5, Piece::Bytes(&bytes[..6]), &mut records);
+                session.piece(*way, 5, Piece::Lost(5, LossReason::Gap), &mut records);
+                session.piece(*way, 5, Piece::Bytes(&bytes[11..]), &mut records);
+            } else {
+                session.piece(*way, 5, Piece::Bytes(bytes), &mut records);
+            }
+        }
+        session.end(9, EndReason::Unknown, Audit::default(), &mut records);
+        let end = records.end();
+        assert!(end.frontend.lost + end.backend.lost >= 5, "{end:?}");
+        let outcomes_after = &outcomes()[1..];
+        let found = records.outcomes();
+        assert!(
+            found.ends_with(&outcomes_after.iter().map(|s| s.to_string()).collect::<Vec<_>>()),
+            "{found:?}"
+        );
+        let unknown = found.iter().filter(|outcome| *outcome == "Unknown").count();
+        assert_eq!(unknown, usize::from(direction == Direction::Backend), "{found:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_by_name() {
+    for (capabilities, why) in
+        [(capability::COMPRESS, "compress"), (capability::ZSTD_COMPRESSION, "compress")]
+    {
+        let mut session = machine(Level::Summary);
+        let mut records = Records::default();
+        for (direction, bytes) in login(capabilities) {
+            session.piece(direction, 1, Piece::Bytes(&bytes), &mut records);
+        }
+        assert!(session.refused().is_some_and(|refused| refused.contains(why)));
+        assert!(!session.end(2, EndReason::Unknown, Audit::default(), &mut records) && records.0.is_empty());
+    }
+}
+
+#[test]
+fn a_login_that_fails_is_in_the_trace() {
+    let mut parts = login(capability::PROTOCOL_41);
+    parts[2] = server(2, &[b"\xff\x15\x04#28000Access denied"]);
+    let records = run(machine(Level::Summary), &parts, |_| 5);
+    assert_eq!(records.outcomes(), ["28000"]);
+    let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
+    assert_eq!((start.user.as_deref(), start.ready_ns), (Some(&b"ann"[..]), None));
+    records.end();
+}
+
+#[test]
+fn a_statement_of_many_packets_is_one_message() {
+    let mut text = b"\x03insert into t values ('".to_vec();
+    text.resize((16 << 20) + 100, b'x');
+    text.extend_from_slice(b"')");
+    let parts = [login(capability::PROTOCOL_41), vec![client(0, &[&text]), server(2, &[OK])]].concat();
+    let records = run(machine(Level::Summary), &parts, |_| 60_000);
+    assert_eq!(records.outcomes(), ["OK 2 0"]);
+    assert!(records.statements()[0].0.as_bytes() == &text[1..]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn cuts_make_no_difference(sizes in proptest::collection::vec(1usize..40, 1..20)) {
+        let parts = [login(capability::PROTOCOL_41), work()].concat();
+        let mut sizes = sizes.iter().cycle();
+        let records = run(machine(Level::Summary), &parts, |_| *sizes.next().unwrap());
+        prop_assert_eq!(records.outcomes(), outcomes());
+    }
+}
