@@ -48,12 +48,6 @@ impl<'a> View<'a> {
             .collect()
     }
 
-    /// The most rounds that any system has at any point.
-    #[must_use]
-    pub fn rounds(&self) -> usize {
-        self.samples.values().flat_map(BTreeMap::values).map(Vec::len).max().unwrap_or(0)
-    }
-
     /// All good samples of a system at a point.
     #[must_use]
     pub fn samples(&self, system: &str, point: &Point) -> &[&'a Sample] {

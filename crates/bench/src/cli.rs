@@ -70,6 +70,9 @@ pub struct RunArgs {
     /// Size of the workloads as a multiple of the default.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub scale: u32,
+    /// Seconds for which receivers of copies stop; without it 10, or what the profile says.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub pause: Option<u64>,
     /// Where client, pooler and server are.
     #[arg(long, value_enum, default_value_t)]
     pub topology: Topology,

@@ -51,6 +51,14 @@ impl Client {
         }
     }
 
+    /// A second handle of its socket, to shut it down from another thread.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn socket(&self) -> io::Result<TcpStream> {
+        self.stream.try_clone()
+    }
+
     /// Sends a Query message.
     ///
     /// # Errors

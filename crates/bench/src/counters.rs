@@ -7,6 +7,7 @@
 //! time to 10 ms, one percent of a short window; `/proc/timer_list` (root) has the same quantity in nanoseconds.
 
 use std::collections::BTreeMap;
+use std::iter::Sum;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
@@ -141,6 +142,20 @@ impl Busy {
     }
 }
 
+impl Sum for Busy {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |sum, part| Self {
+            total_us: sum.total_us + part.total_us,
+            user_us: sum.user_us + part.user_us,
+            system_us: sum.system_us + part.system_us,
+            softirq_us: sum.softirq_us + part.softirq_us,
+            irq_us: sum.irq_us + part.irq_us,
+            steal_us: sum.steal_us + part.steal_us,
+            context_switches: sum.context_switches + part.context_switches,
+        })
+    }
+}
+
 /// CPU time and context switches of a process and its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tree {
@@ -204,6 +219,18 @@ impl Tree {
             pss_kib: self.pss_kib,
             rss_kib: self.rss_kib,
         }
+    }
+}
+
+/// Adds up what was used; memory is the last one's.
+impl Sum for Tree {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |sum, part| Self {
+            user_us: sum.user_us + part.user_us,
+            system_us: sum.system_us + part.system_us,
+            context_switches: sum.context_switches + part.context_switches,
+            ..part
+        })
     }
 }
 

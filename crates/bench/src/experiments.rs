@@ -21,6 +21,8 @@ pub struct Options {
     pub rate: f64,
     /// Size of workloads as a multiple of their small default.
     pub scale: u32,
+    /// Seconds for which receivers of copies stop.
+    pub pause_s: u64,
     /// Smaller and shorter everywhere.
     pub quick: bool,
 }
@@ -354,11 +356,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "copy",
         title: "A large copy",
-        shows: "Elapsed time and CPU of COPY of 2.4 GB out of the server and into it, one at a time, without a pause.",
+        shows: "Elapsed time and CPU of COPY of 2.4 GB out of the server, one at a time, without a pause.",
         paper: "none; Tigger 6.7 has pg_dump",
         scale: NONE,
         systems: ALL,
         plan: plans::copy,
+    },
+    Experiment {
+        name: "copy-in",
+        title: "A large copy in",
+        shows: "Elapsed time and CPU of COPY of 2.4 GB into the server, which checks each line and stores none.",
+        paper: "none",
+        scale: NONE,
+        systems: ALL,
+        plan: plans::copy_in,
     },
     Experiment {
         name: "mirroring",
@@ -436,6 +447,7 @@ mod tests {
             workloads: None,
             rate: 2000.0,
             scale: 1,
+            pause_s: 10,
             quick,
         }
     }

@@ -1,49 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! pgbench as the load, and what its log and the kernel say about a window of it.
+//! pgbench as the load, and what its log and the kernel say about windows of it.
 //!
 //! A [`Driver`] is a pgbench that goes on until it is ended. Between its turns it is held by SIGSTOP: the drivers of all
-//! systems stand ready, and systems take turns of about a second each, which no drift of the machine can get between.
+//! systems stand ready, and systems take turns of a fraction of a second, which no drift of the machine can get between.
 //! A turn costs no start, no connection set-up and no warm-up of PostgreSQL's caches.
 //!
 //! pgbench logs every transaction with the microsecond of its end. A window is any stretch of time whose ends were
 //! read from the kernel's counters; its transactions are those that ended in it. So rate, latency and CPU
 //! belong to the same time. Logging costs about a microsecond of CPU per transaction, the same for every system:
 //! it is in the direct connection's figures too and not in any tax.
+//!
+//! A load with a fixed rate is held too. What fell due meanwhile, but for the last half of a second, pgbench then skips
+//! (`--latency-limit`), and the rest is worked off while it settles. A transaction skipped *within* a window means that the
+//! system could not keep the rate; more than a few make the sample fail.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 use nix::unistd::{AccessFlags, access};
 use serde::Deserialize;
 
-use crate::counters::{Reading, Window};
+use crate::counters::{Busy, Reading, Tree, Window};
 use crate::procs::{Launch, Running, find_program};
 use crate::sample::{Latency, metric};
 use crate::systems::{Instance, Place};
 
-/// Seconds between the first transaction and the earliest window, in which caches, pools and the scheduler settle:
-/// pgbench's first progress line ends them.
-const WARM_UP_S: u32 = 1;
+/// Length of one slice of a sample, about. A sample is gathered from slices in several passes over all systems: where the
+/// scheduler puts client, pooler and server at the beginning of a slice decides much of its speed (a factor of 1.8
+/// has been seen with eight direct clients), so a sample needs several draws of that and not one long look at a single one.
+const SLICE_S: f64 = 0.12;
 
-/// How long a driver runs after it was held before its window begins.
-pub const SETTLE: Duration = Duration::from_millis(300);
+/// How long a driver runs after it was held before its window begins: some half-lives (32 ms) of the scheduler's load
+/// tracking, and thousands of transactions.
+const SETTLE: Duration = Duration::from_millis(60);
 
-/// Seconds that a load that is not ended by us runs on after its window: what is read at its ends takes time too.
-const TAIL_S: f64 = 1.0;
+/// The same with a fixed rate: twice as long as the transactions that it is late with when it goes on.
+const SETTLE_AT_A_RATE: Duration = Duration::from_millis(2 * LATE_MS);
 
-/// How a line of `-P` begins.
-const PROGRESS: &str = "progress: ";
+/// How late a transaction of a fixed rate may begin before it is skipped, in milliseconds.
+const LATE_MS: u64 = 250;
 
-/// What `-T` says where we end the run by pgbench's own timer signal.
+/// Share of skipped transactions above which a sample says nothing about the latency at that rate.
+const SKIPPED_MAX: f64 = 0.01;
+
+/// Transactions of each client before the first window, which fill the caches of its server process.
+const WARM_TRANSACTIONS: u64 = 50;
+
+/// The same with a fixed rate, where clients take turns at random: after three mean intervals 95 % have had one.
+const WARM_TRANSACTIONS_AT_A_RATE: u64 = 3;
+
+/// Bytes of a line of the log, at least.
+const LOG_LINE_BYTES: u64 = 28;
+
+/// What `-T` says: we end the run, by pgbench's own timer signal.
 const UNTIL_ENDED_S: u32 = 1_000_000;
 
 /// How pgbench submits statements; its option `-M`.
@@ -103,6 +120,27 @@ impl Load {
             application_names: 1,
         }
     }
+
+    /// Into how many slices a sample of `seconds` is divided.
+    ///
+    /// At a fixed rate nothing is gained by more than one: the machine idles between transactions, so
+    /// the scheduler places them anew all the time.
+    #[must_use]
+    pub fn slices(&self, seconds: f64) -> u32 {
+        if self.rate.is_some() { 1 } else { ((seconds / SLICE_S).round() as u32).max(1) }
+    }
+
+    /// How long it runs after it was held before its window begins.
+    #[must_use]
+    pub fn settle(&self) -> Duration {
+        if self.rate.is_some() { SETTLE_AT_A_RATE } else { SETTLE }
+    }
+
+    /// Bytes of log from which on it counts as warm.
+    fn warm_bytes(&self) -> u64 {
+        let each = if self.rate.is_some() { WARM_TRANSACTIONS_AT_A_RATE } else { WARM_TRANSACTIONS };
+        u64::from(self.clients) * each * LOG_LINE_BYTES
+    }
 }
 
 /// Metrics and the latency distribution of one run.
@@ -113,71 +151,92 @@ pub type Measured = (BTreeMap<String, f64>, Option<Latency>);
 pub struct Driver {
     processes: Vec<Running>,
     folder: tempfile::TempDir,
-    lines: Receiver<(usize, String)>,
+    lines: Receiver<String>,
     messages: Vec<String>,
+    warm_bytes: u64,
     patience: Duration,
+    settle: Duration,
+    rate: bool,
     held: bool,
-    ends_itself: bool,
 }
 
 impl Driver {
-    /// Starts pgbench against `instance`; [`Driver::wait_until_warm`] says when transactions flow.
-    ///
-    /// With a fixed rate it runs for the warm-up and `seconds` and ends by itself: only so do clients that wait for
-    /// their next turn end at once. Without, it runs until [`Driver::finish`].
+    /// Starts pgbench against `instance`; [`Driver::wait_until_warm`] says when transactions flow. It runs until
+    /// [`Driver::finish`].
     ///
     /// # Errors
     /// When pgbench is missing or cannot be started.
-    pub fn start(load: &Load, seconds: f64, instance: &Instance, place: Place<'_>) -> Result<Self> {
+    pub fn start(load: &Load, instance: &Instance, place: Place<'_>) -> Result<Self> {
         let folder = log_folder(place.folder)?;
-        let limit = match load.rate {
-            Some(_) => (f64::from(warm_up_s(load)) + seconds + TAIL_S).ceil() as u32,
-            None => UNTIL_ENDED_S,
-        };
         let (sender, lines) = mpsc::channel();
         let mut processes = Vec::new();
         for index in 0..load.application_names as usize {
-            let mut command = command(load, limit, instance, place, folder.path())?;
+            let mut command = command(load, instance, place, folder.path())?;
             command.env("PGAPPNAME", format!("pgbench-{index}"));
             let mut pgbench = Running::start(command, "pgbench", Signal::SIGTERM)?;
             let stderr = pgbench.child().stderr.take().context("pgbench has no standard error")?;
             let sender = sender.clone();
             thread::spawn(move || {
                 for line in BufReader::new(stderr).lines().map_while(std::result::Result::ok) {
-                    if sender.send((index, line)).is_err() {
+                    if sender.send(line).is_err() {
                         return;
                     }
                 }
             });
             processes.push(pgbench);
         }
-        // Logins of many clients through a slow system take their time.
-        let patience = Duration::from_secs(60 + u64::from(load.clients / 50));
-        let (messages, ends_itself) = (Vec::new(), load.rate.is_some());
-        Ok(Self { processes, folder, lines, messages, patience, held: false, ends_itself })
+        Ok(Self {
+            processes,
+            folder,
+            lines,
+            messages: Vec::new(),
+            warm_bytes: load.warm_bytes(),
+            // Logins of many clients through a slow system take their time.
+            patience: Duration::from_secs(60 + u64::from(load.clients / 50)),
+            settle: load.settle(),
+            rate: load.rate.is_some(),
+            held: false,
+        })
     }
 
-    /// Waits until all clients are connected and the first second of transactions is over.
+    /// Waits until all clients are connected and each has had its transactions to warm up, on average.
     ///
     /// # Errors
     /// When pgbench fails or hangs, or `stop` is set.
     pub fn wait_until_warm(&mut self, stop: &AtomicBool) -> Result<()> {
         let started = Instant::now();
-        let mut warm = BTreeSet::new();
-        while warm.len() < self.processes.len() {
-            match self.lines.recv_timeout(Duration::from_millis(20)) {
-                Ok((index, line)) if line.starts_with(PROGRESS) => drop(warm.insert(index)),
-                Ok((_, line)) => self.messages.push(line),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.failure()),
-                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => bail!("interrupted"),
-                Err(RecvTimeoutError::Timeout) if started.elapsed() > self.patience => {
-                    let patience = self.patience.as_secs();
-                    bail!("pgbench hangs: no transaction after {patience} s; {}", self.words())
-                }
-                Err(RecvTimeoutError::Timeout) => self.check_running()?,
+        // pgbench connects all clients before the first transaction, and writes its log as its buffer fills.
+        while log_bytes(self.folder.path())? < self.warm_bytes {
+            self.check_running()?;
+            if stop.load(Ordering::Relaxed) {
+                bail!("interrupted");
             }
+            if started.elapsed() > self.patience {
+                let patience = self.patience.as_secs();
+                bail!("pgbench hangs: too few transactions after {patience} s; {}", self.words());
+            }
+            thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// Goes on for one window of `seconds`, and is held again.
+    ///
+    /// # Errors
+    /// When pgbench has ended, the counters cannot be read or `stop` is set.
+    pub fn slice(
+        &mut self,
+        seconds: f64,
+        instance: &Instance,
+        stop: &AtomicBool,
+        during: impl FnMut(),
+    ) -> Result<Window> {
+        self.check_running()?;
+        self.go_on();
+        thread::sleep(self.settle);
+        let window = window(seconds, instance, stop, during);
+        self.hold();
+        window
     }
 
     /// Stops it where it stands; what its clients have asked for is answered meanwhile and read when it goes on.
@@ -187,7 +246,7 @@ impl Driver {
     }
 
     /// Lets it go on.
-    pub fn go_on(&mut self) {
+    fn go_on(&mut self) {
         self.signal(Signal::SIGCONT);
         self.held = false;
     }
@@ -213,10 +272,8 @@ impl Driver {
         if self.held {
             self.go_on();
         }
-        if !self.ends_itself {
-            // pgbench's -T is an alarm(2); its handler tells every client that this transaction is the last.
-            self.signal(Signal::SIGALRM);
-        }
+        // pgbench's -T is an alarm(2); its handler tells every client that this transaction is the last.
+        self.signal(Signal::SIGALRM);
         let deadline = Instant::now() + Duration::from_secs(30);
         for index in 0..self.processes.len() {
             let status = loop {
@@ -232,7 +289,7 @@ impl Driver {
                 return Err(self.failure());
             }
         }
-        Log::read(self.folder.path())
+        Log::read(self.folder.path(), self.rate)
     }
 
     fn signal(&self, signal: Signal) {
@@ -242,8 +299,7 @@ impl Driver {
     }
 
     fn words(&mut self) -> String {
-        let lines = self.lines.try_iter().map(|(_, line)| line);
-        self.messages.extend(lines.filter(|line| !line.starts_with(PROGRESS)));
+        self.messages.extend(self.lines.try_iter());
         self.messages.iter().take(3).cloned().collect::<Vec<_>>().join("; ")
     }
 
@@ -270,28 +326,27 @@ impl Drop for Driver {
 pub struct Log {
     /// End in microseconds since 1970, and latency in microseconds; `None` where it failed or was skipped.
     entries: Vec<(u64, Option<u32>)>,
+    /// Transactions were due at a rate.
+    rate: bool,
 }
 
 impl Log {
-    fn read(folder: &Path) -> Result<Self> {
-        let mut log = Self::default();
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log")) {
-                let text = fs::read_to_string(&path)?;
-                log.entries.extend(text.lines().filter_map(parse_log));
-            }
+    fn read(folder: &Path, rate: bool) -> Result<Self> {
+        let mut log = Self { rate, ..Self::default() };
+        for path in log_files(folder)? {
+            let text = fs::read_to_string(&path)?;
+            log.entries.extend(text.lines().filter_map(parse_log));
         }
         Ok(log)
     }
 
-    /// What happened within a window.
+    /// What happened within the windows of one sample, which do not overlap.
     ///
     /// # Errors
-    /// When no transaction ended in it.
-    pub fn measured(&self, window: &Window) -> Result<Measured> {
-        let within = window.from.wall_us..window.to.wall_us;
-        let ended = self.entries.iter().filter(|(end_us, _)| within.contains(end_us));
+    /// When no transaction ended in them, or the rate was not kept.
+    pub fn measured(&self, windows: &[Window]) -> Result<Measured> {
+        let within = |end_us: u64| windows.iter().any(|w| (w.from.wall_us..w.to.wall_us).contains(&end_us));
+        let ended = self.entries.iter().filter(|(end_us, _)| within(*end_us));
         let (mut latencies_ms, mut failed) = (Vec::new(), 0);
         for (_, latency_us) in ended {
             match latency_us {
@@ -301,11 +356,15 @@ impl Log {
         }
         let Some(latency) = Latency::of(latencies_ms) else { bail!("no transaction ended in the window") };
         let transactions = latency.count as f64;
-        let busy = window.busy();
-        let pooler = window.to.pooler.since(&window.from.pooler);
+        if self.rate && f64::from(failed) > SKIPPED_MAX * transactions {
+            bail!("the rate was not kept: {failed} transactions were skipped and {transactions} done");
+        }
+        let seconds: f64 = windows.iter().map(Window::seconds).sum();
+        let busy: Busy = windows.iter().map(Window::busy).sum();
+        let pooler: Tree = windows.iter().map(|window| window.to.pooler.since(&window.from.pooler)).sum();
         let each = |value: f64| value / transactions;
         let metrics = [
-            (metric::TPS, transactions / window.seconds()),
+            (metric::TPS, transactions / seconds),
             (metric::LATENCY_MEAN, latency.mean),
             (metric::LATENCY_P99, latency.p99),
             (metric::CPU, each(busy.total_us)),
@@ -318,12 +377,13 @@ impl Log {
             (metric::SWITCHES, each(busy.context_switches)),
             (metric::POOLER_SWITCHES, each(pooler.context_switches)),
             (metric::FAILED, f64::from(failed)),
+            (metric::WINDOW, seconds),
         ];
         Ok((metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(), Some(latency)))
     }
 }
 
-/// Runs a load of its own start and end for `seconds`, for what cannot be held between turns.
+/// Runs a load of its own start and end for `seconds`, beside something that is measured once.
 ///
 /// # Errors
 /// When pgbench fails or hangs, or `stop` is set.
@@ -333,61 +393,50 @@ pub fn measure(
     instance: &Instance,
     place: Place<'_>,
     stop: &AtomicBool,
-    mut look: impl FnMut(Moment) -> Result<()>,
 ) -> Result<Measured> {
-    let mut driver = Driver::start(load, seconds, instance, place)?;
+    let mut driver = Driver::start(load, instance, place)?;
     driver.wait_until_warm(stop)?;
-    thread::sleep(Duration::from_secs(u64::from(warm_up_s(load) - WARM_UP_S)));
-    look(Moment::Begins)?;
-    let window = window(seconds, instance, stop, || look(Moment::During))?;
-    look(Moment::Ends)?;
-    driver.finish()?.measured(&window)
+    let window = window(seconds, instance, stop, || {})?;
+    driver.finish()?.measured(&[window])
 }
 
-/// When somebody looks in on a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// Right before it.
-    Begins,
-    /// Within it, five times a second.
-    During,
-    /// Right after it.
-    Ends,
-}
-
-/// Waits for `seconds` between two readings, and looks in on `during` five times a second.
+/// Waits for `seconds` between two readings, and looks in on `during` in the middle, and five times a second if it is long.
 ///
 /// # Errors
 /// When the counters cannot be read or `stop` is set.
-pub fn window(
-    seconds: f64,
-    instance: &Instance,
-    stop: &AtomicBool,
-    mut during: impl FnMut() -> Result<()>,
-) -> Result<Window> {
+fn window(seconds: f64, instance: &Instance, stop: &AtomicBool, mut during: impl FnMut()) -> Result<Window> {
     let from = Reading::take(instance.pid(), instance.cgroup())?;
     let end = from.at + Duration::from_secs_f64(seconds);
+    let step = Duration::from_secs_f64((seconds / 2.0).min(0.2));
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        thread::sleep(left.min(Duration::from_millis(200)));
+        thread::sleep(left.min(step));
         if stop.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
         if Instant::now() >= end {
             break;
         }
-        during()?;
+        during();
     }
     let to = Reading::take(instance.pid(), instance.cgroup())?;
     Ok(Window { from, to })
 }
 
-/// With a fixed rate every client should have had its turn: a direct connection's first query fills its backend's
-/// caches, which takes milliseconds of CPU. After two mean intervals 86 % have, and 98 % after four.
-#[must_use]
-pub fn warm_up_s(load: &Load) -> u32 {
-    let interval = load.rate.map_or(0.0, |rate| f64::from(load.clients) / rate);
-    WARM_UP_S.max((3.0 * interval).ceil() as u32)
+/// The log files of a folder: one for each thread of pgbench.
+fn log_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log")) {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn log_bytes(folder: &Path) -> io::Result<u64> {
+    log_files(folder)?.iter().map(|path| Ok(fs::metadata(path)?.len())).sum()
 }
 
 /// A folder for logs in memory where there is one: writing them back to a disk would be CPU in somebody else's turn.
@@ -399,7 +448,6 @@ fn log_folder(otherwise: &Path) -> Result<tempfile::TempDir> {
 
 fn command(
     load: &Load,
-    limit_s: u32,
     instance: &Instance,
     place: Place<'_>,
     folder: &Path,
@@ -410,12 +458,13 @@ fn command(
     let mut command = launch.command(place.account, program);
     let clients = (load.clients / load.application_names).max(1);
     command
-        .args(["-n", "-P", "1", "-l", "--log-prefix"])
+        .args(["-n", "-l", "--log-prefix"])
         .arg(folder.join("log"))
         .args(["-c", &clients.to_string(), "-j", &clients.min(cpus).to_string()])
-        .args(["-M", load.protocol.name(), "-T", &limit_s.to_string()]);
+        .args(["-M", load.protocol.name(), "-T", &UNTIL_ENDED_S.to_string()]);
     if let Some(rate) = load.rate {
         command.args(["-R", &(rate / f64::from(load.application_names)).to_string()]);
+        command.args(["-L", &LATE_MS.to_string()]);
     }
     if load.reconnect {
         command.arg("-C");
@@ -462,7 +511,8 @@ mod tests {
         let mut to = from;
         (from.wall_us, to.wall_us) = (1_000, 2_001_000);
         to.at = from.at + Duration::from_secs(2);
-        let log = Log {
+        let mut log = Log {
+            rate: false,
             entries: vec![
                 (999, Some(9000)),
                 (1_000, Some(100)),
@@ -471,20 +521,37 @@ mod tests {
                 (2_001_000, Some(9000)),
             ],
         };
-        let (metrics, latency) = log.measured(&Window { from, to }).unwrap();
+        let (metrics, latency) = log.measured(&[Window { from, to }]).unwrap();
         assert!((metrics[metric::TPS] - 1.0).abs() < 1e-9);
         assert!((metrics[metric::LATENCY_MEAN] - 0.2).abs() < 1e-9);
         assert_eq!((metrics[metric::FAILED], latency.unwrap().count), (1.0, 2));
-        assert!(Log::default().measured(&Window { from, to }).is_err());
+        assert!(Log::default().measured(&[Window { from, to }]).is_err());
+        log.rate = true;
+        let error = log.measured(&[Window { from, to }]).unwrap_err().to_string();
+        assert!(error.contains("rate was not kept"), "{error}");
     }
 
     #[test]
-    fn a_fixed_rate_over_many_clients_warms_up_longer() {
+    fn windows_of_a_sample_add_up() {
+        let at = |wall_us, at| Reading { wall_us, at, ..Reading::take(None, None).unwrap() };
+        let start = Instant::now();
+        let window = |from_ms: u64, to_ms: u64| Window {
+            from: at(from_ms * 1000, start + Duration::from_millis(from_ms)),
+            to: at(to_ms * 1000, start + Duration::from_millis(to_ms)),
+        };
+        let log = Log { rate: false, entries: (0..1000).map(|ms| (ms * 1000, Some(100))).collect() };
+        let (metrics, latency) = log.measured(&[window(100, 200), window(700, 800)]).unwrap();
+        assert_eq!(latency.unwrap().count, 200);
+        assert!((metrics[metric::TPS] - 1000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_sample_has_several_slices_but_not_at_a_fixed_rate() {
         let mut load = Load::new(1000, Protocol::Simple, ";");
-        assert_eq!(warm_up_s(&load), 1);
+        assert_eq!((load.slices(0.6), load.slices(0.05)), (5, 1));
+        assert!(load.warm_bytes() > 1000 * 1000);
         load.rate = Some(2000.0);
-        assert_eq!(warm_up_s(&load), 2);
-        load.clients = 10_000;
-        assert_eq!(warm_up_s(&load), 15);
+        assert_eq!(load.slices(0.6), 1);
+        assert!(load.warm_bytes() < 100 * 1000 && load.settle() > SETTLE);
     }
 }

@@ -380,28 +380,32 @@ fn stalled(options: &Options, direction: CopyDirection) -> Vec<Step> {
     let steps = clients.iter().enumerate().map(|(index, &count)| {
         let mut setup = setup(options, most(&clients));
         setup.pool_size = setup.pool_size.max(count);
-        // One copy has the size that the project's limits name; of many the bytes are divided among them.
-        let megabytes = if options.quick { 300 } else { 2400 / u64::from(count).min(8) }
-            .min(9600 / u64::from(count))
-            .max(1);
+        // One copy has the size that the project's limits name; many share it, each still far beyond any buffer.
+        let megabytes = (if options.quick { 300 } else { 2400 } / u64::from(count)).max(50);
         let point =
             Point::default().with("clients", count).with("copy", direction.name()).with("mb", megabytes);
-        let pause_s = if options.quick { 5 } else { 20 };
+        let pause_s = options.pause_s;
         let work = Work::Task(Task::Stalled { clients: count, direction, megabytes, pause_s });
         Step { rounds: Rounds::AtMost(3), ..Step::new(index as u32, point, setup, work) }
     });
     steps.collect()
 }
 
-/// A copy of 2.4 GB out and in, without any pause.
+/// A copy of 2.4 GB out, without any pause.
 pub fn copy(options: &Options) -> Vec<Step> {
+    whole(options, CopyDirection::Out)
+}
+
+/// The same into the server.
+pub fn copy_in(options: &Options) -> Vec<Step> {
+    whole(options, CopyDirection::In)
+}
+
+fn whole(options: &Options, direction: CopyDirection) -> Vec<Step> {
     let megabytes = if options.quick { 300 } else { 2400 };
-    let steps = [CopyDirection::Out, CopyDirection::In].into_iter().enumerate().map(|(index, direction)| {
-        let point = Point::default().with("copy", direction.name()).with("mb", megabytes);
-        let work = Work::Task(Task::Copy { direction, megabytes });
-        Step::new(index as u32, point, setup(options, 1), work)
-    });
-    steps.collect()
+    let point = Point::default().with("copy", direction.name()).with("mb", megabytes);
+    let work = Work::Task(Task::Copy { direction, megabytes });
+    vec![Step::new(0, point, setup(options, 1), work)]
 }
 
 /// A fixed rate with a second server that gets the same, and full speed.

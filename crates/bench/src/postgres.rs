@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -37,6 +38,7 @@ pub struct ServerNeeds {
 pub struct Server {
     _process: Running,
     folder: PathBuf,
+    scram_secret: OnceLock<String>,
     /// TCP port.
     pub port: u16,
     /// First line of `postgres --version`.
@@ -79,7 +81,7 @@ impl Server {
         let mut version = Command::new(&postgres);
         version.arg("--version");
         let version = output(version, "postgres --version")?.trim().to_owned();
-        let mut server = Self { _process: process, folder, port, version };
+        let mut server = Self { _process: process, folder, scram_secret: OnceLock::new(), port, version };
         server.wait_until_ready()?;
         server.psql("postgres", &format!("create database {DATABASE}"))?;
         server.psql(
@@ -112,10 +114,13 @@ impl Server {
     ///
     /// # Errors
     /// When the server does not answer.
-    pub fn scram_secret(&self) -> Result<String> {
+    pub fn scram_secret(&self) -> Result<&str> {
+        if let Some(secret) = self.scram_secret.get() {
+            return Ok(secret);
+        }
         let secret = self
             .psql(DATABASE, &format!("select rolpassword from pg_authid where rolname = '{SCRAM_USER}'"))?;
-        Ok(secret.trim().to_owned())
+        Ok(self.scram_secret.get_or_init(|| secret.trim().to_owned()))
     }
 
     /// Runs SQL over the unix socket and returns its unaligned result.

@@ -13,6 +13,8 @@ const TABLE: &str = include_str!("../../../bench/profiles.toml");
 /// Seconds of one measurement and rounds without a profile.
 const SECONDS: f64 = 1.0;
 const ROUNDS: u32 = 10;
+/// Seconds of a stop without a profile: queues fill within one.
+const PAUSE_S: u64 = 10;
 
 /// A named run.
 #[derive(Clone, Debug, Deserialize)]
@@ -42,6 +44,8 @@ struct Part {
     workloads: Vec<String>,
     seconds: f64,
     rounds: u32,
+    /// Seconds for which receivers of copies stop.
+    pause: Option<u64>,
     /// The short form of the experiment.
     #[serde(default)]
     small: bool,
@@ -127,6 +131,7 @@ fn entry(experiment: &'static Experiment, arguments: &RunArgs, part: Option<&Par
             workloads: some(first(&arguments.workloads, part.map(|p| &p.workloads))),
             rate: arguments.rate,
             scale: arguments.scale,
+            pause_s: arguments.pause.or(part.and_then(|p| p.pause)).unwrap_or(PAUSE_S),
             quick: part.is_some_and(|p| p.small),
         },
         seconds: arguments.seconds.or(part.map(|p| p.seconds)).unwrap_or(SECONDS),

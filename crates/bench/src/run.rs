@@ -64,9 +64,6 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     let topology = if arguments.topology == Topology::Netns { "netns" } else { "loopback" };
     let mut results = Results { meta: machine::describe(&server, &used, topology), ..Results::default() };
     results.meta.command = command_line();
-    for plan in &plans {
-        results.meta.seconds.insert(plan.entry.experiment.name.to_owned(), plan.entry.seconds);
-    }
     results.meta.skipped = plans.iter().flat_map(|plan| plan.skipped.iter().cloned()).collect();
     load_data(&planned, arguments.scale, place, &mut results, &stop)?;
 

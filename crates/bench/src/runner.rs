@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs planned work so that what is compared is measured at the same time under the same conditions.
 //!
-//! - The systems of a group take *turns* of about a second: a round is one turn of each. The order of a round is random,
-//!   and the next round has the reverse order, so a steady drift of the machine cancels within the two.
-//! - Every second round all systems of the group are started anew. What is the luck of one process (addresses, hash
+//! - The systems of a group take *turns*; a *round* gives one sample of each. It has several passes, and a turn of each system in
+//!   each pass is one slice of its sample: what drifts within seconds, and the luck of where the scheduler puts a process
+//!   when it goes on, are averaged within the sample. The order is random; each pass has the reverse order of the one before.
+//! - Several times in a run all systems are started anew. What is the luck of one process (addresses, hash
 //!   seeds, which backends it got) is then part of the spread between rounds and cannot pass for a difference.
-//! - Groups come in random order, once per start.
+//! - While a load connects and warms up, all others are held: no two loads run at once.
+//! - Groups come in random order, once per start; those that want the same settings share the systems of a start.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,14 +23,17 @@ use rand::seq::SliceRandom;
 
 use crate::counters::Window;
 use crate::experiments::{Experiment, Step, Work};
-use crate::lanes;
-use crate::pgbench::{self, Driver, Measured, Moment, SETTLE};
+use crate::lanes::{self, Lanes};
+use crate::pgbench::Driver;
 use crate::roundtrips::RoundTrips;
-use crate::sample::{Results, Sample, metric};
+use crate::sample::{Latency, Results, Sample, metric};
 use crate::systems::{Beside, Instance, Place, Setup, System};
 
-/// Rounds between two starts of the systems: one order and its reverse.
+/// Rounds between two starts of the systems, at least.
 const ROUNDS_PER_START: u32 = 2;
+
+/// Starts of the systems in a long run, about: more would show no more.
+const STARTS: u32 = 10;
 
 /// One system at one step.
 #[derive(Clone, Copy, Debug)]
@@ -68,13 +73,15 @@ pub enum Event<'a> {
 /// Period of the pauses of a slowed system. Short against a measurement, long against the precision of a sleep.
 const PAUSE_PERIOD: Duration = Duration::from_millis(20);
 
-/// About how many seconds one turn of a step takes, its share of starts included.
+/// About how many seconds one sample of a step takes, its share of starts included.
 #[must_use]
 pub fn seconds_of(step: &Step, seconds: f64) -> f64 {
     match &step.work {
-        // 0.6 s: a half of the start of one system and of its load's connections and first second, which overlap.
-        Work::Pgbench { load, .. } if load.rate.is_none() => seconds + SETTLE.as_secs_f64() + 0.6,
-        Work::Pgbench { load, .. } => f64::from(pgbench::warm_up_s(load)) + seconds + 1.0,
+        // 0.3 s: the samples' share of a start and of a load's connections and warm-up.
+        Work::Pgbench { load, .. } => {
+            let warm_s = load.rate.map_or(0.0, |rate| 3.0 * f64::from(load.clients) / rate);
+            seconds + load.settle().as_secs_f64() * f64::from(load.slices(seconds)) + 0.3 + warm_s / 2.0
+        }
         Work::Task(task) => task.seconds(seconds),
     }
 }
@@ -96,23 +103,27 @@ struct Stand<'a> {
     driver: Option<Driver>,
     /// Why it takes part no more.
     broken: Option<String>,
-    turns: Vec<Turn>,
+    /// What is being gathered in this round.
+    sample: Option<Gathering>,
+    /// What its rounds gave.
+    done: Vec<Gathering>,
 }
 
-/// One turn: its place in the run, and a window of the driver's log or what its work measured.
-struct Turn {
+/// A sample while it is gathered: its place in the run, and windows of the driver's log or what its work measured.
+struct Gathering {
     round: u32,
     at_s: f64,
-    outcome: Result<(Outcome, BTreeMap<String, f64>)>,
-}
-
-enum Outcome {
-    Window(Box<Window>),
-    Measured(Measured),
+    windows: Vec<Window>,
+    /// What is known without the log.
+    metrics: BTreeMap<String, f64>,
+    latency: Option<Latency>,
+    lanes_before: Option<Lanes>,
+    trips: Option<RoundTrips>,
+    error: Option<String>,
 }
 
 impl<'a> Runner<'a> {
-    /// A runner that starts systems at `place`, measures for `seconds` a turn and ends early when `stop` is set.
+    /// A runner that starts systems at `place`, measures for `seconds` a sample and ends early when `stop` is set.
     #[must_use]
     pub fn new(place: Place<'a>, stop: &'a AtomicBool, seconds: f64) -> Self {
         Self { place, stop, seconds, began: Instant::now(), instances: BTreeMap::new() }
@@ -131,15 +142,16 @@ impl<'a> Runner<'a> {
         let mut rng = rand::rng();
         let total = cells.iter().map(|cell| cell.rounds(rounds) as usize).sum();
         let most = cells.iter().map(|cell| cell.rounds(rounds)).max().unwrap_or(0);
+        let per_start = ROUNDS_PER_START.max(most / STARTS);
         let mut done = 0;
-        for first in (0..most).step_by(ROUNDS_PER_START as usize) {
+        for first in (0..most).step_by(per_start as usize) {
             for group in shuffled_groups(cells, &mut rng) {
                 let part: Vec<Cell<'a>> =
                     group.into_iter().filter(|cell| first < cell.rounds(rounds)).collect();
                 if part.is_empty() || self.stop.load(Ordering::Relaxed) {
                     continue;
                 }
-                let span = first..(first + ROUNDS_PER_START).min(most);
+                let span = first..(first + per_start).min(most);
                 let samples = self.group(&part, span, rounds, results.samples.len(), |round, cell| {
                     progress(Event::Turn { done, total, round, cell });
                     done += 1;
@@ -147,11 +159,12 @@ impl<'a> Runner<'a> {
                 progress(Event::Samples(&samples));
                 results.samples.extend(samples);
             }
+            self.stop_all_but(&[]);
         }
         results.interrupted |= self.stop.load(Ordering::Relaxed);
     }
 
-    /// Starts the systems of a group, lets them take their turns and stops them.
+    /// Starts the systems of a group and lets them take their turns.
     fn group(
         &mut self,
         cells: &[Cell<'a>],
@@ -160,27 +173,32 @@ impl<'a> Runner<'a> {
         order: usize,
         mut turn_begins: impl FnMut(u32, Cell<'a>),
     ) -> Vec<Sample> {
-        let mut stands: Vec<Stand<'a>> = cells.iter().map(|cell| self.stand(*cell)).collect();
-        for stand in &mut stands {
-            stand.hold_when_warm(self.stop);
-        }
-        let mut turns: Vec<usize> = (0..stands.len()).collect();
-        turns.shuffle(&mut rand::rng());
+        self.stop_all_but(cells);
+        // All systems first: a load that runs would slow their start, and a start disturb a load.
+        let starts: Vec<Result<()>> = cells.iter().map(|cell| self.start(*cell)).collect();
+        let mut stands: Vec<Stand<'a>> =
+            cells.iter().zip(starts).map(|(cell, start)| self.stand(*cell, start)).collect();
+        let passes = self.passes(cells);
+        let mut order_of_turns: Vec<usize> = (0..stands.len()).collect();
+        order_of_turns.shuffle(&mut rand::rng());
         for round in rounds {
-            for &index in &turns {
-                let stand = &mut stands[index];
-                if self.stop.load(Ordering::Relaxed) || round >= stand.cell.rounds(asked) {
-                    continue;
+            for pass in 0..passes {
+                for &index in &order_of_turns {
+                    let stand = &mut stands[index];
+                    if self.stop.load(Ordering::Relaxed) || round >= stand.cell.rounds(asked) {
+                        continue;
+                    }
+                    if pass == 0 {
+                        turn_begins(round, stand.cell);
+                        self.begin(stand, round);
+                    }
+                    self.turn(stand, self.seconds / f64::from(passes));
+                    if pass + 1 == passes {
+                        self.end(stand);
+                    }
                 }
-                turn_begins(round, stand.cell);
-                let at_s = self.began.elapsed().as_secs_f64();
-                let outcome = match &stand.broken {
-                    Some(error) => Err(anyhow::anyhow!(error.clone())),
-                    None => self.turn(stand.cell, stand.driver.as_mut()),
-                };
-                stand.turns.push(Turn { round, at_s, outcome });
+                order_of_turns.reverse();
             }
-            turns.reverse();
         }
         let mut samples: Vec<Sample> = stands.into_iter().flat_map(Stand::samples).collect();
         if self.stop.load(Ordering::Relaxed) {
@@ -191,151 +209,195 @@ impl<'a> Runner<'a> {
         for (index, sample) in samples.iter_mut().enumerate() {
             sample.order = (order + index) as u32;
         }
-        // The next group has other settings; its systems should not share the machine with idle ones.
-        self.instances.clear();
         samples
     }
 
-    fn stand(&mut self, cell: Cell<'a>) -> Stand<'a> {
-        let driver = self.instance(cell).and_then(|instance| match &cell.step.work {
-            Work::Pgbench { load, .. } if load.rate.is_none() => {
-                Driver::start(load, self.seconds, &self.instances[&instance], self.place).map(Some)
-            }
-            _ => Ok(None),
+    /// Passes of a round, the same for all systems of a group. A program beside a system takes a second to
+    /// take hold, so such a system has its sample in one piece, and so have those that it is compared with.
+    fn passes(&self, cells: &[Cell<'a>]) -> u32 {
+        if cells.iter().any(|cell| !cell.system.beside.is_empty()) {
+            return 1;
+        }
+        let passes = cells.iter().map(|cell| match &cell.step.work {
+            Work::Pgbench { load, .. } => load.slices(self.seconds),
+            Work::Task(_) => 1,
         });
-        let (driver, broken) = match driver {
-            Ok(driver) => (driver, None),
-            Err(error) => (None, Some(format!("{error:#}"))),
-        };
-        Stand { cell, driver, broken, turns: Vec::new() }
+        passes.min().unwrap_or(1)
     }
 
-    /// The key of the cell's running instance, started if need be.
-    fn instance(&mut self, cell: Cell<'a>) -> Result<(&'a str, &'a Setup)> {
-        let key = (cell.system.name.as_str(), &cell.step.setup);
+    /// Stops the systems that none of `cells` uses: idle ones should not share the machine with those that are measured.
+    fn stop_all_but(&mut self, cells: &[Cell<'a>]) {
+        let used = |key: &(&str, &Setup)| cells.iter().any(|cell| key_of(cell) == *key);
+        let unused: Vec<_> = self.instances.keys().filter(|key| !used(key)).copied().collect();
+        let unused: Vec<Instance> = unused.iter().filter_map(|key| self.instances.remove(key)).collect();
+        // All are told to before any is waited for.
+        unused.iter().for_each(Instance::ask_to_end);
+    }
+
+    /// Starts the cell's system if it does not run.
+    fn start(&mut self, cell: Cell<'a>) -> Result<()> {
+        let key = key_of(&cell);
         if !self.instances.contains_key(&key) {
             let start = || Instance::start(cell.system, &cell.step.setup, self.place);
             // Once more: a port may have been taken since it was chosen, or a self-test have met a busy moment.
             let instance = start().or_else(|error| start().map_err(|_| error))?;
             self.instances.insert(key, instance);
         }
-        Ok(key)
+        Ok(())
     }
 
-    fn turn(
+    /// Starts the cell's load, lets it warm up and holds it.
+    fn stand(&mut self, cell: Cell<'a>, start: Result<()>) -> Stand<'a> {
+        let driver = start.and_then(|()| match &cell.step.work {
+            Work::Pgbench { load, .. } => {
+                let mut driver = Driver::start(load, &self.instances[&key_of(&cell)], self.place)?;
+                driver.wait_until_warm(self.stop)?;
+                driver.hold();
+                Ok(Some(driver))
+            }
+            Work::Task(_) => Ok(None),
+        });
+        let (driver, broken) = match driver {
+            Ok(driver) => (driver, None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        Stand { cell, driver, broken, sample: None, done: Vec::new() }
+    }
+
+    /// Begins a sample: what is read here is read while the load is held, when nothing happens.
+    fn begin(&mut self, stand: &mut Stand<'a>, round: u32) {
+        let mut sample = Gathering {
+            round,
+            at_s: self.began.elapsed().as_secs_f64(),
+            windows: Vec::new(),
+            metrics: BTreeMap::new(),
+            latency: None,
+            lanes_before: None,
+            trips: None,
+            error: stand.broken.clone(),
+        };
+        if sample.error.is_none()
+            && let Some(instance) = self.instances.get(&key_of(&stand.cell))
+        {
+            let step = stand.cell.step;
+            sample.trips = step.round_trips.then(|| RoundTrips::new(instance, self.place));
+            if lane_of(&stand.cell).is_some() {
+                match lanes::read(instance, self.place) {
+                    Ok(lanes) => sample.lanes_before = Some(lanes),
+                    Err(error) => sample.error = Some(format!("{error:#}")),
+                }
+            }
+        }
+        stand.sample = Some(sample);
+    }
+
+    /// One turn: a slice of the sample, or all of work that is not divided.
+    fn turn(&mut self, stand: &mut Stand<'a>, seconds: f64) {
+        let Some(sample) = stand.sample.as_mut().filter(|sample| sample.error.is_none()) else { return };
+        if let Err(error) = self.slice(stand.cell, stand.driver.as_mut(), sample, seconds) {
+            sample.error = Some(format!("{error:#}"));
+        }
+    }
+
+    fn slice(
         &mut self,
         cell: Cell<'a>,
         driver: Option<&mut Driver>,
-    ) -> Result<(Outcome, BTreeMap<String, f64>)> {
-        let key = (cell.system.name.as_str(), &cell.step.setup);
-        let instance = self.instances.get_mut(&key).context("its system was not started")?;
+        sample: &mut Gathering,
+        seconds: f64,
+    ) -> Result<()> {
+        let instance = self.instances.get_mut(&key_of(&cell)).context("its system was not started")?;
         instance.check_alive()?;
-        // A copy leaves its lane by design once it has passed the lane's budget, and is one transaction.
-        let lane = cell.system.lane.as_deref().filter(|_| matches!(cell.step.work, Work::Pgbench { .. }));
-        let mut trips = RoundTrips::new(cell.step.round_trips, instance, self.place);
-        let mut carried = Vec::new();
-        let mut look = |instance: &Instance, moment: Moment| -> Result<()> {
-            match moment {
-                Moment::During => trips.look(),
-                _ if lane.is_some() => carried.push(lanes::read(instance, self.place)?),
-                _ => {}
-            }
-            Ok(())
-        };
         let _pauser = instance
             .pid()
             .filter(|_| cell.system.paused_percent > 0.0)
             .map(|pid| Pauser::start(pid, cell.system.paused_percent / 100.0));
         let mut beside = Beside::start(cell.system, self.place)?;
-        let outcome = match (&cell.step.work, driver) {
-            (Work::Pgbench { .. }, Some(driver)) => {
-                driver.check_running()?;
-                // While it is held nothing happens, so there is no hurry between these and the window.
-                look(instance, Moment::Begins)?;
-                driver.go_on();
-                thread::sleep(SETTLE);
-                let window =
-                    pgbench::window(self.seconds, instance, self.stop, || look(instance, Moment::During));
-                driver.hold();
-                look(instance, Moment::Ends)?;
-                Outcome::Window(Box::new(window?))
-            }
-            (Work::Pgbench { load, .. }, None) => {
-                let look = |moment| look(instance, moment);
-                Outcome::Measured(pgbench::measure(
-                    load,
-                    self.seconds,
-                    instance,
-                    self.place,
-                    self.stop,
-                    look,
-                )?)
+        match (&cell.step.work, driver) {
+            (Work::Pgbench { .. }, driver) => {
+                let driver = driver.context("its load was not started")?;
+                let trips = &mut sample.trips;
+                let look = || trips.iter_mut().for_each(RoundTrips::look);
+                sample.windows.push(driver.slice(seconds, instance, self.stop, look)?);
             }
             (Work::Task(task), _) => {
-                Outcome::Measured(task.run(self.seconds, instance, self.place, self.stop)?)
+                (sample.metrics, sample.latency) = task.run(seconds, instance, self.place, self.stop)?;
             }
-        };
-        if let Some(beside) = &mut beside {
-            beside.check_running()?;
         }
-        let share = match (lane, &carried[..]) {
-            (Some(lane), [before, after]) => after.share_since(before, lane),
-            _ => None,
-        };
-        let mut metrics = trips.metrics();
-        metrics.extend(share.map(|share| (metric::LANE_SHARE.to_owned(), share)));
-        Ok((outcome, metrics))
+        beside.as_mut().map_or(Ok(()), Beside::check_running)
+    }
+
+    /// Ends a sample.
+    fn end(&mut self, stand: &mut Stand<'a>) {
+        let Some(mut sample) = stand.sample.take() else { return };
+        if let (None, Some(before), Some(lane), Some(instance)) = (
+            &sample.error,
+            &sample.lanes_before,
+            lane_of(&stand.cell),
+            self.instances.get(&key_of(&stand.cell)),
+        ) {
+            match lanes::read(instance, self.place) {
+                Ok(after) => {
+                    let share = after.share_since(before, lane);
+                    sample.metrics.extend(share.map(|share| (metric::LANE_SHARE.to_owned(), share)));
+                }
+                Err(error) => sample.error = Some(format!("{error:#}")),
+            }
+        }
+        sample.metrics.extend(sample.trips.take().map(|trips| trips.metrics()).unwrap_or_default());
+        stand.done.push(sample);
     }
 }
 
-impl Stand<'_> {
-    fn hold_when_warm(&mut self, stop: &AtomicBool) {
-        let Some(driver) = &mut self.driver else { return };
-        match driver.wait_until_warm(stop) {
-            Ok(()) => driver.hold(),
-            Err(error) => {
-                self.broken = Some(format!("{error:#}"));
-                self.driver = None;
-            }
-        }
-    }
+/// Under what an instance is kept.
+fn key_of<'a>(cell: &Cell<'a>) -> (&'a str, &'a Setup) {
+    (cell.system.name.as_str(), &cell.step.setup)
+}
 
+/// The lane whose share decides whether a sample counts. A copy leaves its lane by design once it has passed the lane's
+/// budget, and is one transaction.
+fn lane_of<'a>(cell: &Cell<'a>) -> Option<&'a str> {
+    cell.system.lane.as_deref().filter(|_| matches!(cell.step.work, Work::Pgbench { .. }))
+}
+
+impl Stand<'_> {
     /// Ends the load and turns windows into samples.
     fn samples(self) -> Vec<Sample> {
         let log = self.driver.map(Driver::finish).transpose();
         let cell = self.cell;
-        let sample = |turn: Turn| {
-            let measured = turn.outcome.and_then(|(outcome, extra)| {
-                let (mut metrics, latency) = match (outcome, &log) {
-                    (Outcome::Measured(measured), _) => measured,
-                    (Outcome::Window(window), Ok(Some(log))) => log.measured(&window)?,
-                    (Outcome::Window(_), Err(error)) => anyhow::bail!("{error:#}"),
-                    (Outcome::Window(_), Ok(None)) => anyhow::bail!("a window without a log"),
+        let sample = |mut gathered: Gathering| {
+            if gathered.error.is_none() && !gathered.windows.is_empty() {
+                let measured = match &log {
+                    Ok(Some(log)) => log.measured(&gathered.windows).map_err(|error| format!("{error:#}")),
+                    Ok(None) => Err("a window without a log".to_owned()),
+                    Err(error) => Err(format!("{error:#}")),
                 };
-                metrics.extend(extra);
-                Ok((metrics, latency))
-            });
-            let (metrics, latency_ms, error) = match measured {
-                Ok((metrics, latency)) => (metrics, latency, None),
-                Err(error) => (BTreeMap::new(), None, Some(format!("{error:#}"))),
-            };
+                match measured {
+                    Ok((metrics, latency)) => {
+                        gathered.metrics.extend(metrics);
+                        gathered.latency = latency;
+                    }
+                    Err(error) => gathered.error = Some(error),
+                }
+            }
+            let failed = gathered.error.is_some();
             Sample {
                 experiment: cell.experiment.name.to_owned(),
                 system: cell.system.name.clone(),
-                round: turn.round,
+                round: gathered.round,
                 order: 0,
-                at_s: turn.at_s,
+                at_s: gathered.at_s,
                 point: cell.step.point.clone(),
-                metrics,
-                latency_ms,
-                error,
+                metrics: if failed { BTreeMap::new() } else { gathered.metrics },
+                latency_ms: gathered.latency.filter(|_| !failed),
+                error: gathered.error,
             }
         };
-        self.turns.into_iter().map(sample).collect()
+        self.done.into_iter().map(sample).collect()
     }
 }
 
-/// The cells by group, groups in random order.
+/// The cells by group, groups in random order, but those that share their settings one after the other.
 fn shuffled_groups<'a>(cells: &[Cell<'a>], rng: &mut impl rand::Rng) -> Vec<Vec<Cell<'a>>> {
     let mut groups: BTreeMap<u32, Vec<Cell<'a>>> = BTreeMap::new();
     for cell in cells {
@@ -343,6 +405,8 @@ fn shuffled_groups<'a>(cells: &[Cell<'a>], rng: &mut impl rand::Rng) -> Vec<Vec<
     }
     let mut groups: Vec<Vec<Cell<'a>>> = groups.into_values().collect();
     groups.shuffle(rng);
+    let setups: Vec<&Setup> = groups.iter().map(|group| &group[0].step.setup).collect();
+    groups.sort_by_key(|group| setups.iter().position(|setup| *setup == &group[0].step.setup));
     groups
 }
 
@@ -404,6 +468,7 @@ mod tests {
             workloads: None,
             rate: 1.0,
             scale: 1,
+            pause_s: 10,
             quick: false,
         };
         let steps = (EXPERIMENTS[0].plan)(&options);
@@ -416,6 +481,10 @@ mod tests {
         let groups = shuffled_groups(&cells, &mut rand::rng());
         assert_eq!(groups.iter().map(Vec::len).sum::<usize>(), cells.len());
         assert!(groups.iter().all(|group| group.len() % 3 == 0), "a point was split");
+        let setups: Vec<_> = groups.iter().map(|group| &group[0].step.setup).collect();
+        let changes = setups.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        let distinct: std::collections::BTreeSet<_> = setups.iter().collect();
+        assert_eq!(changes + 1, distinct.len(), "systems with the same settings would be started twice");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use underpass_stats::quantile_sorted;
 
 /// Version of the result file; raised when a field changes its meaning.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Names of the metrics of a sample. Times are microseconds unless the name says `ms` or `s`.
 pub mod metric {
@@ -63,6 +63,8 @@ pub mod metric {
     pub const SERVER_LEG: &str = "server_leg_us";
     /// Share of transactions that the system's lane carried, 0 to 1.
     pub const LANE_SHARE: &str = "lane_share";
+    /// Seconds in which the transactions of the sample were counted.
+    pub const WINDOW: &str = "window_s";
     /// Transactions that failed.
     pub const FAILED: &str = "failed";
 }
@@ -195,8 +197,6 @@ pub struct Meta {
     pub without: BTreeMap<String, String>,
     /// Rows and MB of each workload that was loaded.
     pub data: BTreeMap<String, LoadedData>,
-    /// Seconds of one measurement, by experiment.
-    pub seconds: BTreeMap<String, f64>,
     /// Points left out because a system cannot do them, with the reason.
     pub skipped: Vec<String>,
 }

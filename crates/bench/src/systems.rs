@@ -19,6 +19,10 @@ use crate::template;
 
 const TABLE: &str = include_str!("../../../bench/systems.toml");
 
+/// Ends a pooler. SIGINT would be PgBouncer's and Pgpool-II's wait for clients; at the end of a run there is nothing to
+/// wait for.
+const END: Signal = Signal::SIGTERM;
+
 /// How a configuration spells its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -352,8 +356,7 @@ impl Instance {
             command.arg(argument.replace("{{config}}", &config.display().to_string()));
         }
         command.stdin(Stdio::null()).stdout(sink.try_clone()?).stderr(sink);
-        // SIGINT would be PgBouncer's and Pgpool-II's wait for clients; at the end of a run there is nothing to wait for.
-        let process = Running::start(command, &system.name, Signal::SIGTERM)?;
+        let process = Running::start(command, &system.name, END)?;
         let cgroup = Cgroup::create(&format!("{}-{}", system.name, process.pid()))
             .filter(|group| group.add(process.pid()).is_ok());
         let host = if setup.client_unix {
@@ -370,6 +373,13 @@ impl Instance {
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Running::pid)
+    }
+
+    /// Tells it to end, without waiting: dropping it waits.
+    pub fn ask_to_end(&self) {
+        if let Some(process) = &self.process {
+            process.signal(END);
+        }
     }
 
     /// Its cgroup where there is one.

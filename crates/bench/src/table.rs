@@ -7,7 +7,7 @@ use crate::analysis::{BASELINE, DIRECT, View};
 use crate::experiments::Experiment;
 use crate::limits::{self, Judged};
 use crate::proof::Finding;
-use crate::sample::{Point, Results, metric};
+use crate::sample::{LoadedData, Point, Results, metric};
 use underpass_stats::{Estimate, Summary};
 
 /// A column: metric, heading, digits after the point.
@@ -62,7 +62,7 @@ pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
     let view = View::of(results, experiment.name);
     let mut text = format!("\n{} ({})\n", experiment.title, experiment.paper);
     for point in view.points() {
-        let _ = writeln!(text, "\n  {}{}", point.label(), data_of(point, results));
+        let _ = writeln!(text, "\n  {} ({})", point.label(), scale_of(experiment, &view, point, results));
         let systems = in_table_order(&view.systems_at(point), results);
         let columns: Vec<&Column> = COLUMNS
             .iter()
@@ -160,13 +160,49 @@ fn cell(view: &View<'_>, system: &str, point: &Point, name: &str, digits: usize)
     }
 }
 
-fn data_of(point: &Point, results: &Results) -> String {
-    results
-        .meta
-        .data
-        .get(point.get("workload"))
-        .filter(|data| data.rows > 0)
-        .map_or_else(String::new, |data| format!(" ({} rows, {:.0} MB)", data.rows, data.mb))
+/// The workload of a point and its data, `None` if it needs none. Points name their workload where an experiment has
+/// several; those with one fixed workload run on YCSB.
+#[must_use]
+pub fn data_of<'a>(
+    experiment: &Experiment,
+    point: &Point,
+    results: &'a Results,
+) -> Option<(&'a str, LoadedData)> {
+    let name = match (point.get("workload"), experiment.name) {
+        ("", "tpcc") => "tpcc",
+        ("", "cpu" | "serverless") => "ycsb",
+        (name, _) => name,
+    };
+    let (name, data) = results.meta.data.get_key_value(name)?;
+    (data.rows > 0).then_some((name.as_str(), *data))
+}
+
+/// How long a point was measured: seconds of a sample times rounds.
+#[must_use]
+pub fn time_of(view: &View<'_>, point: &Point) -> String {
+    let systems = view.systems_at(point);
+    let of = |name| systems.iter().flat_map(|system| view.values(system, point, name)).fold(0.0, f64::max);
+    let seconds = [metric::WINDOW, metric::SECONDS].map(of).into_iter().fold(0.0, f64::max);
+    let rounds = systems.iter().map(|system| view.samples(system, point).len()).max().unwrap_or(0);
+    format!("{seconds:.1} s in each of {rounds} rounds")
+}
+
+/// Rows, MB, clients and seconds of a point beside the paper's.
+#[must_use]
+pub fn scale_of(experiment: &Experiment, view: &View<'_>, point: &Point, results: &Results) -> String {
+    let data = data_of(experiment, point, results)
+        .map_or_else(String::new, |(_, data)| format!("{} rows, {:.0} MB, ", data.rows, data.mb));
+    let clients = match point.get("clients") {
+        "" => String::new(),
+        "1" => "1 client, ".to_owned(),
+        count => format!("{count} clients, "),
+    };
+    let paper = &experiment.scale;
+    let beside = match paper.clients {
+        "-" => String::new(),
+        count => format!("; paper: {}, {count} clients, {}", paper.data, paper.seconds),
+    };
+    format!("{data}{clients}{}{beside}", time_of(view, point))
 }
 
 /// Systems as the table of systems orders them, so that every block reads alike.

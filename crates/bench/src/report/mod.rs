@@ -3,6 +3,7 @@
 
 mod charts;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -59,7 +60,7 @@ fn section(experiment: &Experiment, results: &Results) -> Result<String> {
         text.push_str(&figure(&chart.caption, chart.height, &chart.options)?);
     }
     for point in view.points() {
-        text.push_str(&point_table(&view, point, results));
+        text.push_str(&point_table(experiment, &view, point, results));
     }
     text.push_str("</section>\n");
     Ok(text)
@@ -70,11 +71,11 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
     let points = view.points();
     let most_clients =
         points.iter().filter_map(|point| point.get("clients").parse::<u64>().ok()).max().unwrap_or(1);
-    let used: Vec<_> = results
-        .meta
-        .data
+    let used: Vec<_> = points
         .iter()
-        .filter(|(name, data)| data.rows > 0 && points.iter().any(|point| uses(experiment, point, name)))
+        .filter_map(|point| table::data_of(experiment, point, results))
+        .collect::<BTreeMap<_, _>>()
+        .into_iter()
         .collect();
     let ours = if used.is_empty() {
         "none".to_owned()
@@ -94,33 +95,26 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
     };
     format!(
         "<div class=\"scroll\"><table><tr><th>scale</th><th>data</th><th>clients</th><th>seconds</th></tr>\
-         <tr><td>here</td><td>{ours}</td><td>{most_clients}</td><td>{} in each of {} rounds</td></tr>\
+         <tr><td>here, at most</td><td>{ours}</td><td>{most_clients}</td><td>{}</td></tr>\
          <tr><td>paper</td><td>{}</td><td>{}</td><td>{}</td></tr></table></div><p class=\"paper\">{verdict}</p>",
-        results.meta.seconds.get(experiment.name).copied().unwrap_or_default(),
-        view.rounds(),
+        points.iter().map(|point| table::time_of(view, point)).max().unwrap_or_default(),
         escape(experiment.scale.data),
         escape(experiment.scale.clients),
         escape(experiment.scale.seconds),
     )
 }
 
-/// Points name their workload where an experiment has several; those with one fixed workload run on YCSB.
-fn uses(experiment: &Experiment, point: &Point, workload: &str) -> bool {
-    match point.get("workload") {
-        "" if experiment.name == "tpcc" => workload == "tpcc",
-        "" => workload == "ycsb" && matches!(experiment.name, "cpu" | "serverless"),
-        name => name == workload,
-    }
-}
-
-fn point_table(view: &View<'_>, point: &Point, results: &Results) -> String {
+fn point_table(experiment: &Experiment, view: &View<'_>, point: &Point, results: &Results) -> String {
     let systems = table::in_table_order(&view.systems_at(point), results);
     let columns: Vec<_> = table::COLUMNS
         .iter()
         .filter(|(name, ..)| systems.iter().any(|system| !view.values(system, point, name).is_empty()))
         .collect();
-    let mut text =
-        format!("<h3>{}</h3><div class=\"scroll\"><table><tr><th>system</th>", escape(&point.label()));
+    let mut text = format!(
+        "<h3>{} <small>{}</small></h3><div class=\"scroll\"><table><tr><th>system</th>",
+        escape(&point.label()),
+        escape(&table::scale_of(experiment, view, point, results))
+    );
     for (_, heading, _) in &columns {
         let _ = write!(text, "<th>{heading}</th>");
     }

@@ -4,8 +4,10 @@
 //! Every line carries its number and is checked against it where it arrives: by the client on the way out, by the
 //! server on the way in, where a line that is not the next one is stored and so counted in the tag.
 
+use std::io;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -193,6 +195,7 @@ pub(super) fn stalled(
     let mut copiers = (0..clients)
         .map(|number| Copier::connect(number, direction, megabytes, instance))
         .collect::<Result<Vec<_>>>()?;
+    let sockets = copiers.iter().map(|copier| copier.client.socket()).collect::<io::Result<Vec<_>>>()?;
     let pids = copiers.iter_mut().map(Copier::begin).collect::<Result<Vec<_>>>()?;
     let from = Reading::take(instance.pid(), instance.cgroup())?;
     let memory_before = memory_mib(instance)?;
@@ -230,15 +233,7 @@ pub(super) fn stalled(
         drop(stopped);
         let resumed = Instant::now();
         senders.extend(readers.into_iter().map(spawn));
-        for thread in senders {
-            match thread.join() {
-                Ok(result) => result.context("a copy did not complete after the pause")?,
-                Err(_) => bail!("a copier panicked"),
-            }
-        }
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
+        join_all(senders, &sockets, stop).context("a copy did not complete after the pause")?;
         let to = Reading::take(instance.pid(), instance.cgroup())?;
         Ok((resumed.elapsed().as_secs_f64(), Window { from, to }))
     })?;
@@ -254,18 +249,48 @@ pub(super) fn stalled(
     ))
 }
 
+/// Waits for copies; when `stop` is set meanwhile, their connections are shut down, so that this takes no longer.
+fn join_all(
+    copies: Vec<ScopedJoinHandle<'_, Result<()>>>,
+    sockets: &[TcpStream],
+    stop: &AtomicBool,
+) -> Result<()> {
+    while copies.iter().any(|copy| !copy.is_finished()) && !stop.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(2));
+    }
+    let interrupted = stop.load(Ordering::Relaxed);
+    if interrupted {
+        for socket in sockets {
+            // One that has been closed by its peer needs nothing.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+    for copy in copies {
+        match copy.join() {
+            Ok(result) if !interrupted => result?,
+            // It failed because it was told to.
+            Ok(_) => {}
+            Err(_) => bail!("a copier panicked"),
+        }
+    }
+    ensure!(!interrupted, "interrupted");
+    Ok(())
+}
+
 /// One copy from beginning to end.
 pub(super) fn whole(
     direction: CopyDirection,
     megabytes: u64,
     instance: &Instance,
     place: Place<'_>,
+    stop: &AtomicBool,
 ) -> Result<Measured> {
     let mut copier = Copier::connect(0, direction, megabytes, instance)?;
     copier.begin()?;
     let from = Reading::take(instance.pid(), instance.cgroup())?;
     copier.start()?;
-    copier.complete(place)?;
+    let sockets = [copier.client.socket()?];
+    thread::scope(|scope| join_all(vec![scope.spawn(|| copier.complete(place))], &sockets, stop))?;
     let window = Window { from, to: Reading::take(instance.pid(), instance.cgroup())? };
     let cpu_s = window.busy().total_us / 1e6;
     Ok((named([(metric::SECONDS, window.seconds()), (metric::CPU_SECONDS, cpu_s)]), None))
@@ -274,6 +299,26 @@ pub(super) fn whole(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stalled_copy_ends_when_it_is_told_to() {
+        use std::io::Read as _;
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // The other end is open and says nothing.
+        let _silent = listener.accept().unwrap();
+        let sockets = [reader.try_clone().unwrap()];
+        let stop = AtomicBool::new(false);
+        let error = thread::scope(|scope| {
+            let copy = scope.spawn(|| Ok(reader.read_exact(&mut [0])?));
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                stop.store(true, Ordering::Relaxed);
+            });
+            join_all(vec![copy], &sockets, &stop).unwrap_err().to_string()
+        });
+        assert_eq!(error, "interrupted");
+    }
 
     #[test]
     fn lines_are_numbered_and_of_one_length() {

@@ -2,17 +2,13 @@
 //! pg_dump, as the Tigger paper has it.
 
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail};
-use nix::sys::signal::Signal;
+use anyhow::{Context, Result};
 
-use super::named;
-use crate::counters::{Reading, Window};
+use super::{named, run_program};
 use crate::pgbench::Measured;
-use crate::procs::{Launch, Running, find_program};
+use crate::procs::{Launch, find_program};
 use crate::sample::metric;
 use crate::systems::{Instance, Place};
 
@@ -33,25 +29,7 @@ pub(super) fn run(instance: &Instance, place: Place<'_>, stop: &AtomicBool) -> R
     command.args(["--data-only", "-t", "dump_*"]);
     instance.endpoint.apply(&mut command);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let from = Reading::take(instance.pid(), instance.cgroup())?;
-    let mut running = Running::start(command, "pg_dump", Signal::SIGTERM)?;
-    let status = loop {
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        if let Some(status) = running.ended()? {
-            break status;
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
-    let window = Window { from, to: Reading::take(instance.pid(), instance.cgroup())? };
-    if !status.success() {
-        let mut text = String::new();
-        if let Some(mut stderr) = running.child().stderr.take() {
-            std::io::Read::read_to_string(&mut stderr, &mut text)?;
-        }
-        bail!("pg_dump failed ({status}): {}", text.lines().next().unwrap_or(""));
-    }
+    let (_, window) = run_program(command, "pg_dump", instance, stop)?;
     let cpu_s = window.busy().total_us / 1e6;
     Ok((named([(metric::SECONDS, window.seconds()), (metric::CPU_SECONDS, cpu_s)]), None))
 }

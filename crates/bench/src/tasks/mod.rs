@@ -7,13 +7,19 @@ mod idle;
 pub mod tpcc;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::io::Read as _;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
+use nix::sys::signal::Signal;
 
 pub use self::copy::CopyDirection;
-use crate::counters::Tree;
+use crate::counters::{Reading, Tree, Window};
 use crate::pgbench::Measured;
+use crate::procs::Running;
 use crate::systems::{Instance, Place};
 
 /// One such measurement.
@@ -77,7 +83,7 @@ impl Task {
             Self::Stalled { clients, direction, megabytes, pause_s } => {
                 copy::stalled(clients, direction, megabytes, pause_s, instance, place, stop)
             }
-            Self::Copy { direction, megabytes } => copy::whole(direction, megabytes, instance, place),
+            Self::Copy { direction, megabytes } => copy::whole(direction, megabytes, instance, place, stop),
             Self::Dump { .. } => dump::run(instance, place, stop),
             Self::Tpcc { clients, warehouses } => {
                 tpcc::run(clients, warehouses, seconds, instance, place, stop)
@@ -134,6 +140,37 @@ impl Task {
             Self::Copy { .. } | Self::Dump { .. } => 2,
         }
     }
+}
+
+/// Runs a client program to its end and returns what it wrote into its pipes, which must be little, and its time.
+fn run_program(
+    command: Command,
+    what: &str,
+    instance: &Instance,
+    stop: &AtomicBool,
+) -> Result<(String, Window)> {
+    let from = Reading::take(instance.pid(), instance.cgroup())?;
+    let mut running = Running::start(command, what, Signal::SIGTERM)?;
+    let status = loop {
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        if let Some(status) = running.ended()? {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let window = Window { from, to: Reading::take(instance.pid(), instance.cgroup())? };
+    let mut text = String::new();
+    let child = running.child();
+    if let Some(stdout) = &mut child.stdout {
+        stdout.read_to_string(&mut text)?;
+    }
+    if let Some(stderr) = &mut child.stderr {
+        stderr.read_to_string(&mut text)?;
+    }
+    ensure!(status.success(), "{what} failed ({status}): {}", text.lines().last().unwrap_or(""));
+    Ok((text, window))
 }
 
 /// Resident memory of the pooler in MiB, shared libraries included; 0 for a direct connection.

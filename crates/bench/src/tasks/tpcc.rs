@@ -7,19 +7,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::Signal;
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::named;
-use crate::counters::{Reading, Window};
+use super::{named, run_program};
 use crate::pgbench::Measured;
 use crate::postgres::{DATABASE, PASSWORD, Server, USER};
-use crate::procs::{Launch, Running, find_program, output};
+use crate::procs::{Launch, find_program, output};
 use crate::sample::{LoadedData, metric};
 use crate::systems::{Instance, Place};
 
@@ -110,29 +106,14 @@ pub(super) fn run(
     let mut command = command(place, &endpoint.host, endpoint.port, endpoint.user, warehouses)?;
     command.args(["run", "-T", &clients.to_string(), "--time", &format!("{seconds}s"), "--output", "json"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let from = Reading::take(instance.pid(), instance.cgroup())?;
-    let mut running = Running::start(command, "go-tpc", Signal::SIGTERM)?;
-    let status = loop {
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        if let Some(status) = running.ended()? {
-            break status;
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
-    let window = Window { from, to: Reading::take(instance.pid(), instance.cgroup())? };
-    let mut text = String::new();
-    if let Some(mut stdout) = running.child().stdout.take() {
-        std::io::Read::read_to_string(&mut stdout, &mut text)?;
-    }
-    ensure!(status.success(), "go-tpc failed ({status}): {}", text.lines().last().unwrap_or(""));
+    let (text, window) = run_program(command, "go-tpc", instance, stop)?;
     let types = parse(&text)?;
     let transactions: f64 = types.iter().map(|one| one.count).sum();
     let took_s = types.iter().map(|one| one.seconds).fold(0.0, f64::max);
     let busy = window.busy();
     let mut metrics = named([
         (metric::TPS, transactions / took_s),
+        (metric::WINDOW, took_s),
         (metric::CPU, busy.total_us / transactions),
         (metric::CPU_USER, busy.user_us / transactions),
         (metric::CPU_SYSTEM, busy.system_us / transactions),
