@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Entry points for fuzzing, which `cargo test` replays over the seeds in `fuzz/corpus`.
 //!
-//! An input is one byte of set-up and then messages, each after its length in two bytes, big-endian. Nonces
+//! An input of [`client_auth`] and [`server_auth`] is one byte of set-up and then messages, each after its length in two bytes, big-endian. Nonces
 //! and salts are the same in every run, so a seed can hold a whole login that succeeds.
 
 use std::sync::Arc;
 
+use crate::intake::{Event, Intake, MESSAGE_MAX, Offence};
 use crate::{
     AuthContext, AuthOptions, ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, ScramKeys,
     Secret, ServerAuth, ServerLogin, ServerStep,
@@ -133,6 +134,110 @@ pub fn server_auth(data: &[u8]) -> bool {
         }
     }
     false
+}
+
+/// What became of a client that was listened to from its first byte on.
+#[derive(Debug, PartialEq, Eq)]
+struct Conversation {
+    /// What it wanted, in order.
+    events: Vec<Event>,
+    /// Bytes that were taken.
+    used: usize,
+    is_inside: bool,
+}
+
+/// A client from its first byte on, through its login: however the stream is cut, it goes the same way, with the one exception that
+/// [`crate::intake`] names; nothing is taken after the end, and nobody is let in who did not ask and prove. Set-up: the byte of
+/// [`client_auth`], then one whose bit 0 offers TLS and whose others seed the chunk sizes.
+///
+/// Returns whether the client was let in when its bytes came one by one.
+pub fn startup(data: &[u8]) -> bool {
+    let Some((&[setup, cut], stream)) = data.split_first_chunk() else { return false };
+    let offers_tls = cut & 1 != 0;
+    let singly = converse(setup, offers_tls, stream, || 1);
+    let mut state = u32::from(cut) | 1;
+    let random = || {
+        state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+        1 + (state >> 24) as usize % 40
+    };
+    for other in
+        [converse(setup, offers_tls, stream, || usize::MAX), converse(setup, offers_tls, stream, random)]
+    {
+        match other.events.split_last() {
+            Some((Event::Refused(Offence::AroundEncryption), before)) => {
+                assert!(singly.events.starts_with(before));
+                assert!(!other.is_inside);
+            }
+            _ => assert_eq!(other, singly),
+        }
+    }
+    singly.is_inside
+}
+
+/// Listens until the end of the stream or of the conversation. TLS is not spoken: its inside stands in the clear behind the request, or
+/// behind the first byte of a handshake.
+fn converse(setup: u8, offers_tls: bool, mut stream: &[u8], mut size: impl FnMut() -> usize) -> Conversation {
+    let (mut intake, mut inbox, mut auth) = (Intake::default(), Vec::new(), None);
+    let mut all = Conversation { events: Vec::new(), used: 0, is_inside: false };
+    let mut over = false;
+    while !stream.is_empty() && !over {
+        let (chunk, rest) = stream.split_at(stream.len().min(size()));
+        stream = rest;
+        inbox.extend_from_slice(chunk);
+        loop {
+            let before = inbox.len();
+            let Some(event) = intake.next(&mut inbox, offers_tls) else {
+                assert_eq!(inbox.len(), before, "what is incomplete stays");
+                assert!(before <= MESSAGE_MAX, "more is kept than any message has");
+                break;
+            };
+            all.used += before - inbox.len();
+            let (event, ends) = obey(event, setup, &mut auth, &mut all, &mut inbox);
+            all.events.push(event);
+            over |= ends;
+            if over {
+                break;
+            }
+        }
+    }
+    let encrypted = |event: &&Event| matches!(event, Event::Tls | Event::DirectTls(_) | Event::NoEncryption);
+    assert!(all.events.iter().filter(encrypted).count() <= 2, "encryption is asked for once of each kind");
+    all
+}
+
+/// Does what the event wants; tells whether it was the last one.
+fn obey(
+    event: Event,
+    setup: u8,
+    auth: &mut Option<ClientAuth>,
+    all: &mut Conversation,
+    inbox: &mut Vec<u8>,
+) -> (Event, bool) {
+    match event {
+        Event::DirectTls(hello) => {
+            all.used -= hello.len() - 1;
+            inbox.extend_from_slice(&hello[1..]);
+            (Event::DirectTls(vec![hello[0]]), false)
+        }
+        Event::Startup(startup) => {
+            assert!(auth.is_none() && !startup.user.is_empty() && !startup.database.is_empty());
+            let (mut machine, step) = ClientAuth::start(context(setup), client_login(setup));
+            let step = client_derived(&mut machine, step);
+            assert!(matches!(step, ClientStep::Send(_)), "a password method asks first");
+            *auth = Some(machine);
+            (Event::Startup(startup), false)
+        }
+        Event::Proof(body) => {
+            let machine = auth.as_mut().expect("a proof of somebody");
+            let step = machine.message(&body);
+            let step = client_derived(machine, step);
+            all.is_inside = matches!(step, ClientStep::Done { .. });
+            assert!(!all.is_inside || setup & 3 != 3, "let in without a secret");
+            (Event::Proof(body), !matches!(step, ClientStep::Send(_)))
+        }
+        Event::Cancel { .. } | Event::Terminate | Event::Refused(_) => (event, true),
+        Event::NoEncryption | Event::Tls => (event, false),
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 //! [`ClientAuth`] plays the server towards a client; [`ServerAuth`] plays the client towards PostgreSQL.
 //! Both take the *body* of a message (without type byte and length) and answer what to send next. They do
 //! no IO and keep no clock. What all logins share (iterations, the key of the mock exchange, the cache of
-//! derived keys) lives in one [`AuthContext`].
+//! derived keys) lives in one [`AuthContext`]. What a client says from its first byte on, these messages
+//! among it, is taken apart by [`intake`].
 //!
 //! Invariants:
 //! * a doomed exchange (unknown user, no usable secret) is never won, whatever the client sends;
@@ -19,6 +20,7 @@ mod auth_query;
 mod client_auth;
 mod context;
 pub mod fuzzing;
+pub mod intake;
 pub mod md5;
 mod password;
 mod saslprep;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use underpass_auth::intake::{Intake, Startup};
 use underpass_auth::{ClientAuth, Method, Secret};
 use underpass_config::CONSOLE_DATABASE;
 use underpass_console::logline::SocketLabel;
@@ -48,9 +49,8 @@ pub(crate) struct Login {
     pub console_access: Option<Access>,
     /// Its place in a queue, while it waits for a server.
     pub ticket: Option<(PoolId, Ticket)>,
-    pub tls_asked: bool,
-    /// TLS began without SSLRequest.
-    pub direct_tls: bool,
+    /// Takes apart what the client says.
+    pub intake: Intake,
     pub method: Option<Method>,
     /// Ident map of the HBA rule.
     pub method_map: Option<String>,
@@ -67,18 +67,6 @@ pub(crate) enum LoginStep {
     Authenticating(Box<ClientAuth>),
     /// Waits for a server to learn what to tell the client.
     Welcome,
-}
-
-/// What the StartupMessage asked for.
-#[derive(Debug, Clone)]
-pub(crate) struct Startup {
-    pub database: String,
-    pub user: String,
-    pub parameters: Vec<(String, String)>,
-    pub minor: u16,
-    pub replication: Option<String>,
-    /// `_pq_.` options, none of which is known here.
-    pub unknown_options: Vec<String>,
 }
 
 /// A client.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 
+use underpass_wire::startup::{ProtocolVersion, build};
+
 use super::*;
 use crate::Password;
 
@@ -109,11 +111,70 @@ fn server_seeds() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
+/// The bytes that begin a connection whose login has the messages of `proof`, an input of [`client_auth`].
+fn stream(cut: u8, before: &[&[u8]], proof: &[u8]) -> Vec<u8> {
+    let mut data = vec![proof[0], cut];
+    before.iter().for_each(|bytes| data.extend_from_slice(bytes));
+    for message in messages(&proof[1..]) {
+        data.push(b'p');
+        data.extend_from_slice(&(message.len() as u32 + 4).to_be_bytes());
+        data.extend_from_slice(message);
+    }
+    data
+}
+
+fn startup_seeds() -> BTreeMap<&'static str, Vec<u8>> {
+    let (mut ssl, mut gss, mut cancel) = (Vec::new(), Vec::new(), Vec::new());
+    build::ssl_request(&mut ssl);
+    build::gssenc_request(&mut gss);
+    build::cancel_request(&mut cancel, 7, &[9; 32]);
+    let message = |version, pairs: &[(&str, &str)]| {
+        let mut out = Vec::new();
+        let pairs = pairs.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        build::startup_message(&mut out, version, pairs);
+        out
+    };
+    let plainly = message(ProtocolVersion::V3_0, &[("user", USER)]);
+    let fully = message(
+        ProtocolVersion { major: 3, minor: 9999 },
+        &[
+            ("user", USER),
+            ("database", "db"),
+            ("options", "-c a=b"),
+            ("_pq_.x", "1"),
+            ("replication", "database"),
+        ],
+    );
+    let (scram, md5, plain) =
+        (client_seed(2, PASSWORD), client_seed(8 | 1, PASSWORD), client_seed(16, PASSWORD));
+    BTreeMap::from([
+        ("ok-plain", stream(0, &[&plainly], &plain)),
+        ("ok-md5-after-gss", stream(2, &[&gss, &plainly], &md5)),
+        ("ok-scram-after-both", stream(4, &[&gss, &ssl, &fully], &scram)),
+        ("ok-scram-in-tls", stream(1, &[&ssl, &fully], &scram)),
+        ("ok-scram-direct-tls", stream(9, &[&[0x16], &fully], &scram)),
+        ("wrong-password", stream(6, &[&plainly], &client_seed(2, "wrong"))),
+        ("cancel", stream(8, &[&ssl, &cancel], &[0])),
+        ("cancel-in-tls", stream(1, &[&ssl, &cancel], &[0])),
+        ("ssl-twice", stream(0, &[&ssl, &ssl, &plainly], &plain)),
+        ("ssl-in-tls", stream(3, &[&[0x16], &ssl, &plainly], &plain)),
+        ("no-user", stream(0, &[&message(ProtocolVersion::V3_2, &[("database", "x")])], &[0])),
+        (
+            "protocol-2",
+            stream(0, &[&message(ProtocolVersion { major: 2, minor: 0 }, &[("user", USER)])], &[0]),
+        ),
+        ("terminate", stream(0, &[&plainly, b"X\0\0\0\x04"], &[0])),
+        ("query-too-early", stream(0, &[&plainly, b"Q\0\0\0\x0dSELECT 1\0"], &[0])),
+        ("long-password", stream(0, &[&plainly, b"p\0\0\xff\xff"], &[16])),
+    ])
+}
+
 /// `UPDATE_SEEDS=1` writes the files anew.
 fn replay(name: &str, seeds: &BTreeMap<&'static str, Vec<u8>>, target: fn(&[u8]) -> bool) {
     for (seed, data) in seeds {
         let path = corpus(name).join(seed);
         if std::env::var_os("UPDATE_SEEDS").is_some() {
+            std::fs::create_dir_all(corpus(name)).expect("a directory");
             std::fs::write(&path, data).expect("write");
         }
         assert!(
@@ -139,24 +200,40 @@ fn corpus_of_servers() {
     replay("auth_server", &server_seeds(), server_auth);
 }
 
+#[test]
+fn corpus_of_startups() {
+    replay("auth_startup", &startup_seeds(), startup);
+}
+
+#[test]
+fn a_startup_that_breaks_off_or_goes_on_does_no_harm() {
+    for data in startup_seeds().values() {
+        for end in 0..data.len() {
+            startup(&data[..end]);
+        }
+        startup(&[&data[..], &data[2..]].concat());
+    }
+}
+
 proptest! {
     #[test]
     fn changed_seeds_do_no_harm(
-        which in any::<prop::sample::Index>(), server: bool,
+        which in any::<prop::sample::Index>(), target in 0..3,
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
-        let seeds = if server { server_seeds() } else { client_seeds() };
+        let seeds = [client_seeds, server_seeds, startup_seeds][target as usize]();
         let mut data = seeds.values().nth(which.index(seeds.len())).unwrap().clone();
         for (at, to) in changes {
             let at = at.index(data.len());
             data[at] = to;
         }
-        if server { server_auth(&data) } else { client_auth(&data) };
+        [client_auth, server_auth, startup][target as usize](&data);
     }
 
     #[test]
     fn noise_does_no_harm(data in proptest::collection::vec(any::<u8>(), 0..300)) {
         server_auth(&data);
         client_auth(&data);
+        startup(&data);
     }
 }

@@ -11,6 +11,7 @@ use crate::client::{Client, Login, LoginStep, Phase};
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::shared::phase;
 use crate::transport::{Outbox, Transport};
+use underpass_auth::intake::Intake;
 use underpass_console::rows::Replication;
 use underpass_pool::link::ClientSide;
 use underpass_wire::SqlState;
@@ -73,8 +74,7 @@ impl Worker {
                     is_console: false,
                     console_access: None,
                     ticket: None,
-                    tls_asked: false,
-                    direct_tls: false,
+                    intake: Intake::default(),
                     method: None,
                     method_map: None,
                     secret: None,

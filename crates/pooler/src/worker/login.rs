@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use underpass_auth::intake::{Event, MESSAGE_MAX, Offence, Startup};
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, ScramKeys, Secret};
 use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
 use underpass_console::Access;
@@ -14,12 +15,12 @@ use underpass_console::text::{self, reason};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, SharedParameters};
 use underpass_tls::SslMode;
+use underpass_wire::SqlState;
 use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
-use underpass_wire::startup::{self, FirstPacket, ProtocolVersion};
-use underpass_wire::{Header, SqlState};
+use underpass_wire::startup::{self, ProtocolVersion};
 
 use super::{Again, Farewell, Worker, peer};
-use crate::client::{Client, LoginStep, Phase, Startup};
+use crate::client::{Client, LoginStep, Phase};
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint};
 use crate::pool::Wanted;
@@ -27,8 +28,6 @@ use crate::settings::Settings;
 use crate::shared::{CancelTarget, lock, phase};
 use crate::table::Key;
 
-/// Most bytes of a client that is not logged in: a first packet, or an authentication message.
-const LOGIN_BYTES_MAX: usize = 16 * 1024;
 /// The console's database.
 pub(crate) const CONSOLE: &str = "pgbouncer";
 /// Parameters that clients may set whatever the server reports.
@@ -62,7 +61,7 @@ impl Worker {
                 }
                 Err(error) => return self.client_io_failed(key, &error),
             }
-            if client.inbox.len() > LOGIN_BYTES_MAX + 4096 {
+            if client.inbox.len() > MESSAGE_MAX + 4096 {
                 return self.close_client(
                     key,
                     Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"),
@@ -84,8 +83,7 @@ impl Worker {
             let before = client.inbox.len();
             let Phase::Login(login) = &client.phase else { return };
             match login.step {
-                LoginStep::FirstPacket => self.first_packet(key),
-                LoginStep::Authenticating(_) => self.auth_message(key),
+                LoginStep::FirstPacket | LoginStep::Authenticating(_) => self.take_in(key),
                 LoginStep::AuthQuery | LoginStep::Welcome => return,
             }
             match self.clients.get(key) {
@@ -95,100 +93,41 @@ impl Worker {
         }
     }
 
-    fn first_packet(&mut self, key: Key) {
+    /// Takes one message and does what it wants.
+    fn take_in(&mut self, key: Key) {
         let settings = self.shared.settings.load_full();
         let Some(client) = self.clients.get_mut(key) else { return };
-        let inbox = std::mem::take(&mut client.inbox);
-        let parsed = match startup::parse(&inbox) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                return self
-                    .close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, error.to_string()));
-            }
-        };
-        let Some((packet, used)) = parsed else {
-            client.inbox = inbox;
-            return;
-        };
-        let is_tls = client.transport.tls().is_some();
-        match packet {
-            FirstPacket::SslRequest | FirstPacket::GssencRequest => {
-                let Phase::Login(login) = &mut client.phase else { return };
-                let is_ssl = matches!(packet, FirstPacket::SslRequest);
-                let again = is_ssl && std::mem::replace(&mut login.tls_asked, true);
-                if inbox.len() > used || is_tls || again {
-                    return self.close_client(
-                        key,
-                        Farewell::told(
-                            SqlState::PROTOCOL_VIOLATION,
-                            "unexpected data around a request for encryption",
-                        ),
-                    );
+        let Phase::Login(login) = &mut client.phase else { return };
+        let tls = settings.client_tls.as_ref().filter(|_| client.address.ip().is_some());
+        let Some(event) = login.intake.next(&mut client.inbox, tls.is_some()) else { return };
+        match event {
+            Event::NoEncryption => {
+                if let Err(error) = client.transport.write(b"N") {
+                    self.client_io_failed(key, &error);
                 }
-                let tls = settings.client_tls.as_ref().filter(|_| is_ssl && client.address.ip().is_some());
-                let answer = if tls.is_some() { b"S" } else { b"N" };
-                if let Err(error) = client.transport.write(answer) {
+            }
+            Event::Tls => {
+                if let Err(error) = client.transport.write(b"S") {
                     return self.client_io_failed(key, &error);
                 }
                 if let Some(tls) = tls {
                     self.begin_tls(key, tls.config.clone());
                 }
             }
-            FirstPacket::DirectTls => match &settings.client_tls {
-                Some(tls) if !is_tls && client.address.ip().is_some() => {
-                    // The handshake's first bytes have been read already: rustls gets them from here.
-                    self.begin_direct_tls(key, tls.config.clone(), &inbox);
+            Event::DirectTls(hello) => {
+                if let Some(tls) = tls {
+                    self.begin_direct_tls(key, tls.config.clone(), &hello);
                 }
-                _ => {
-                    self.close_client(key, Farewell::quiet("TLS handshake, but client_tls_sslmode = disable"))
-                }
-            },
-            FirstPacket::Cancel(request) => {
-                self.cancel_requested(key, request.process_id, request.secret_key)
             }
-            FirstPacket::UnsupportedProtocol(version) if version.major == 2 => {
-                self.close_client(key, Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2))
+            Event::Cancel { process_id, secret_key } => self.cancel_requested(key, process_id, &secret_key),
+            Event::Startup(startup) => self.started(key, startup, &settings),
+            Event::Proof(body) => {
+                let LoginStep::Authenticating(machine) = &mut login.step else { return };
+                let step = machine.message(&body);
+                self.auth_step(key, step);
             }
-            FirstPacket::UnsupportedProtocol(version) => self.close_client(
-                key,
-                Farewell::told(
-                    SqlState::FEATURE_NOT_SUPPORTED,
-                    format!("unsupported frontend protocol {version}: server supports 3.0 to 3.2"),
-                ),
-            ),
-            FirstPacket::Startup(message) => {
-                client.inbox = inbox[used..].to_vec();
-                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
-                let parameters: Option<Vec<_>> =
-                    message.parameters().map(|(name, value)| Some((text(name)?, text(value)?))).collect();
-                let names = message.user().and_then(text).zip(message.database().and_then(text));
-                let (Some(parameters), Some((user, database))) =
-                    (parameters, names.filter(|(user, _)| !user.is_empty()))
-                else {
-                    return self.close_client(
-                        key,
-                        Farewell::told(
-                            SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
-                            match message.user() {
-                                None | Some(b"") => reason::NO_USERNAME,
-                                Some(_) => "startup parameter that is not UTF-8",
-                            },
-                        ),
-                    );
-                };
-                let startup = Startup {
-                    database,
-                    user,
-                    replication: parameters
-                        .iter()
-                        .find(|(name, value)| name == "replication" && is_replication(value))
-                        .map(|(_, value)| value.clone()),
-                    parameters,
-                    minor: message.version.minor,
-                    unknown_options: message.protocol_options().filter_map(|(name, _)| text(name)).collect(),
-                };
-                self.started(key, startup, &settings);
-            }
+            Event::Terminate => self.close_client(key, Farewell::quiet("client close request")),
+            Event::Refused(offence) => self.close_client(key, offended(&offence)),
         }
     }
 
@@ -214,10 +153,6 @@ impl Worker {
         match begun {
             Ok(connection) => {
                 client.transport.upgrade(connection.into());
-                if let Phase::Login(login) = &mut client.phase {
-                    login.direct_tls = true;
-                    login.tls_asked = true;
-                }
                 match client.transport.flush() {
                     Ok(_) => {
                         client.readable = true;
@@ -240,7 +175,7 @@ impl Worker {
                 }
                 _ => true,
             };
-            if login.direct_tls && !direct_ok {
+            if login.intake.is_direct_tls() && !direct_ok {
                 return self.close_client(
                     key,
                     Farewell::told(SqlState::PROTOCOL_VIOLATION, "direct TLS without ALPN \"postgresql\""),
@@ -459,43 +394,6 @@ impl Worker {
         self.auth_step(key, step);
     }
 
-    fn auth_message(&mut self, key: Key) {
-        let Some(client) = self.clients.get_mut(key) else { return };
-        let header = match Header::parse(&client.inbox) {
-            Ok(Some(header)) if header.total() <= LOGIN_BYTES_MAX => header,
-            Ok(None) => return,
-            _ => {
-                return self.close_client(
-                    key,
-                    Farewell::told(
-                        SqlState::PROTOCOL_VIOLATION,
-                        "authentication message is too long or malformed",
-                    ),
-                );
-            }
-        };
-        if header.tag == b'X' {
-            return self.close_client(key, Farewell::quiet("client close request"));
-        }
-        if header.tag != b'p' {
-            return self.close_client(
-                key,
-                Farewell::told(
-                    SqlState::PROTOCOL_VIOLATION,
-                    format!("expected an authentication message, got {:?}", header.tag as char),
-                ),
-            );
-        }
-        if client.inbox.len() < header.total() {
-            return;
-        }
-        let message: Vec<u8> = client.inbox.drain(..header.total()).collect();
-        let Phase::Login(login) = &mut client.phase else { return };
-        let LoginStep::Authenticating(machine) = &mut login.step else { return };
-        let step = machine.message(&message[5..]);
-        self.auth_step(key, step);
-    }
-
     fn auth_step(&mut self, key: Key, step: ClientStep) {
         let Some(client) = self.clients.get_mut(key) else { return };
         let mut out = Vec::new();
@@ -701,8 +599,20 @@ impl Worker {
     }
 }
 
-fn is_replication(value: &str) -> bool {
-    !matches!(value.to_ascii_lowercase().as_str(), "" | "false" | "off" | "no" | "0" | "f" | "n")
+/// What a client is told that said something impossible before it was in.
+fn offended(offence: &Offence) -> Farewell {
+    match offence {
+        Offence::NoTls => Farewell::quiet(&offence.to_string()),
+        Offence::Protocol(version) if version.major == 2 => {
+            Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2)
+        }
+        Offence::Protocol(_) => Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, offence.to_string()),
+        Offence::NoUser => Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, reason::NO_USERNAME),
+        Offence::NotUtf8 => {
+            Farewell::told(SqlState::INVALID_AUTHORIZATION_SPECIFICATION, offence.to_string())
+        }
+        _ => Farewell::told(SqlState::PROTOCOL_VIOLATION, offence.to_string()),
+    }
 }
 
 fn user_name(uid: u32) -> Option<String> {
