@@ -17,6 +17,7 @@ mod metrics;
 mod mirror_rows;
 mod mirrors;
 mod net;
+mod peers;
 mod pool;
 mod pressure;
 mod process;

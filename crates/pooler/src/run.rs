@@ -26,6 +26,7 @@ use crate::gather::{self, Facts, Part, Periods};
 use crate::kernel_rows;
 use crate::lanes::Lanes;
 use crate::mirrors::Mirrors;
+use crate::peers::PeerQueues;
 use crate::process::{self, Life, PidFile};
 use crate::resolver::Resolver;
 use crate::settings::Settings;
@@ -231,6 +232,7 @@ fn share(
         next_socket: AtomicU32::new(0),
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
+        peers: PeerQueues::default(),
         resolver: Resolver::start()?,
         deriver: Deriver::start(threads as u16)?,
         control,

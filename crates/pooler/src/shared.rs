@@ -22,6 +22,7 @@ use crate::gather::Periods;
 use crate::lanes::Lanes;
 use crate::logging;
 use crate::mirrors::Mirrors;
+use crate::peers::PeerQueues;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
 use crate::resolver::Resolver;
 use crate::server::Server;
@@ -108,6 +109,8 @@ pub(crate) struct Shared {
     pub phase: AtomicU8,
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
+    /// Cancel requests for other poolers.
+    pub peers: PeerQueues,
     pub resolver: Resolver,
     pub deriver: Deriver,
     /// Kernel lanes, where they work and are wanted.

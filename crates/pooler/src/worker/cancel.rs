@@ -7,10 +7,10 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags};
-use underpass_config::Host;
+use underpass_config::{Config, Host, Peer};
 use underpass_pool::core::ClientRef;
 use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
@@ -20,6 +20,7 @@ use underpass_wire::backend::{Report, Severity, TransactionStatus};
 use super::{Entry, Source, Worker, peer};
 use crate::client::{Phase, key_of};
 use crate::net::{self, Endpoint};
+use crate::peers::{PeerCancel, Turn};
 use crate::server::{SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
@@ -89,52 +90,92 @@ impl Worker {
         }
     }
 
-    /// Another pooler of `[peers]` gave this key away: it gets the request as it came.
-    fn cancel_at_peer(&mut self, asker: Key, peer: &underpass_config::Peer, key: u64, tail: &[u8]) {
+    /// Another pooler of `[peers]` gave this key away: it gets the request as it came, when fewer than `pool_size` are under way to it.
+    fn cancel_at_peer(&mut self, asker: Key, peer: &Peer, key: u64, tail: &[u8]) {
         let mut request = Vec::new();
         let secret = [&(key as u32).to_be_bytes()[..], tail].concat();
         underpass_wire::startup::build::cancel_request(&mut request, (key >> 32) as u32, &secret);
         let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
+        let cancel = PeerCancel { request, asker, since: self.now };
+        let config = &self.shared.settings.load().config;
+        match self.shared.peers.enter(peer.id, in_flight_max(config, peer), config.max_client_conn, cancel) {
+            Turn::Now(cancel) => self.cancel_through(peer, cancel),
+            Turn::Later => {}
+            Turn::Refused(cancel) => {
+                log::warn!("too many cancel requests for peer {}", peer.id);
+                self.cancel_answered(cancel.asker);
+            }
+        }
+    }
+
+    /// Sends a request whose turn has come to `peer`.
+    fn cancel_through(&mut self, peer: &Peer, cancel: PeerCancel) {
         let (peer_id, port) = (peer.id, peer.port);
         let name = match &peer.host {
             Host::Ip(address) => address.to_string(),
             Host::Name(name) => name.clone(),
             host @ (Host::Unix(_) | Host::Abstract(_)) => {
                 let path = host.socket_path(port).unwrap_or_default();
-                return self.cancel_to(&Endpoint::Unix(path, port), request, peer_id, asker);
+                return self.cancel_to(&Endpoint::Unix(path, port), peer_id, cancel);
             }
         };
         let (shared, index) = (self.shared.clone(), self.index);
         self.shared.resolver.resolve(name, move |answer| {
             shared.mailboxes[index as usize].post(Box::new(move |worker| match answer {
                 Ok(addresses) => {
-                    worker.cancel_to(
-                        &Endpoint::Tcp(SocketAddr::new(addresses[0], port)),
-                        request,
-                        peer_id,
-                        asker,
-                    );
+                    worker.cancel_to(&Endpoint::Tcp(SocketAddr::new(addresses[0], port)), peer_id, cancel);
                 }
                 Err(error) => {
                     log::warn!("cancel request for a peer: {error}");
-                    worker.cancel_answered(asker);
+                    worker.cancel_answered(cancel.asker);
+                    worker.peer_left(peer_id);
                 }
             }));
         });
     }
 
-    /// Sends `request` to a peer at `address`; the asker is answered when that is done, or cannot be.
-    fn cancel_to(&mut self, address: &Endpoint, request: Vec<u8>, peer: u16, asker: ClientRef) {
+    /// Sends a request to a peer at `address`; the asker is answered when that is done, or cannot be.
+    fn cancel_to(&mut self, address: &Endpoint, peer: u16, cancel: PeerCancel) {
+        let PeerCancel { request, asker, since } = cancel;
         match net::connect(address) {
             Ok(fd) => {
-                let since = self.now;
                 let (held, peer, asker) = (None, Some(peer), Some(asker));
                 self.cancel_open(CancelConnection { fd, request, held, peer, asker, since });
             }
             Err(error) => {
                 log::warn!("cannot connect to {address} for a cancel request: {error}");
                 self.cancel_answered(asker);
+                self.peer_left(peer);
             }
+        }
+    }
+
+    /// One request fewer is under way to `peer`. Posted, so that a long queue for a peer that is down is no deep recursion.
+    fn peer_left(&self, peer: u16) {
+        self.post(self.index, Box::new(move |worker| worker.peer_next(peer)));
+    }
+
+    fn peer_next(&mut self, peer: u16) {
+        let settings = self.shared.settings.load_full();
+        let known = settings.config.peers.get(&peer);
+        let limit = known.map_or(u32::MAX, |known| in_flight_max(&settings.config, known));
+        for cancel in self.shared.peers.leave(peer, limit) {
+            match known {
+                Some(known) => self.cancel_through(known, cancel),
+                // RELOAD has removed it.
+                None => {
+                    self.cancel_answered(cancel.asker);
+                    self.peer_left(peer);
+                }
+            }
+        }
+    }
+
+    /// Requests that have waited too long for their turn.
+    pub(super) fn sweep_peers(&mut self, limit: Duration) {
+        for cancel in self.shared.peers.expire(limit, self.now) {
+            log::warn!("cancel_wait_timeout");
+            self.cancel_answered(cancel.asker);
         }
     }
 
@@ -239,6 +280,9 @@ impl Worker {
         if let Some(asker) = connection.asker {
             self.cancel_answered(asker);
         }
+        if let Some(peer) = connection.peer {
+            self.peer_left(peer);
+        }
     }
 
     fn cancel_released(&mut self, id: ServerId, server: Key) {
@@ -298,6 +342,11 @@ fn complete_requests(mut bytes: &[u8]) -> Option<usize> {
         bytes = bytes.get(length + 1..)?;
     }
     Some(requests)
+}
+
+/// Most cancel requests under way to `peer` at the same time.
+fn in_flight_max(config: &Config, peer: &Peer) -> u32 {
+    peer.pool_size.unwrap_or(config.default_pool_size)
 }
 
 /// Whether two secrets are the same, in a time that does not tell where they differ.

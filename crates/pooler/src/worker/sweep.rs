@@ -263,6 +263,9 @@ impl Worker {
                 self.cancel_finished(key);
             }
         }
+        if self.index == 0 && !limit.is_zero() {
+            self.sweep_peers(limit);
+        }
     }
 
     fn sweep_pools(&mut self) {

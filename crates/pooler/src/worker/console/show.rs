@@ -66,7 +66,7 @@ impl Worker {
                     worker.cancels.iter().filter_map(|(_, request)| request.peer()).collect()
                 };
                 return self.collect(key, part, move |parts| {
-                    Ok(Reply::Rows(peer_pools_table(&shared.settings.load().config, &parts.concat())))
+                    Ok(Reply::Rows(peer_pools_table(&shared, &parts.concat())))
                 });
             }
             Show::DnsHosts => dns_hosts_table(&shared),
@@ -309,16 +309,16 @@ fn peers_table(config: &Config) -> Table {
 }
 
 /// `requests`: peers that cancel requests go to just now, and whether they have them.
-fn peer_pools_table(config: &Config, requests: &[(u16, bool)]) -> Table {
+fn peer_pools_table(shared: &Shared, requests: &[(u16, bool)]) -> Table {
     let mut table = Table::new(Show::PeerPools.columns());
-    for peer in config.peers.values() {
+    for peer in shared.settings.load().config.peers.values() {
         let count =
             |sent: bool| requests.iter().filter(|request| **request == (peer.id, sent)).count() as u64;
         let (sent, connecting) = (count(true), count(false));
         table.push(&PeerPoolRow {
             peer_id: peer.id.into(),
             cl_active_cancel_req: sent,
-            cl_waiting_cancel_req: connecting,
+            cl_waiting_cancel_req: connecting + shared.peers.waiting(peer.id) as u64,
             sv_active_cancel: sent,
             sv_login: connecting,
         });
