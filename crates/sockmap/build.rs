@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles the lane programs and writes the Rust names of reasons and counters from their one table.
+//! Compiles the programs and writes the Rust names of reasons and counters from their one table.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         program = program.depends(source.join(header));
     }
     program.build("lanes.skel.rs")?;
+    underpass_bpf_build::Program::new(source.join("forward.bpf.c")).build("forward.skel.rs")?;
 
     let header = source.join("lanes.h");
     let reasons = underpass_bpf_build::read_table(&header, "LANE_REASONS")?;

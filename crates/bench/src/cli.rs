@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,7 +12,7 @@ use crate::experiments::EXPERIMENTS;
 use crate::hosts::Topology;
 use crate::pgbench::Protocol;
 use crate::sample::Results;
-use crate::{limits, profiles, proof, report, run, systems, table, workloads};
+use crate::{forward, limits, profiles, proof, report, run, systems, table, workloads};
 
 #[derive(Parser)]
 #[command(version, about, max_term_width = 110)]
@@ -35,6 +36,19 @@ enum Command {
     },
     /// Say which experiments, systems and workloads there are.
     List,
+    /// A forwarder without a protocol: what the experiment `forward` measures.
+    #[command(hide = true)]
+    Forward {
+        /// Where clients connect.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Where they get to.
+        #[arg(long)]
+        to: SocketAddr,
+        /// By a program in the kernel; without it by a copy in user space.
+        #[arg(long)]
+        kernel: bool,
+    },
 }
 
 /// What to measure.
@@ -106,6 +120,10 @@ pub fn run() -> Result<ExitCode> {
         Command::Report { results, html } => {
             let page = html.unwrap_or_else(|| results.with_extension("html"));
             report(&Results::read(&results)?, &page)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Forward { listen, to, kernel } => {
+            forward::run(listen, to, kernel)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::List => {

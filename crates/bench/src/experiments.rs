@@ -207,6 +207,17 @@ pub const EXPERIMENTS: &[Experiment] = &[
         plan: plans::protocol,
     },
     Experiment {
+        name: "forward",
+        title: "Naive byte forwarding",
+        shows: "What a hop costs without any protocol or pool: a copy in user space by one thread and one epoll instance, and a \
+                redirect between the two sockets by a program of one line in the kernel. Each client has a server \
+                connection of its own; empty statements. What separates these two is all that a lane can save.",
+        paper: "kpgpool 4.1.3, figure 4.1",
+        scale: PaperScale { data: "none (sockperf)", clients: "not given", seconds: "not given" },
+        systems: &["direct", "forward-user", "forward-kernel", "pgbouncer"],
+        plan: plans::forward,
+    },
+    Experiment {
         name: "sweep",
         title: "Concurrency with explicit transactions",
         shows: "Throughput and latency of BEGIN, one query, COMMIT as clients grow past the pool: three round trips \

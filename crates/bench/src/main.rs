@@ -11,6 +11,7 @@ mod cli;
 mod client;
 mod counters;
 mod experiments;
+mod forward;
 mod hosts;
 mod lanes;
 mod limits;

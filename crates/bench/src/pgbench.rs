@@ -10,9 +10,9 @@
 //! belong to the same time. Logging costs about a microsecond of CPU per transaction, the same for every system:
 //! it is in the direct connection's figures too and not in any tax.
 //!
-//! A load with a fixed rate is held too. What fell due meanwhile, but for the last half of a second, pgbench then skips
-//! (`--latency-limit`), and the rest is worked off while it settles. A transaction skipped *within* a window means that the
-//! system could not keep the rate; more than a few make the sample fail.
+//! A load with a fixed rate is held too. What fell due meanwhile, but for the last hundredths of a second, pgbench then skips
+//! (`--latency-limit`), and the rest is worked off while it settles. A transaction skipped *within* a window was at least
+//! so late: it counts with that latency, and more than a few of them make the sample fail.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -42,11 +42,13 @@ const SLICE_S: f64 = 0.12;
 /// tracking, and thousands of transactions.
 const SETTLE: Duration = Duration::from_millis(60);
 
-/// The same with a fixed rate: twice as long as the transactions that it is late with when it goes on.
-const SETTLE_AT_A_RATE: Duration = Duration::from_millis(2 * LATE_MS);
+/// The same with a fixed rate: the transactions that it is late with when it goes on come in one burst, which may send a lane's
+/// clients to user space for half a second.
+const SETTLE_AT_A_RATE: Duration = Duration::from_millis(600);
 
-/// How late a transaction of a fixed rate may begin before it is skipped, in milliseconds.
-const LATE_MS: u64 = 250;
+/// How late a transaction of a fixed rate may begin before it is skipped, in milliseconds. Far above the latencies that are
+/// measured, and little enough that the burst after a hold is 60 transactions at 2,000 a second.
+const LATE_MS: u64 = 30;
 
 /// Share of skipped transactions above which a sample says nothing about the latency at that rate.
 const SKIPPED_MAX: f64 = 0.01;
@@ -347,15 +349,20 @@ impl Log {
     pub fn measured(&self, windows: &[Window]) -> Result<Measured> {
         let within = |end_us: u64| windows.iter().any(|w| (w.from.wall_us..w.to.wall_us).contains(&end_us));
         let ended = self.entries.iter().filter(|(end_us, _)| within(*end_us));
-        let (mut latencies_ms, mut failed) = (Vec::new(), 0);
+        let (mut latencies_ms, mut late_ms, mut failed) = (Vec::new(), Vec::new(), 0);
         for (_, latency_us) in ended {
             match latency_us {
                 Some(us) => latencies_ms.push(f64::from(*us) / 1e3),
-                None => failed += 1,
+                None => {
+                    failed += 1;
+                    // It would have taken longer; nothing else can be said of it.
+                    late_ms.extend(self.rate.then_some(LATE_MS as f64));
+                }
             }
         }
+        let transactions = latencies_ms.len() as f64;
+        latencies_ms.extend(late_ms);
         let Some(latency) = Latency::of(latencies_ms) else { bail!("no transaction ended in the window") };
-        let transactions = latency.count as f64;
         if self.rate && f64::from(failed) > SKIPPED_MAX * transactions {
             bail!("the rate was not kept: {failed} transactions were skipped and {transactions} done");
         }

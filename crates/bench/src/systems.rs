@@ -68,13 +68,13 @@ pub struct System {
     pub title: String,
     /// How its configuration spells settings.
     pub kind: Kind,
-    /// Program and arguments; `{{config}}` is the written configuration.
+    /// Program and arguments with the places of templates; `{{config}}` is the written configuration.
     #[serde(default)]
     pub command: Vec<String>,
     /// Arguments that print the version.
     #[serde(default)]
     pub version: Vec<String>,
-    /// Template in bench/templates.
+    /// Template in bench/templates; none where arguments say everything.
     #[serde(default)]
     pub config: String,
     /// What it can do.
@@ -336,11 +336,14 @@ impl Instance {
         let folder = unused_folder(place.folder, &system.name)?;
         place.account.give(&folder)?;
         let port = free_port()?;
-        let text = template::of(&system.config)?;
-        let values = values(system, setup, place, &folder, port)?;
-        let file = Path::new(&system.config).file_name().context("config names no file")?;
-        let config = folder.join(file);
-        fs::write(&config, template::fill(text, &values).with_context(|| system.config.clone())?)?;
+        let mut values = values(system, setup, place, &folder, port)?;
+        if !system.config.is_empty() {
+            let file = Path::new(&system.config).file_name().context("config names no file")?;
+            let config = folder.join(file);
+            let text = template::of(&system.config)?;
+            fs::write(&config, template::fill(text, &values).with_context(|| system.config.clone())?)?;
+            values.insert("config", config.display().to_string());
+        }
         let secret = place.server.scram_secret()?;
         fs::write(folder.join("userlist.txt"), format!("\"{USER}\" \"\"\n\"{SCRAM_USER}\" \"{secret}\"\n"))?;
         for file in fs::read_dir(&folder)? {
@@ -353,7 +356,7 @@ impl Instance {
         let sink = fs::File::create(&log)?;
         let mut command = launch.command(place.account, system.program()?);
         for argument in &system.command[1..] {
-            command.arg(argument.replace("{{config}}", &config.display().to_string()));
+            command.arg(template::fill(argument.clone(), &values)?);
         }
         command.stdin(Stdio::null()).stdout(sink.try_clone()?).stderr(sink);
         let process = Running::start(command, &system.name, END)?;
@@ -571,7 +574,7 @@ mod tests {
         for system in &systems {
             assert_eq!(system.is_pooler(), !system.command.is_empty(), "{}", system.name);
             assert!(!system.pool_modes.is_empty(), "{}", system.name);
-            if system.is_pooler() {
+            if !system.config.is_empty() {
                 template::of(&system.config).unwrap();
                 assert!(system.command.iter().any(|word| word.contains("{{config}}")), "{}", system.name);
             }

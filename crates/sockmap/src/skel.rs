@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The generated skeleton of `bpf/lanes.bpf.c` and, from its BTF, the layout of the shared state.
+//! The generated skeletons: `bpf/lanes.bpf.c` with, from its BTF, the layout of the shared state, and `bpf/forward.bpf.c`.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -12,3 +12,8 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 include!(concat!(env!("OUT_DIR"), "/lanes.skel.rs"));
+
+/// The skeleton of `bpf/forward.bpf.c`, whose types would meet those of the lanes.
+pub(crate) mod forward {
+    include!(concat!(env!("OUT_DIR"), "/forward.skel.rs"));
+}
