@@ -445,7 +445,7 @@ pub fn find(name: &str) -> Option<&'static Experiment> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that can be wrong is said before the run starts, with what to do about it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -24,6 +24,9 @@ const CLIENT_MIB: f64 = 0.1;
 const PGPOOL_CHILD_MIB: f64 = 2.0;
 /// Descriptors for logs, libraries and event loops beside those for connections.
 const SPARE_DESCRIPTORS: u64 = 200;
+
+/// Connections for the harness itself, and for processes of the server that are about to end.
+const SPARE_CONNECTIONS: u32 = 30;
 
 /// A step for a system.
 pub type Planned<'a> = (&'a Step, &'a System);
@@ -57,25 +60,37 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     None
 }
 
-/// What the private PostgreSQL must carry for the planned work.
+/// What the private PostgreSQL must carry for the planned work of each experiment.
+///
+/// The systems of a group stand ready at once, each load with one of its own.
 #[must_use]
-pub fn server_needs(planned: &[Planned<'_>]) -> ServerNeeds {
-    let pools: BTreeSet<(&str, &Setup)> = planned
-        .iter()
-        .filter(|(_, system)| system.is_pooler())
-        .map(|(step, system)| (system.name.as_str(), &step.setup))
-        .collect();
-    let pooled: u32 = pools.iter().map(|(name, setup)| server_connections(name, setup)).sum();
-    let direct = planned
-        .iter()
-        .filter(|(_, system)| !system.is_pooler())
-        .map(|(step, _)| clients_of(step))
-        .max()
-        .unwrap_or(0);
+pub fn server_needs(experiments: &[Vec<Planned<'_>>]) -> ServerNeeds {
+    let mut connections = 0;
+    for planned in experiments {
+        let mut pools: BTreeMap<(&str, &Setup), u32> = BTreeMap::new();
+        let mut direct: BTreeMap<u32, u32> = BTreeMap::new();
+        for group in planned.iter().map(|(step, _)| step.group).collect::<BTreeSet<u32>>() {
+            let mut instances: BTreeMap<(&str, &Setup), u32> = BTreeMap::new();
+            for (step, system) in planned.iter().filter(|(step, _)| step.group == group) {
+                if system.is_pooler() {
+                    *instances.entry((&system.name, &step.setup)).or_default() += 1;
+                } else {
+                    *direct.entry(group).or_default() += clients_of(step);
+                }
+            }
+            for (key, count) in instances {
+                let most = pools.entry(key).or_default();
+                *most = count.max(*most);
+            }
+        }
+        let pooled: u32 =
+            pools.iter().map(|((name, setup), count)| count * server_connections(name, setup)).sum();
+        connections = connections.max(pooled + direct.into_values().max().unwrap_or(0));
+    }
     let available = memory_available_mib().unwrap_or(4096.0);
     // Data of the quick and default scales fits; a quarter of what is free leaves the rest to backends.
     let shared_buffers_mib = (available / 4.0).clamp(128.0, 4096.0) as u32;
-    ServerNeeds { connections: pooled + direct + 30, shared_buffers_mib }
+    ServerNeeds { connections: connections + SPARE_CONNECTIONS, shared_buffers_mib }
 }
 
 fn server_connections(system: &str, setup: &Setup) -> u32 {
@@ -215,8 +230,17 @@ mod tests {
     fn the_server_gets_room_for_every_pool_and_the_direct_clients() {
         let step = step(64, Protocol::Simple);
         let (direct, pgbouncer) = (system("direct"), system("pgbouncer"));
-        let needs = server_needs(&[(&step, &direct), (&step, &pgbouncer)]);
+        let needs = server_needs(&[vec![(&step, &direct), (&step, &pgbouncer)]]);
         assert_eq!(needs.connections, 20 + 64 + 30);
+        let twice = server_needs(&[vec![
+            (&step, &direct),
+            (&step, &direct),
+            (&step, &pgbouncer),
+            (&step, &pgbouncer),
+        ]]);
+        assert_eq!(twice.connections, 2 * (20 + 64) + 30, "loads that stand ready at the same time");
+        let after = server_needs(&[vec![(&step, &direct)], vec![(&step, &pgbouncer)]]);
+        assert_eq!(after.connections, 64 + 30, "experiments that follow each other");
     }
 
     #[test]
@@ -226,7 +250,8 @@ mod tests {
         missing.command[0] = "no-such-pooler".into();
         let direct = system("direct");
         let planned = [(&step, &direct), (&step, &missing)];
-        let error = check(&planned, server_needs(&planned), Topology::Loopback).unwrap_err().to_string();
+        let error =
+            check(&planned, server_needs(&[planned.to_vec()]), Topology::Loopback).unwrap_err().to_string();
         assert!(error.contains("no-such-pooler") && error.contains("memory"), "{error}");
     }
 }

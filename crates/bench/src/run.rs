@@ -35,11 +35,12 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     check_input(arguments)?;
     let table = systems::table(arguments.systems_file.as_deref())?;
     let plans = plan(arguments, &table)?;
-    let planned: Vec<(&Step, &System)> = plans
+    let by_experiment: Vec<Vec<(&Step, &System)>> = plans
         .iter()
-        .flat_map(|plan| plan.cells.iter().map(|(step, system)| (&plan.steps[*step], *system)))
+        .map(|plan| plan.cells.iter().map(|(step, system)| (&plan.steps[*step], *system)).collect())
         .collect();
-    let needs = preflight::server_needs(&planned);
+    let needs = preflight::server_needs(&by_experiment);
+    let planned = by_experiment.concat();
     preflight::check(&planned, needs, arguments.topology)?;
     let total_s = announce(&plans);
 

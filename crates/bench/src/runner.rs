@@ -86,6 +86,10 @@ pub fn seconds_of(step: &Step, seconds: f64) -> f64 {
     }
 }
 
+/// Under what a running system is kept: its name, its settings, and which of several with both it is. Each load of a group has
+/// one of its own: a held load may hold all server connections of a pool.
+type Key<'a> = (&'a str, &'a Setup, usize);
+
 /// Runs cells and keeps what they yield.
 #[derive(Debug)]
 pub struct Runner<'a> {
@@ -93,12 +97,13 @@ pub struct Runner<'a> {
     stop: &'a AtomicBool,
     seconds: f64,
     began: Instant,
-    instances: BTreeMap<(&'a str, &'a Setup), Instance>,
+    instances: BTreeMap<Key<'a>, Instance>,
 }
 
 /// A cell within its group: its load, ready to go on, and what its turns gave.
 struct Stand<'a> {
     cell: Cell<'a>,
+    key: Key<'a>,
     /// `None` for work that is not held between turns.
     driver: Option<Driver>,
     /// Why it takes part no more.
@@ -173,11 +178,17 @@ impl<'a> Runner<'a> {
         order: usize,
         mut turn_begins: impl FnMut(u32, Cell<'a>),
     ) -> Vec<Sample> {
-        self.stop_all_but(cells);
+        let keys = keys_of(cells);
+        self.stop_all_but(&keys);
         // All systems first: a load that runs would slow their start, and a start disturb a load.
-        let starts: Vec<Result<()>> = cells.iter().map(|cell| self.start(*cell)).collect();
-        let mut stands: Vec<Stand<'a>> =
-            cells.iter().zip(starts).map(|(cell, start)| self.stand(*cell, start)).collect();
+        let starts: Vec<Result<()>> =
+            cells.iter().zip(&keys).map(|(cell, key)| self.start(*cell, *key)).collect();
+        let mut stands: Vec<Stand<'a>> = cells
+            .iter()
+            .zip(keys)
+            .zip(starts)
+            .map(|((cell, key), start)| self.stand(*cell, key, start))
+            .collect();
         let passes = self.passes(cells);
         let mut order_of_turns: Vec<usize> = (0..stands.len()).collect();
         order_of_turns.shuffle(&mut rand::rng());
@@ -225,18 +236,16 @@ impl<'a> Runner<'a> {
         passes.min().unwrap_or(1)
     }
 
-    /// Stops the systems that none of `cells` uses: idle ones should not share the machine with those that are measured.
-    fn stop_all_but(&mut self, cells: &[Cell<'a>]) {
-        let used = |key: &(&str, &Setup)| cells.iter().any(|cell| key_of(cell) == *key);
-        let unused: Vec<_> = self.instances.keys().filter(|key| !used(key)).copied().collect();
+    /// Stops all systems but these: idle ones should not share the machine with those that are measured.
+    fn stop_all_but(&mut self, keys: &[Key<'a>]) {
+        let unused: Vec<_> = self.instances.keys().filter(|key| !keys.contains(key)).copied().collect();
         let unused: Vec<Instance> = unused.iter().filter_map(|key| self.instances.remove(key)).collect();
         // All are told to before any is waited for.
         unused.iter().for_each(Instance::ask_to_end);
     }
 
     /// Starts the cell's system if it does not run.
-    fn start(&mut self, cell: Cell<'a>) -> Result<()> {
-        let key = key_of(&cell);
+    fn start(&mut self, cell: Cell<'a>, key: Key<'a>) -> Result<()> {
         if !self.instances.contains_key(&key) {
             let start = || Instance::start(cell.system, &cell.step.setup, self.place);
             // Once more: a port may have been taken since it was chosen, or a self-test have met a busy moment.
@@ -247,10 +256,10 @@ impl<'a> Runner<'a> {
     }
 
     /// Starts the cell's load, lets it warm up and holds it.
-    fn stand(&mut self, cell: Cell<'a>, start: Result<()>) -> Stand<'a> {
+    fn stand(&mut self, cell: Cell<'a>, key: Key<'a>, start: Result<()>) -> Stand<'a> {
         let driver = start.and_then(|()| match &cell.step.work {
             Work::Pgbench { load, .. } => {
-                let mut driver = Driver::start(load, &self.instances[&key_of(&cell)], self.place)?;
+                let mut driver = Driver::start(load, &self.instances[&key], self.place)?;
                 driver.wait_until_warm(self.stop)?;
                 driver.hold();
                 Ok(Some(driver))
@@ -261,7 +270,7 @@ impl<'a> Runner<'a> {
             Ok(driver) => (driver, None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        Stand { cell, driver, broken, sample: None, done: Vec::new() }
+        Stand { cell, key, driver, broken, sample: None, done: Vec::new() }
     }
 
     /// Begins a sample: what is read here is read while the load is held, when nothing happens.
@@ -277,7 +286,7 @@ impl<'a> Runner<'a> {
             error: stand.broken.clone(),
         };
         if sample.error.is_none()
-            && let Some(instance) = self.instances.get(&key_of(&stand.cell))
+            && let Some(instance) = self.instances.get(&stand.key)
         {
             let step = stand.cell.step;
             sample.trips = step.round_trips.then(|| RoundTrips::new(instance, self.place));
@@ -294,7 +303,7 @@ impl<'a> Runner<'a> {
     /// One turn: a slice of the sample, or all of work that is not divided.
     fn turn(&mut self, stand: &mut Stand<'a>, seconds: f64) {
         let Some(sample) = stand.sample.as_mut().filter(|sample| sample.error.is_none()) else { return };
-        if let Err(error) = self.slice(stand.cell, stand.driver.as_mut(), sample, seconds) {
+        if let Err(error) = self.slice(stand.cell, stand.key, stand.driver.as_mut(), sample, seconds) {
             sample.error = Some(format!("{error:#}"));
         }
     }
@@ -302,11 +311,12 @@ impl<'a> Runner<'a> {
     fn slice(
         &mut self,
         cell: Cell<'a>,
+        key: Key<'a>,
         driver: Option<&mut Driver>,
         sample: &mut Gathering,
         seconds: f64,
     ) -> Result<()> {
-        let instance = self.instances.get_mut(&key_of(&cell)).context("its system was not started")?;
+        let instance = self.instances.get_mut(&key).context("its system was not started")?;
         instance.check_alive()?;
         let _pauser = instance
             .pid()
@@ -330,12 +340,9 @@ impl<'a> Runner<'a> {
     /// Ends a sample.
     fn end(&mut self, stand: &mut Stand<'a>) {
         let Some(mut sample) = stand.sample.take() else { return };
-        if let (None, Some(before), Some(lane), Some(instance)) = (
-            &sample.error,
-            &sample.lanes_before,
-            lane_of(&stand.cell),
-            self.instances.get(&key_of(&stand.cell)),
-        ) {
+        if let (None, Some(before), Some(lane), Some(instance)) =
+            (&sample.error, &sample.lanes_before, lane_of(&stand.cell), self.instances.get(&stand.key))
+        {
             match lanes::read(instance, self.place) {
                 Ok(after) => {
                     let share = after.share_since(before, lane);
@@ -349,9 +356,15 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Under what an instance is kept.
-fn key_of<'a>(cell: &Cell<'a>) -> (&'a str, &'a Setup) {
-    (cell.system.name.as_str(), &cell.step.setup)
+/// The keys of the systems of a group, cell by cell.
+fn keys_of<'a>(cells: &[Cell<'a>]) -> Vec<Key<'a>> {
+    let mut keys: Vec<Key<'a>> = Vec::new();
+    for cell in cells {
+        let (name, setup) = (cell.system.name.as_str(), &cell.step.setup);
+        let before = keys.iter().filter(|key| (key.0, key.1) == (name, setup)).count();
+        keys.push((name, setup, before));
+    }
+    keys
 }
 
 /// The lane whose share decides whether a sample counts. A copy leaves its lane by design once it has passed the lane's
@@ -456,21 +469,12 @@ impl Drop for Pauser {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::{EXPERIMENTS, Options};
+    use crate::experiments::EXPERIMENTS;
 
     #[test]
     fn every_cell_is_in_one_group_with_those_it_is_compared_with() {
         let systems = crate::systems::table(None).unwrap();
-        let options = Options {
-            clients: None,
-            modes: None,
-            pool_sizes: vec![20],
-            workloads: None,
-            rate: 1.0,
-            scale: 1,
-            pause_s: 10,
-            quick: false,
-        };
+        let options = crate::experiments::tests::options(false);
         let steps = (EXPERIMENTS[0].plan)(&options);
         let cells: Vec<Cell<'_>> = steps
             .iter()
@@ -485,6 +489,18 @@ mod tests {
         let changes = setups.windows(2).filter(|pair| pair[0] != pair[1]).count();
         let distinct: std::collections::BTreeSet<_> = setups.iter().collect();
         assert_eq!(changes + 1, distinct.len(), "systems with the same settings would be started twice");
+    }
+
+    #[test]
+    fn loads_of_a_group_do_not_share_a_system() {
+        let systems = crate::systems::table(None).unwrap();
+        let experiment = crate::experiments::find("extended").unwrap();
+        let steps = (experiment.plan)(&crate::experiments::tests::options(true));
+        let cell = |step, system| Cell { experiment, step, system };
+        let cells =
+            [cell(&steps[0], &systems[0]), cell(&steps[1], &systems[0]), cell(&steps[0], &systems[1])];
+        let keys: Vec<usize> = keys_of(&cells).iter().map(|key| key.2).collect();
+        assert_eq!(keys, [0, 1, 0]);
     }
 
     #[test]
