@@ -129,7 +129,23 @@ impl Load {
     /// the scheduler places them anew all the time.
     #[must_use]
     pub fn slices(&self, seconds: f64) -> u32 {
-        if self.rate.is_some() { 1 } else { ((seconds / SLICE_S).round() as u32).max(1) }
+        if self.rate.is_some() || !self.can_be_held() {
+            1
+        } else {
+            ((seconds / SLICE_S).round() as u32).max(1)
+        }
+    }
+
+    /// Whether it may be stopped wherever it stands. One that writes may hold locks there, for which the loads of all other
+    /// systems would wait: such a load is started for each turn.
+    #[must_use]
+    pub fn can_be_held(&self) -> bool {
+        let writes = |script: &str| {
+            let mut words = script.split(|c: char| !c.is_ascii_alphabetic());
+            words
+                .any(|word| ["insert", "update", "delete"].iter().any(|verb| word.eq_ignore_ascii_case(verb)))
+        };
+        !self.scripts.iter().any(|(script, _)| writes(script))
     }
 
     /// How long it runs after it was held before its window begins.
@@ -390,7 +406,7 @@ impl Log {
     }
 }
 
-/// Runs a load of its own start and end for `seconds`, beside something that is measured once.
+/// Runs a load of its own start and end for `seconds`: one that cannot be held, or stands beside something that is measured.
 ///
 /// # Errors
 /// When pgbench fails or hangs, or `stop` is set.
@@ -400,10 +416,11 @@ pub fn measure(
     instance: &Instance,
     place: Place<'_>,
     stop: &AtomicBool,
+    during: impl FnMut(),
 ) -> Result<Measured> {
     let mut driver = Driver::start(load, instance, place)?;
     driver.wait_until_warm(stop)?;
-    let window = window(seconds, instance, stop, || {})?;
+    let window = window(seconds, instance, stop, during)?;
     driver.finish()?.measured(&[window])
 }
 
@@ -550,6 +567,20 @@ mod tests {
         let (metrics, latency) = log.measured(&[window(100, 200), window(700, 800)]).unwrap();
         assert_eq!(latency.unwrap().count, 200);
         assert!((metrics[metric::TPS] - 1000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_may_hold_locks_is_not_held() {
+        let held = |script: &str| Load::new(1, Protocol::Simple, script).can_be_held();
+        assert!(held("begin;\nselect 1;\ncommit;\n"));
+        assert!(held("select updated from deletes;\n"));
+        assert!(!held("BEGIN;\nUPDATE t SET a = 1;\nEND;\n"));
+        let by_name = |name: &str| {
+            let workload = crate::workloads::find(name).unwrap();
+            Load { scripts: workload.scripts(), ..Load::new(1, Protocol::Simple, "") }.can_be_held()
+        };
+        assert!(by_name("ycsb") && by_name("noop"));
+        assert!(!by_name("tpcb") && !by_name("smallbank") && !by_name("ycsb-10-90"));
     }
 
     #[test]

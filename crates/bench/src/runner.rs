@@ -24,7 +24,7 @@ use rand::seq::SliceRandom;
 use crate::counters::Window;
 use crate::experiments::{Experiment, Step, Work};
 use crate::lanes::{self, Lanes};
-use crate::pgbench::Driver;
+use crate::pgbench::{self, Driver};
 use crate::roundtrips::RoundTrips;
 use crate::sample::{Latency, Results, Sample, metric};
 use crate::systems::{Beside, Instance, Place, Setup, System};
@@ -258,13 +258,13 @@ impl<'a> Runner<'a> {
     /// Starts the cell's load, lets it warm up and holds it.
     fn stand(&mut self, cell: Cell<'a>, key: Key<'a>, start: Result<()>) -> Stand<'a> {
         let driver = start.and_then(|()| match &cell.step.work {
-            Work::Pgbench { load, .. } => {
+            Work::Pgbench { load, .. } if load.can_be_held() => {
                 let mut driver = Driver::start(load, &self.instances[&key], self.place)?;
                 driver.wait_until_warm(self.stop)?;
                 driver.hold();
                 Ok(Some(driver))
             }
-            Work::Task(_) => Ok(None),
+            _ => Ok(None),
         });
         let (driver, broken) = match driver {
             Ok(driver) => (driver, None),
@@ -324,11 +324,16 @@ impl<'a> Runner<'a> {
             .map(|pid| Pauser::start(pid, cell.system.paused_percent / 100.0));
         let mut beside = Beside::start(cell.system, self.place)?;
         match (&cell.step.work, driver) {
-            (Work::Pgbench { .. }, driver) => {
-                let driver = driver.context("its load was not started")?;
+            (Work::Pgbench { load, .. }, driver) => {
                 let trips = &mut sample.trips;
                 let look = || trips.iter_mut().for_each(RoundTrips::look);
-                sample.windows.push(driver.slice(seconds, instance, self.stop, look)?);
+                match driver {
+                    Some(driver) => sample.windows.push(driver.slice(seconds, instance, self.stop, look)?),
+                    None => {
+                        (sample.metrics, sample.latency) =
+                            pgbench::measure(load, seconds, instance, self.place, self.stop, look)?;
+                    }
+                }
             }
             (Work::Task(task), _) => {
                 (sample.metrics, sample.latency) = task.run(seconds, instance, self.place, self.stop)?;
