@@ -2,16 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
 # project promises: 220 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
-# POOLER=pgbouncer checks Debian's PgBouncer instead, POOLER=direct the server itself.
+# POOLER=pgbouncer checks Debian's PgBouncer instead, POOLER=direct the server itself. UNDERPASS_BIN names a program to use instead of
+# building it; the checker is the one beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 transactions=${1:-2000000}
 kind=${POOLER:-underpass}
 
-# As `make build` does: another selection of packages would choose other features and build half of it again.
-cargo build --release --workspace --bins
-target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+if [ -n "${UNDERPASS_BIN:-}" ]; then
+    target=$(dirname "$(realpath "$UNDERPASS_BIN")")
+    [ -x "$target/underpass-soak" ] || die "no underpass-soak beside $UNDERPASS_BIN: build the workspace, or unset UNDERPASS_BIN"
+else
+    # As `make build` does: another selection of packages would choose other features and build half of it again.
+    cargo build --release --workspace --bins
+    target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+fi
 directory=$(mktemp -d /tmp/underpass-soak.XXXXXX)
 chmod 755 "$directory"
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"

@@ -13,7 +13,8 @@ use crate::prepared::{self, Statement};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
-/// Names in a Bind, Describe or Close must end within this many bytes, so that no more is held back.
+/// Names in a Bind, Describe or Close must end within this many bytes of the body, so that no more is held back. The same holds for a
+/// message that is there as a whole: how it was cut on its way makes no difference.
 const NAMES_MAX: usize = 64 * 1024;
 
 /// Largest Parse of the unnamed statement, in bytes, that is remembered for a Bind on another server.
@@ -314,14 +315,15 @@ impl Link {
         context: &mut FrontendContext<'_>,
         out: &mut Splice<'_>,
     ) -> Result<Option<usize>, LinkError> {
-        let names = memchr(0, message.body).and_then(|portal_end| {
-            memchr(0, &message.body[portal_end + 1..]).map(|length| (portal_end + 1, portal_end + 1 + length))
+        let head = &message.body[..message.body.len().min(NAMES_MAX)];
+        let names = memchr(0, head).and_then(|portal_end| {
+            memchr(0, &head[portal_end + 1..]).map(|length| (portal_end + 1, portal_end + 1 + length))
         });
         let Some((start, end)) = names else {
-            return if message.complete || message.body.len() > NAMES_MAX {
-                Err(LinkError::Malformed("Bind"))
-            } else {
-                Ok(None)
+            return match message {
+                _ if head.len() == NAMES_MAX => Err(LinkError::NamesTooLong("Bind")),
+                Message { complete: true, .. } => Err(LinkError::Malformed("Bind")),
+                _ => Ok(None),
             };
         };
         if start == end {
@@ -380,8 +382,12 @@ impl Link {
     ) -> Result<Option<usize>, LinkError> {
         let is_close = message.tag == b'C';
         let kind = if is_close { OpKind::Close } else { OpKind::Describe };
-        let malformed = LinkError::Malformed(if is_close { "Close" } else { "Describe" });
-        if message.body.len() > NAMES_MAX || (message.complete && message.body.len() < 2) {
+        let name_of_type = if is_close { "Close" } else { "Describe" };
+        let malformed = LinkError::Malformed(name_of_type);
+        if message.total - HEADER > NAMES_MAX {
+            return Err(LinkError::NamesTooLong(name_of_type));
+        }
+        if message.complete && message.body.len() < 2 {
             return Err(malformed);
         }
         if !message.complete {

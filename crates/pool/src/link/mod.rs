@@ -211,6 +211,9 @@ pub enum LinkError {
     /// A body that does not hold what its type says.
     #[error("malformed {0} message")]
     Malformed(&'static str),
+    /// Statement and portal names that do not end soon enough to be looked at.
+    #[error("names in a {0} message take more than 64 KiB")]
+    NamesTooLong(&'static str),
     /// An answer that nobody asked for.
     #[error("server sent {0:?}, which answers nothing that was asked")]
     OutOfOrder(char),
@@ -266,7 +269,9 @@ impl LinkError {
     pub fn sqlstate(self) -> SqlState {
         match self {
             LinkError::SimpleQueryDisabled => SqlState::FEATURE_NOT_SUPPORTED,
-            LinkError::StatementTooLarge(_) | LinkError::TooLarge(..) => SqlState::PROGRAM_LIMIT_EXCEEDED,
+            LinkError::StatementTooLarge(_) | LinkError::TooLarge(..) | LinkError::NamesTooLong(_) => {
+                SqlState::PROGRAM_LIMIT_EXCEEDED
+            }
             LinkError::Length(..)
             | LinkError::Unexpected(..)
             | LinkError::Malformed(_)

@@ -511,6 +511,58 @@ fn a_long_unnamed_parse_may_be_cut_behind_its_header() {
     assert_eq!(b.client_sends(std::slice::from_ref(&parse)).0, parse);
 }
 
+/// What becomes of `message`: accepted or not, and why not. `first`: how many bytes come first; the rest is offered with what was not used.
+fn fate(message: &[u8], first: usize) -> Result<Vec<u8>, LinkError> {
+    let mut b = Bench::new();
+    let mut to_server = Vec::new();
+    let mut at = 0;
+    for end in [first, message.len()] {
+        let (mut buffer, mut to_client) = (Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut buffer);
+        let mut context =
+            FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+        let (used, _) = b.link.frontend(&message[at..end], &mut context, &mut out)?;
+        to_server.extend_from_slice(out.bytes(&message[at..end]));
+        at += used;
+    }
+    assert_eq!(at, message.len());
+    Ok(to_server)
+}
+
+#[test]
+fn long_names_are_judged_alike_whole_and_cut() {
+    const KIB_64: usize = 64 * 1024;
+    // Portal and statement with their ends take `names` bytes.
+    let bind = |names: usize| {
+        let portal = vec![b'p'; names / 2];
+        let statement = vec![b's'; names - portal.len() - 2];
+        m(b'B', &[&portal[..], b"\0", &statement, b"\0\0\0\0\0\0\0"].concat())
+    };
+    let named = |tag, size: usize| m(tag, &[&b"S"[..], &vec![b's'; size - 2], b"\0"].concat());
+    for (message, fits) in [
+        (bind(KIB_64), true),
+        (bind(KIB_64 + 1), false),
+        (bind(10 << 20), false),
+        (named(b'D', KIB_64), true),
+        (named(b'D', KIB_64 + 1), false),
+        (named(b'C', KIB_64), true),
+        (named(b'C', 10 << 20), false),
+        (m(b'B', b"no end"), false),
+    ] {
+        let whole = fate(&message, message.len());
+        assert_eq!(whole.is_ok(), fits, "{:?}", whole.err());
+        for first in [0, 5, 6, 100, KIB_64 - 1, KIB_64, KIB_64 + 4, KIB_64 + 5, KIB_64 + 6, message.len() - 1]
+        {
+            assert_eq!(
+                fate(&message, first.min(message.len())),
+                whole,
+                "the first {first} of {}",
+                message.len()
+            );
+        }
+    }
+}
+
 #[test]
 fn a_replication_stream_for_nobody_ends_the_link() {
     let mut b = Bench::new();
