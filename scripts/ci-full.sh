@@ -31,6 +31,7 @@ regress|2|PostgreSQL's regression suite, directly and through session pooling
 versions|1|PostgreSQL 14 to 18
 kernels|8|Debian's 6.1 kernel in an emulated machine
 soak|15|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
+soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
 soak-direct|2|the checker itself: no pooler, 200000 transactions
 fuzz|15|every fuzz target for ${FUZZ_SECONDS:-60} s"
@@ -60,6 +61,7 @@ part() {
             command -v qemu-system-x86_64 >/dev/null || { echo "skipped: qemu-system-x86_64 is not installed"; return 77; }
             program && tests/kernels/run.sh ;;
         soak) scripts/soak.sh "${SOAK_TRANSACTIONS:-2000000}" ;;
+        soak-broken) scripts/soak-broken.sh ;;
         soak-pgbouncer) POOLER=pgbouncer scripts/soak.sh 200000 ;;
         soak-direct) POOLER=direct scripts/soak.sh 200000 ;;
         fuzz) scripts/fuzz.sh "${FUZZ_SECONDS:-60}" ;;
