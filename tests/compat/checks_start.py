@@ -308,6 +308,34 @@ def host_name(t):
     same(t.connect(p).one("SELECT 1"), "1")
 
 
+@check("database/host-name-moves", slow=True)
+def host_name_moves(t):
+    if os.geteuid() != 0:
+        return  # needs a mount of its own
+    p = t.tx({"dns_max_ttl": 0, "server_login_retry": "0.2", "default_pool_size": 2},
+             databases={"p0": t.target(host="moves.test")}, own_hosts=True, files={"hosts": "127.0.0.1 moves.test\n"})
+    first, second = t.connect(p), t.connect(p)
+    pid = backend_pid(first)
+    first.query("BEGIN")
+    p.write("hosts", "127.0.0.9 moves.test\n")
+    # A further connection asks for the name again, and finds nobody at the new address.
+    t.background(second.query, "SELECT 1")
+    p.wait_log("connect failed", 5)
+    same(backend_pid(first), pid, "the transaction keeps its server")
+    first.query("COMMIT")
+    p.wait_log("obsolete connection|close_needed", 5)
+    p.write("hosts", "127.0.0.1 moves.test\n")
+
+    def served():
+        try:
+            with t.connect(p) as client:
+                return backend_pid(client)
+        except (wire.PgError, wire.Closed):
+            return None  # the failure to connect is remembered for server_login_retry
+
+    host.wait_until(lambda: served() not in (None, pid), 10, what="served by a new connection")
+
+
 @check("database/unknown-host-name", slow=True)
 def unknown_host(t):
     p = t.tx({"query_wait_timeout": "1"}, databases={"p0": t.target(host="no-such-host.invalid")})

@@ -746,6 +746,26 @@ impl<S> Core<S> {
         self.take_all_idle(pool)
     }
 
+    /// Marks the parked servers that are `old`: they close as those of [`Core::obsolete`] do, idle ones with the next [`Core::expire`].
+    pub fn retire_parked(&mut self, pool: PoolId, old: impl Fn(&S) -> bool) {
+        let p = self.at(pool);
+        for (ordinal, slot) in p.slots.iter_mut().enumerate() {
+            if slot.parked.as_ref().is_some_and(&old) {
+                slot.close_needed = true;
+                if let Idle::Shared(idle) = &p.idle {
+                    idle.retire(ordinal as u32);
+                }
+            }
+        }
+    }
+
+    /// Marks a server that somebody uses.
+    pub fn retire(&mut self, id: ServerId) {
+        if let Some(slot) = self.slot(id) {
+            slot.close_needed = true;
+        }
+    }
+
     /// Hands out all idle servers for closing.
     pub fn take_all_idle(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
         let mut taken = Vec::new();

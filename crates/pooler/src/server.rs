@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A server connection. It lives at a worker while it works and is parked in the core while it is idle.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,6 +118,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Whether it is reached by TCP at none of `addresses`.
+    pub fn has_moved(&self, addresses: &[IpAddr]) -> bool {
+        self.address.ip().is_some_and(|ip| !addresses.contains(&ip))
+    }
+
     /// How log lines name it.
     pub fn label(&self) -> SocketLabel<'_> {
         SocketLabel {

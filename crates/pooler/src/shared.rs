@@ -2,6 +2,7 @@
 //! What all workers share.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -9,7 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
-use underpass_config::Database;
+use underpass_config::{Database, Host};
 use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
@@ -144,6 +145,20 @@ impl Shared {
         let since_epoch =
             self.started_wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + since_start;
         Timestamp(since_epoch.as_micros() as u64)
+    }
+
+    /// All addresses that the hosts of `pool` are known to have, if `name` is one of them.
+    pub fn addresses(&self, pool: &Pool, name: &str) -> Option<Vec<IpAddr>> {
+        let database = pool.database.settings.load();
+        let hosts = database.host.as_ref()?.hosts();
+        hosts.iter().any(|host| matches!(host, Host::Name(other) if other == name)).then(|| {
+            let of = |host: &Host| match host {
+                Host::Ip(address) => [*address].into(),
+                Host::Name(name) => self.resolver.last_known(name),
+                Host::Unix(_) | Host::Abstract(_) => Arc::default(),
+            };
+            hosts.iter().flat_map(|host| of(host).to_vec()).collect()
+        })
     }
 
     /// The database `name` as a client may use it now; `None` if there is none.

@@ -99,11 +99,13 @@ class Pooler:
     """One pooler process with its own directory, port and ini file.
 
     `databases`, `users`: name -> value of their section. `settings`: keys of [pgbouncer]; None removes a default.
-    `raw` is appended as it is. Listens on 127.0.0.1 and on a unix socket in `directory`.
+    `raw` is appended as it is. Listens on 127.0.0.1 and on a unix socket in `directory`. With `own_hosts` its file "hosts"
+    stands for /etc/hosts, for which we must be root.
     """
 
     def __init__(self, databases, settings=None, users=None, which=None, auth_file=AUTH_FILE, raw="", files=None,
-                 wait=True, args=(), extra_sections=None):
+                 wait=True, args=(), extra_sections=None, own_hosts=False):
+        self.own_hosts = own_hosts
         self.which = which or kind()
         self.directory = host.temp_dir("pooler")
         self.port = host.free_port()
@@ -174,11 +176,15 @@ class Pooler:
         """Starts the process; with `wait`, until it accepts on its unix socket (TCP if it has none)."""
         self.output = open(self.path("output"), "w+", encoding="utf-8", errors="replace")
         user, args = host.service_user(), self.args
-        if self._wants_lanes() and user is not None:
-            # Lanes are made as root; then the pooler becomes the user by itself.
+        if (self._wants_lanes() or self.own_hosts) and user is not None:
+            # Lanes are made as root, mounts too; then the pooler becomes the user by itself.
             user, args = None, ["-u", user, *args]
+        begin = command(self.which)
+        if self.own_hosts:
+            mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
+            begin = ["unshare", "--mount", "sh", "-c", mount, self.path("hosts"), *begin]
         # Relative %include is resolved against the working directory.
-        self.process = subprocess.Popen([*command(self.which), *args, self.ini], cwd=self.directory,
+        self.process = subprocess.Popen([*begin, *args, self.ini], cwd=self.directory,
                                         stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
                                         **host.run_as(user))
         if wait:

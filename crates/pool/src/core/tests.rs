@@ -182,6 +182,24 @@ fn lifetime_idle_timeout_and_obsolete() {
 }
 
 #[test]
+fn retired_servers_close_and_the_others_stay() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    (1..=2).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let (a, _) = open(&mut core, pool, 10, now);
+    let (b, _) = open(&mut core, pool, 11, now);
+    assert!(matches!(core.release(a, 10, now), Released::Parked));
+    core.retire_parked(pool, |&server| server == 11);
+    assert!(core.expire(pool, now).is_empty(), "11 is not parked");
+    core.retire(b);
+    assert!(matches!(core.release(b, 11, now), Released::Close(11, CloseReason::CloseNeeded)));
+    core.retire_parked(pool, |&server| server == 10);
+    assert!(matches!(core.expire(pool, now)[..], [(_, 10, CloseReason::CloseNeeded)]));
+}
+
+#[test]
 fn pause_queues_and_resume_grants() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let pool = core.pool(1, 1, limits, now);

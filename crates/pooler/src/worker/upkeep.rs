@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What workers do for the control plane: pauses, kills, drains, statistics periods, forgetting what nobody uses.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -152,6 +153,31 @@ impl Worker {
             self.close_paused();
         }
         self.forget_unused(settings);
+        for name in self.shared.resolver.take_moved() {
+            log::info!("{name} has another address now: connections to the old one are obsolete");
+            self.shared.broadcast(move |worker| worker.retire_moved(&name));
+        }
+    }
+
+    /// Servers at an address that their pool's hosts, `name` among them, do not have any more close when they come to rest.
+    fn retire_moved(&mut self, name: &str) {
+        let shared = self.shared.clone();
+        let mut known = HashMap::new();
+        for (id, addresses) in
+            shared.pools().iter().filter_map(|pool| Some((pool.id, shared.addresses(pool, name)?)))
+        {
+            // Parked ones are everybody's.
+            if self.index == 0 {
+                lock(&shared.core).retire_parked(id, |server| server.has_moved(&addresses));
+            }
+            known.insert(id, addresses);
+        }
+        for key in self.servers.keys() {
+            let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
+            if known.get(&server.pool.id).is_some_and(|addresses| server.has_moved(addresses)) {
+                lock(&shared.core).retire(server.id);
+            }
+        }
     }
 
     /// Ends the process when a shutdown has nothing left to wait for.
