@@ -3,11 +3,10 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::{binary, output};
+use common::{binary, output, skipped, start_recorder};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use underpass_testkit::{Client, Port, Postgres};
@@ -20,29 +19,6 @@ fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
         String::from_utf8_lossy(&stdout).into_owned(),
         String::from_utf8_lossy(&stderr).into_owned(),
     )
-}
-
-fn skipped() -> bool {
-    let missing = underpass_capture::missing_capabilities();
-    if !missing.is_empty() {
-        eprintln!("skipped: needs {}", missing.join(", "));
-    }
-    !missing.is_empty()
-}
-
-/// A recorder that has begun.
-fn start(arguments: &[&str]) -> Child {
-    let mut child = Command::new(binary())
-        .arg("trace")
-        .args(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("underpass");
-    let mut line = String::new();
-    BufReader::new(child.stderr.take().expect("stderr")).read_line(&mut line).expect("a line");
-    assert!(line.starts_with("recording PostgreSQL"), "{line}");
-    child
 }
 
 fn messages(directory: &std::path::Path) -> usize {
@@ -97,7 +73,7 @@ fn a_trace_is_new_complete_and_ends_by_a_signal() {
     let parent = tempfile::tempdir().expect("a directory");
     let directory = parent.path().join("trace");
     let (port, path) = (postgres.port().to_string(), directory.display().to_string());
-    let mut child = start(&["-p", &port, "-o", &path, "--require-lossless"]);
+    let mut child = start_recorder(&["-p", &port, "-o", &path, "--require-lossless"]);
     let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
     for _ in 0..10 {
         client.query("select 1").expect("an answer");
@@ -120,7 +96,7 @@ fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
     let parent = tempfile::tempdir().expect("a directory");
     let directory = parent.path().join("trace");
     let (port, path) = (postgres.port().to_string(), directory.display().to_string());
-    let mut child = start(&["-p", &port, "-o", &path, "--probes", "always"]);
+    let mut child = start_recorder(&["-p", &port, "-o", &path, "--probes", "always"]);
     let mut tcp = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
     let mut unix = Client::connect(&postgres.superuser()).expect("connect");
     let until = std::time::Instant::now() + Duration::from_millis(2500);
@@ -140,6 +116,6 @@ fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
     assert!(found > asked / 10 && found <= asked, "{found} of {asked}");
     // Nothing of it stays in the kernel: the next recorder begins as if it were the first.
     let again = parent.path().join("again").display().to_string();
-    let mut child = start(&["-p", &port, "-o", &again, "-d", "1", "--require-lossless"]);
+    let mut child = start_recorder(&["-p", &port, "-o", &again, "-d", "1", "--require-lossless"]);
     assert_eq!(child.wait().expect("an end").code(), Some(0));
 }

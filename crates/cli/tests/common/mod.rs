@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses a part")]
 
 use std::fs;
+use std::io::BufRead as _;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -148,4 +149,28 @@ pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "waited too long for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Whether this process may not record; then it has said so.
+pub fn skipped() -> bool {
+    let missing = underpass_capture::missing_capabilities();
+    if !missing.is_empty() {
+        eprintln!("skipped: needs {}", missing.join(", "));
+    }
+    !missing.is_empty()
+}
+
+/// `underpass trace` that has begun.
+pub fn start_recorder(arguments: &[&str]) -> Child {
+    let mut child = Command::new(binary())
+        .arg("trace")
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("underpass");
+    let mut line = String::new();
+    std::io::BufReader::new(child.stderr.take().expect("stderr")).read_line(&mut line).expect("a line");
+    assert!(line.starts_with("recording PostgreSQL"), "{line}");
+    child
 }

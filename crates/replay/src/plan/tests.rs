@@ -241,6 +241,38 @@ fn writes_wait_for_what_was_over_before_their_answer_and_reads_for_what_was_over
     assert_eq!(plan.close_commits, 1);
 }
 
+/// A server lets its locks go before it says so: the next one may have the row, and say so, earlier.
+#[test]
+fn who_waited_for_a_lock_is_after_its_holder_even_if_it_was_answered_first() {
+    let mut trace = Trace::default();
+    for session in 1..=4 {
+        trace.start(session, 0, false);
+    }
+    // 1 holds the row until some time between 20 and 30. 2 has it at 25 and commits later; 3 has it then, without a transaction.
+    trace.query(1, 1, 2, "begin", T);
+    trace.query(1, 10, 11, "update t set a = 1", T);
+    trace.query(1, 20, 30, "commit", I);
+    trace.query(2, 1, 2, "begin", T);
+    trace.query(2, 12, 25, "update t set a = 2", T);
+    trace.query(2, 40, 50, "commit", I);
+    trace.query(3, 13, 45, "update t set a = 3", I);
+    // 4 has another row, which 3's next update took without a transaction and let go at about 60.
+    trace.query(3, 52, 62, "update u set a = 3", I);
+    trace.query(4, 51, 52, "begin", T);
+    trace.query(4, 53, 61, "update u set a = 4", T);
+    trace.query(4, 70, 71, "commit", I);
+    let plan = trace.plan(&Options::default());
+    let unit = |session: usize, unit: usize| &plan.sessions[session].units[unit];
+    let commits = [unit(0, 2), unit(1, 2), unit(2, 0), unit(2, 1), unit(3, 2)].map(|unit| unit.commit);
+    assert_eq!(commits, [Some(0), Some(1), Some(2), Some(3), Some(4)]);
+    // The first COMMIT waits for nobody, and both updates for it.
+    assert_eq!(unit(0, 2).after_commits, 0);
+    assert_eq!((unit(1, 1).after_commits, unit(2, 0).after_commits), (1, 2));
+    // The update of 4 was answered before the one it waited for.
+    assert_eq!((unit(3, 1).after_commits, unit(2, 1).after_commits), (4, 3));
+    assert_eq!(plan.close_commits, 1);
+}
+
 #[test]
 fn a_transaction_commits_once_and_only_if_it_may_have_written() {
     let mut trace = Trace::default();
