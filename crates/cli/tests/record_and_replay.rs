@@ -97,14 +97,16 @@ impl Kind {
         assert_eq!(recorder.wait().expect("an end").code(), Some(0), "nothing is missing");
     }
 
-    /// `underpass replay` at once, with an order; what differs makes it fail.
+    /// `underpass replay` at once, with an order; what differs makes it fail, and so do sessions that waited for each other.
     fn replay(&self, trace: &Path, to: &Postgres, order: &str) {
         let mode = if self.tls() { "require" } else { "disable" };
         let target =
             format!("host=127.0.0.1 port={} user=postgres dbname=postgres sslmode={mode}", to.port());
         let mut command = Command::new(binary());
         command.args(["replay", "--pace", "asap", "--application-name", "pgbench", "--require-equal"]);
-        run(command.args(["--order", order, "--to", &target]).arg(trace));
+        let output = run(command.args(["--order", order, "--json", "-", "--to", &target]).arg(trace));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(report["counts"]["released"], 0, "nobody waited for what could not come");
     }
 }
 
