@@ -12,10 +12,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use underpass_capture::{Options, Probes, Server, SourceKind, Stage, Summary};
-use underpass_trace::{Direction, Level};
+use underpass_trace::{Direction, Level, Masker};
 
 /// Exit status when `--require-lossless` was given and something is missing.
 const LOSSY: u8 = 3;
+/// Shortest key for `--mask-key`, bytes.
+const MASK_KEY_BYTES_MIN: usize = 16;
 
 /// `underpass trace`.
 #[derive(Debug, Args)]
@@ -53,6 +55,13 @@ pub(crate) struct Trace {
     /// Watches the packets of this cgroup only (version 2). The server must have been in it when it began to listen.
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
+    /// Replaces literals and bind values by others of the same length and look, by a keyed hash: equal values stay equal. Answers, COPY data and
+    /// error messages are left out. The key is random and kept nowhere.
+    #[arg(long)]
+    mask: bool,
+    /// Masks with the key in this file, of 16 bytes or more: equal values are equal in all traces that were masked with it.
+    #[arg(long, value_name = "FILE", conflicts_with = "mask")]
+    mask_key: Option<PathBuf>,
     /// Ends after so many seconds; else Ctrl-C or SIGTERM does.
     #[arg(short, long, value_name = "SECONDS")]
     duration: Option<f64>,
@@ -144,6 +153,7 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
         duration,
         writer: underpass_trace::Options {
             max_bytes: arguments.max_size.map(|mib| mib << 20),
+            masker: masker(arguments)?,
             ..underpass_trace::Options::default()
         },
     };
@@ -173,6 +183,21 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     print!("{}", report(&summary, persist.then_some(&directory)));
     let lossless = summary.lossless();
     Ok(if arguments.require_lossless && !lossless { ExitCode::from(LOSSY) } else { ExitCode::SUCCESS })
+}
+
+/// What hides values, if it is wanted.
+fn masker(arguments: &Trace) -> anyhow::Result<Option<Masker>> {
+    let Some(path) = &arguments.mask_key else {
+        return arguments.mask.then(Masker::random).transpose().context("no random key for --mask");
+    };
+    let key = std::fs::read(path).with_context(|| format!("cannot read the key {}", path.display()))?;
+    ensure!(
+        key.len() >= MASK_KEY_BYTES_MIN,
+        "{}: a key of {} bytes can be guessed; make one by: head -c 32 /dev/urandom > FILE",
+        path.display(),
+        key.len()
+    );
+    Ok(Some(Masker::new(&key)))
 }
 
 /// The server that the arguments name, and its port.

@@ -6,7 +6,7 @@ mod common;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::{binary, output, skipped, start_recorder};
+use common::{binary, output, skipped, start_recorder, wait};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use underpass_testkit::{Client, Port, Postgres};
@@ -85,6 +85,60 @@ fn a_trace_is_new_complete_and_ends_by_a_signal() {
     assert_eq!(messages(&directory), 11);
     let (code, _, text) = run(&["-p", &port, "-o", &path, "-d", "1"]);
     assert!(code == Some(1) && text.contains("never written over"), "{text}");
+}
+
+#[test]
+fn masked_values_are_in_no_trace_and_equal_ones_stay_equal() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let parent = tempfile::tempdir().expect("a directory");
+    let (port, key) = (postgres.port().to_string(), parent.path().join("key"));
+    std::fs::write(&key, "short").expect("a file");
+    let (code, _, text) = run(&["-p", &port, "--mask-key", &key.display().to_string(), "-d", "1"]);
+    assert!(code == Some(1) && text.contains("a key of 5 bytes can be guessed"), "{text}");
+    std::fs::write(&key, [7; 32]).expect("a file");
+    let texts = |number: u8, how: &[&str]| {
+        let directory = parent.path().join(number.to_string());
+        let path = directory.display().to_string();
+        let mut child = start_recorder(
+            &[&["-p", &port, "-o", &path, "--level", "full", "--require-lossless"], how].concat(),
+        );
+        let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+        client.query("select 'Smith', 4711").expect("an answer");
+        client.extended("select $1", &[Some("Smith")]).expect("an answer");
+        client.terminate().expect("terminate");
+        wait("the session's end", || {
+            let sessions = "select count(*) from pg_stat_activity where client_port > 0";
+            (postgres.sql_value(sessions).expect("a count") == "0").then_some(())
+        });
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+        assert_eq!(child.wait().expect("an end").code(), Some(0));
+        let mut reader = Reader::open(&directory).expect("a trace");
+        assert_eq!(reader.meta().redaction.literals, !how.is_empty());
+        let mut texts = Vec::new();
+        while let Some(record) = reader.next().expect("a record") {
+            match record {
+                Record::Frontend(message) => {
+                    texts.push(String::from_utf8_lossy(&message.message).into_owned());
+                }
+                Record::Backend(message) => assert!(how.is_empty(), "{message:?}"),
+                _ => {}
+            }
+        }
+        texts.concat()
+    };
+    let clear = texts(1, &[]);
+    assert!(clear.matches("Smith").count() == 2 && clear.contains("4711"), "{clear}");
+    let key = key.display().to_string();
+    let masked = [texts(2, &["--mask"]), texts(3, &["--mask-key", &key]), texts(4, &["--mask-key", &key])];
+    for text in &masked {
+        assert!(!text.contains("Smith") && !text.contains("4711"), "{text}");
+        let literal = text.split('\'').nth(1).expect("a literal");
+        assert!(literal.len() == 5 && text.matches(literal).count() == 2, "{text}");
+    }
+    assert!(masked[0] != masked[1] && masked[1] == masked[2], "one key masks alike, another does not");
 }
 
 #[test]

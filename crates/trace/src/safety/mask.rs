@@ -35,6 +35,16 @@ impl Masker {
         Self { keyed }
     }
 
+    /// A masker with a key that nobody knows: equal values stay equal in what this one masks, and nowhere else.
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key)?;
+        Ok(Self::new(&key))
+    }
+
     /// Masks the literals of an SQL text, and blanks its comments.
     pub(crate) fn sql(&self, text: &mut [u8], dialect: Protocol) {
         let mut previous = Vec::new();
