@@ -176,6 +176,7 @@ pub struct Driver {
     settle: Duration,
     rate: bool,
     held: bool,
+    was_held: bool,
 }
 
 impl Driver {
@@ -214,6 +215,7 @@ impl Driver {
             settle: load.settle(),
             rate: load.rate.is_some(),
             held: false,
+            was_held: false,
         })
     }
 
@@ -260,7 +262,7 @@ impl Driver {
     /// Stops it where it stands; what its clients have asked for is answered meanwhile and read when it goes on.
     pub fn hold(&mut self) {
         self.signal(Signal::SIGSTOP);
-        self.held = true;
+        (self.held, self.was_held) = (true, true);
     }
 
     /// Lets it go on.
@@ -307,7 +309,7 @@ impl Driver {
                 return Err(self.failure());
             }
         }
-        Log::read(self.folder.path(), self.rate)
+        Log::read(self.folder.path(), self.rate, self.was_held.then_some(self.settle))
     }
 
     fn signal(&self, signal: Signal) {
@@ -346,11 +348,13 @@ pub struct Log {
     entries: Vec<(u64, Option<u32>)>,
     /// Transactions were due at a rate.
     rate: bool,
+    /// How long before each window it went on, if it had been held: what began before that waited for us.
+    held_until: Option<Duration>,
 }
 
 impl Log {
-    fn read(folder: &Path, rate: bool) -> Result<Self> {
-        let mut log = Self { rate, ..Self::default() };
+    fn read(folder: &Path, rate: bool, held_until: Option<Duration>) -> Result<Self> {
+        let mut log = Self { entries: Vec::new(), rate, held_until };
         for path in log_files(folder)? {
             let text = fs::read_to_string(&path)?;
             log.entries.extend(text.lines().filter_map(parse_log));
@@ -363,11 +367,16 @@ impl Log {
     /// # Errors
     /// When no transaction ended in them, or the rate was not kept.
     pub fn measured(&self, windows: &[Window]) -> Result<Measured> {
-        let within = |end_us: u64| windows.iter().any(|w| (w.from.wall_us..w.to.wall_us).contains(&end_us));
-        let ended = self.entries.iter().filter(|(end_us, _)| within(*end_us));
-        let (mut latencies_ms, mut late_ms, mut failed) = (Vec::new(), Vec::new(), 0);
-        for (_, latency_us) in ended {
+        let (mut latencies_ms, mut late_ms, mut failed, mut waited_for_us) = (Vec::new(), Vec::new(), 0, 0);
+        for (end_us, latency_us) in &self.entries {
+            let within = |window: &&Window| (window.from.wall_us..window.to.wall_us).contains(end_us);
+            let Some(window) = windows.iter().find(within) else { continue };
+            let held =
+                self.held_until.map(|before| window.from.wall_us.saturating_sub(before.as_micros() as u64));
             match latency_us {
+                Some(us) if held.is_some_and(|until| end_us.saturating_sub(u64::from(*us)) < until) => {
+                    waited_for_us += 1;
+                }
                 Some(us) => latencies_ms.push(f64::from(*us) / 1e3),
                 None => {
                     failed += 1;
@@ -376,7 +385,7 @@ impl Log {
                 }
             }
         }
-        let transactions = latencies_ms.len() as f64;
+        let transactions = (latencies_ms.len() + waited_for_us) as f64;
         latencies_ms.extend(late_ms);
         let Some(latency) = Latency::of(latencies_ms) else { bail!("no transaction ended in the window") };
         if self.rate && f64::from(failed) > SKIPPED_MAX * transactions {
@@ -537,6 +546,7 @@ mod tests {
         to.at = from.at + Duration::from_secs(2);
         let mut log = Log {
             rate: false,
+            held_until: None,
             entries: vec![
                 (999, Some(9000)),
                 (1_000, Some(100)),
@@ -563,9 +573,12 @@ mod tests {
             from: at(from_ms * 1000, start + Duration::from_millis(from_ms)),
             to: at(to_ms * 1000, start + Duration::from_millis(to_ms)),
         };
-        let log = Log { rate: false, entries: (0..1000).map(|ms| (ms * 1000, Some(100))).collect() };
+        let entry = |ms: u64| (ms * 1000, Some(if ms == 710 { 61_000 } else { 100 }));
+        let held_until = Some(Duration::from_millis(50));
+        let log = Log { rate: false, held_until, entries: (0..1000).map(entry).collect() };
         let (metrics, latency) = log.measured(&[window(100, 200), window(700, 800)]).unwrap();
-        assert_eq!(latency.unwrap().count, 200);
+        // One began before the load went on: it was done in the window, but how long it took is not known.
+        assert_eq!(latency.map(|latency| (latency.count, latency.max)), Some((199, 0.1)));
         assert!((metrics[metric::TPS] - 1000.0).abs() < 1e-6);
     }
 

@@ -213,13 +213,12 @@ pub fn extended(options: &Options) -> Vec<Step> {
     let mut steps = Vec::new();
     for (index, &count) in clients.iter().enumerate() {
         for mode in [Protocol::Extended, Protocol::Prepared] {
+            let mut setup = setup(options, most(&clients));
+            // pgbench prepares without attending to the thread's other clients: one that waits for a server
+            // would keep them from ending the transactions in which they hold all servers.
+            setup.pool_size = setup.pool_size.max(most(&clients));
             let point = Point::default().with("clients", count).with("mode", mode.name());
-            steps.push(pgbench(
-                index as u32,
-                point,
-                setup(options, most(&clients)),
-                Load::new(count, mode, script),
-            ));
+            steps.push(pgbench(index as u32, point, setup, Load::new(count, mode, script)));
         }
     }
     steps
