@@ -211,7 +211,7 @@ keys! {
         dns_nxdomain_ttl: Duration = Some("15"), Reload;
         /// Period for polling the serial numbers of zones. \[seconds\]
         dns_zone_check_period: Duration = Some("0"), Reload,
-            no_effect = "zone serials are not polled; a changed address is noticed within dns_max_ttl";
+            no_effect = "zone serials are not polled; a changed address is noticed by the first new connection after dns_max_ttl";
         /// File to use instead of /etc/resolv.conf.
         resolv_conf: Option<PathBuf> = Some(""), Restart;
     }

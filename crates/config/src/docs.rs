@@ -138,7 +138,8 @@ once for the next one; `server_login_retry` begins when all have failed. A host 
 
 ## Section [peers]
 
-`id = key=value ...`. Keys: {}. `host` is needed; `port` is 6432 unless given.
+`id = key=value ...`. Keys: {}. `host` is needed; `port` is 6432 unless given. At most `pool_size` cancel requests (default:
+`default_pool_size`) are under way to a peer at the same time; others wait for their turn, at most `cancel_wait_timeout`.
 
 ## Which setting wins
 
