@@ -232,6 +232,35 @@ def include_missing(t):
     start_fails(t, "nowhere.ini", raw="%include nowhere.ini")
 
 
+@check("config/roll-back-to-pgbouncer")
+def roll_back(t):
+    """One ini file, by turns for the pooler and for Debian's PgBouncer; keys of our own are in a file that the latter never sees."""
+    p = t.pooler()
+    port = host.free_port()
+    ini = p.write("shared.ini", f"[databases]\np0 = {t.target()}\n[pgbouncer]\nlisten_addr=127.0.0.1\n"
+                                f"listen_port={port}\nunix_socket_dir=\nauth_type=trust\nauth_file={p.path('userlist.txt')}\n"
+                                f"logfile={p.path('shared.log')}\npool_mode=transaction\n")
+    before = open(ini, encoding="utf-8").read()
+    overlay = p.write("underpass.ini", f"[underpass]\nthreads=1\nkernel_path=off\nmetrics_listen=127.0.0.1:{host.free_port()}\n")
+    new = [*poolers.command(t.which), *(["--overlay", overlay] if t.which == "underpass" else []), "-q", ini]
+    old = [*poolers.command("pgbouncer"), "-q", ini]
+    for start in (old, new, old):
+        process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   **host.run_as(host.service_user()))
+        try:
+            def answers():
+                assert process.poll() is None, f"{start[0]} ended with {process.returncode}"
+                try:
+                    with wire.Conn("127.0.0.1", port, user="bob", database="p0") as client:
+                        return client.one("SELECT 1") == "1"
+                except (OSError, wire.Closed):
+                    return False
+            host.wait_until(answers, 10, what=f"{start[0]} serves")
+        finally:
+            host.stop(process, signal.SIGQUIT)
+    same(open(ini, encoding="utf-8").read(), before, "the ini file")
+
+
 @check("config/later-key-wins")
 def later_wins(t):
     p = t.pooler({"default_pool_size": 3}, raw="default_pool_size = 4\n[databases]\np0 = host=/nowhere\np0 = "
