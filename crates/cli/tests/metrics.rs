@@ -87,6 +87,51 @@ fn scraped_under_load() {
 }
 
 #[test]
+fn who_breaks_the_rules_is_counted_and_logged() {
+    let port = Port::reserve().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    let site = Site::with_database(
+        "x = host=127.0.0.1",
+        "logfile = {dir}/log",
+        &format!("metrics_listen = {address}\nkernel_path = off"),
+    );
+    let _pooler = site.start(&["-q"]);
+    site.wait_serving();
+    let garbage: [&[u8]; 5] = [
+        b"\0\0\0\0",                                       // 08P01: no length
+        b"\0\0\0\x08\0\x02\0\0",                           // 0A000: protocol 2
+        b"\0\0\0\x09\0\x03\0\0\0",                         // 28000: no user
+        b"\x16\x03\x01\0\x05hello",                        // nothing can be said
+        b"\0\0\0\x10\x04\xd2\x16\x2e\0\0\0\x01\0\0\0\x01", // CancelRequest with a key of nobody's
+    ];
+    for bytes in garbage {
+        let mut peer = TcpStream::connect(("127.0.0.1", site.port())).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        peer.write_all(bytes).unwrap();
+        // Closed in good order or reset, but closed.
+        let ended = peer.read_to_end(&mut Vec::new());
+        assert!(!ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "{bytes:?}");
+    }
+    let nowhere = Client::connect(&Options::new(site.port(), "postgres", "nowhere"));
+    assert!(nowhere.is_err());
+
+    let (_, body) = get(address, "/metrics");
+    let families = parse(&body);
+    for sqlstate in ["08P01", "0A000", "28000", "3D000", "none"] {
+        let mut samples = families["underpass_client_errors"].samples.iter();
+        let sample = samples.find(|(_, labels, _)| labels["sqlstate"] == sqlstate);
+        assert!(sample.is_some_and(|(.., count)| *count == 1.0), "{sqlstate}: {body}");
+    }
+    assert_eq!(families["underpass_cancel_keys_unknown"].samples[0].2, 1.0);
+    let log = site.read("log");
+    for reason in
+        ["protocol", "no username supplied", "TLS handshake", "unknown key", "no such database: nowhere"]
+    {
+        assert!(log.contains(reason), "{reason}: {log}");
+    }
+}
+
+#[test]
 fn other_requests_and_bad_peers() {
     let port = Port::reserve().unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], port.number()));

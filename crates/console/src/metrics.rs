@@ -33,6 +33,11 @@ pub struct Metrics {
     pub databases: Vec<DatabaseMetrics>,
     /// Counts of internal lists.
     pub lists: Lists,
+    /// Clients that were closed for an error of theirs or ours since start, by the SQLSTATE that they were told; `none` for those that
+    /// could not be told anything.
+    pub client_errors: Vec<(String, u64)>,
+    /// Cancel requests since start whose key was nobody's.
+    pub cancel_keys_unknown: u64,
     /// Transactions that a kernel lane forwarded since start, by name of the lane.
     pub lane_xacts: Vec<(&'static str, u64)>,
     /// Times a link left the kernel since start, by name of the reason.
@@ -202,7 +207,14 @@ impl Metrics {
         for (list, items) in self.lists.items() {
             family.encode_family(&[("list", list)])?.encode_gauge(&items)?;
         }
-        Ok(())
+        let help = "Clients closed for an error, by the SQLSTATE they were told.";
+        let mut family = encoder.encode_descriptor("client_errors", help, None, MetricType::Counter)?;
+        for (sqlstate, closed) in &self.client_errors {
+            plain_counter(&mut family.encode_family(&[("sqlstate", sqlstate.as_str())])?, closed)?;
+        }
+        let help = "Cancel requests whose key was nobody's.";
+        let mut metric = encoder.encode_descriptor("cancel_keys_unknown", help, None, MetricType::Counter)?;
+        plain_counter(&mut metric, &self.cancel_keys_unknown)
     }
 
     fn pool_counters(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -51,6 +51,8 @@ fn metrics() -> Metrics {
             DatabaseMetrics { name: ODD_NAME.to_owned(), ..DatabaseMetrics::default() },
         ],
         lists: Lists { used_clients: 7, ..Lists::default() },
+        client_errors: vec![("08P01".to_owned(), 21), ("none".to_owned(), 2)],
+        cancel_keys_unknown: 31,
         lane_xacts: vec![("D", 11)],
         lane_exits: vec![("parameter_changed", 12), ("unknown_message", 13)],
         mirrors: vec![MirrorMetrics {
@@ -121,7 +123,7 @@ fn without_pools_the_families_are_there() {
     let text = Metrics { pools: Vec::new(), databases: Vec::new(), ..metrics() }.encode();
     let families = parse(&text);
     assert!(families["underpass_xacts"].samples.is_empty());
-    assert_eq!(families.len(), 36);
+    assert_eq!(families.len(), 38);
 }
 
 #[test]

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use underpass_console::metrics::{CONTENT_TYPE, DatabaseMetrics, Metrics, PoolMetrics};
 
+use underpass_wire::SqlState;
+
 use crate::gather::{self, Facts, Part};
 use crate::shared::{Shared, lock};
 use crate::{kernel_rows, mirror_rows};
@@ -188,10 +190,17 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         pools,
         databases,
         lists: facts.lists,
+        client_errors: client_errors(shared),
+        cancel_keys_unknown: shared.cancel_keys_unknown.load(Ordering::Relaxed),
         lane_xacts: kernel_rows::xacts(shared),
         lane_exits: kernel_rows::exits(shared),
         mirrors: mirror_rows::metrics(shared),
     })
+}
+
+fn client_errors(shared: &Shared) -> Vec<(String, u64)> {
+    let name = |told: &Option<SqlState>| told.map_or_else(|| "none".to_owned(), |state| state.to_string());
+    lock(&shared.client_errors).iter().map(|(told, count)| (name(told), *count)).collect()
 }
 
 #[cfg(test)]

@@ -228,6 +228,8 @@ fn share(
         names: std::sync::RwLock::new(Names::default()),
         mailboxes,
         cancel_keys: Mutex::new(HashMap::default()),
+        cancel_keys_unknown: Default::default(),
+        client_errors: Default::default(),
         clients: AtomicU32::new(0),
         next_socket: AtomicU32::new(0),
         phase: AtomicU8::new(phase::RUNNING),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What all workers share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
+use underpass_wire::SqlState;
 
 use crate::control::Control;
 use crate::deriver::Deriver;
@@ -105,6 +106,10 @@ pub(crate) struct Shared {
     pub mailboxes: Vec<Mailbox>,
     /// Cancel key to client.
     pub cancel_keys: Mutex<HashMap<u64, CancelTarget, RandomState>>,
+    /// Cancel requests whose key was nobody's.
+    pub cancel_keys_unknown: AtomicU64,
+    /// Clients that were closed for an error, by what they were told.
+    pub client_errors: Mutex<BTreeMap<Option<SqlState>, u64>>,
     pub clients: AtomicU32,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,

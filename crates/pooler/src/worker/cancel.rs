@@ -7,6 +7,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, SendFlags};
@@ -81,6 +82,7 @@ impl Worker {
         let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
         match target {
             None => {
+                self.shared.cancel_keys_unknown.fetch_add(1, Ordering::Relaxed);
                 log::info!("cancel request with an unknown key");
                 self.cancel_answered(asker);
             }

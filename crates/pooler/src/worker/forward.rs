@@ -326,7 +326,7 @@ impl Worker {
 
     pub(super) fn client_io_failed(&mut self, key: Key, error: &io::Error) {
         let farewell = if error.kind() == io::ErrorKind::InvalidData {
-            Farewell { report: None, reason: format!("TLS error: {error}"), is_error: true }
+            Farewell::untold(format!("TLS error: {error}"))
         } else {
             Farewell::quiet(&format!("client read or write failed: {error}"))
         };

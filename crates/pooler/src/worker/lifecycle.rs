@@ -604,6 +604,10 @@ impl Worker {
         // From now on it has some seconds to take what it is owed.
         client.request_at = self.now;
         if !client.is_silent {
+            if farewell.is_error {
+                let told = farewell.report.as_ref().map(|(sqlstate, _)| *sqlstate);
+                *lock(&self.shared.client_errors).entry(told).or_default() += 1;
+            }
             let config = &self.shared.settings.load().config;
             // The phase has moved on already; names that only the login knew are still wanted.
             let label = client.label_in(&phase);

@@ -135,7 +135,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         match rustls::ServerConnection::new(config) {
             Ok(connection) => client.transport.upgrade(connection.into()),
-            Err(error) => self.close_client(key, Farewell::quiet(&format!("TLS setup failed: {error}"))),
+            Err(error) => self.close_client(key, Farewell::untold(format!("TLS setup failed: {error}"))),
         }
     }
 
@@ -160,7 +160,7 @@ impl Worker {
                     Err(error) => self.client_io_failed(key, &error),
                 }
             }
-            Err(error) => self.close_client(key, Farewell::quiet(&format!("TLS setup failed: {error}"))),
+            Err(error) => self.close_client(key, Farewell::untold(format!("TLS setup failed: {error}"))),
         }
     }
 
@@ -602,7 +602,7 @@ impl Worker {
 /// What a client is told that said something impossible before it was in.
 fn offended(offence: &Offence) -> Farewell {
     match offence {
-        Offence::NoTls => Farewell::quiet(&offence.to_string()),
+        Offence::NoTls => Farewell::untold(offence.to_string()),
         Offence::Protocol(version) if version.major == 2 => {
             Farewell::told(SqlState::FEATURE_NOT_SUPPORTED, reason::PROTOCOL_2)
         }

@@ -349,6 +349,11 @@ impl Farewell {
         Self { report: None, reason: reason.to_owned(), is_error: false }
     }
 
+    /// The client broke the rules where nothing can be said to it.
+    pub fn untold(reason: impl Into<String>) -> Self {
+        Self { report: None, reason: reason.into(), is_error: true }
+    }
+
     /// The client is told why.
     pub fn told(sqlstate: underpass_wire::SqlState, message: impl Into<String>) -> Self {
         let message = message.into();
