@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use common::{binary, skipped, start_recorder, wait};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use underpass_testkit::{Authority, Postgres};
+use underpass_testkit::{Authority, Batch, Client, Postgres};
 use underpass_trace::{Outcome, Reader, Record};
 
 /// What shows whether two servers have the same data: TPC-B's tables without the times in them, and the fight's.
@@ -97,8 +97,9 @@ impl Kind {
         assert_eq!(recorder.wait().expect("an end").code(), Some(0), "nothing is missing");
     }
 
-    /// `underpass replay` at once, with an order; what differs makes it fail, and so do sessions that waited for each other.
-    fn replay(&self, trace: &Path, to: &Postgres, order: &str) {
+    /// `underpass replay` at once, with an order; what differs makes it fail, and so do sessions that waited for each other. Returns its
+    /// counts.
+    fn replay(&self, trace: &Path, to: &Postgres, order: &str) -> serde_json::Value {
         let mode = if self.tls() { "require" } else { "disable" };
         let target =
             format!("host=127.0.0.1 port={} user=postgres dbname=postgres sslmode={mode}", to.port());
@@ -107,6 +108,7 @@ impl Kind {
         let output = run(command.args(["--order", order, "--json", "-", "--to", &target]).arg(trace));
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert_eq!(report["counts"]["released"], 0, "nobody waited for what could not come");
+        report["counts"].clone()
     }
 }
 
@@ -229,7 +231,9 @@ fn end_to_end(kind: &Kind) -> Vec<Session> {
 
     let copy = kind.copy(&snapshot);
     let again = parent.path().join("again");
-    kind.record(&copy, &again, || kind.replay(&trace, &copy, "commit"));
+    kind.record(&copy, &again, || {
+        kind.replay(&trace, &copy, "commit");
+    });
     assert_eq!(state(&copy), expected, "the order of commits makes the same data");
     let replayed = sessions(&again);
     assert_eq!(recorded.len(), replayed.len());
@@ -243,6 +247,32 @@ fn end_to_end(kind: &Kind) -> Vec<Session> {
     assert_eq!(unordered[..4], expected[..4], "sums do not depend on the order");
     assert_ne!(unordered[4], expected[4], "a fight does");
     recorded
+}
+
+#[test]
+fn a_statement_that_was_cancelled_is_cancelled_again() {
+    if skipped() {
+        return;
+    }
+    let kind = Kind { authority: None };
+    let parent = tempfile::tempdir().expect("a directory");
+    let (original, trace) = (kind.server(), parent.path().join("trace"));
+    let options = original.options("postgres", "postgres").parameter("application_name", "pgbench");
+    kind.record(&original, &trace, || {
+        let mut client = Client::connect(&options).expect("connect");
+        client.send(&Batch::new().query("select pg_sleep(600)")).expect("send");
+        wait("the statement", || {
+            let sleeping = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'";
+            (original.sql_value(sleeping).expect("statistics") == "1").then_some(())
+        });
+        client.cancel().expect("cancel");
+        assert!(client.response().expect("an answer").ok().is_err());
+        client.query("select 1").expect("an answer").ok().expect("a row");
+        client.terminate().expect("terminate");
+    });
+    let copy = kind.server();
+    let counts = kind.replay(&trace, &copy, "none");
+    assert_eq!((&counts["cancels"], &counts["equal"]), (&1.into(), &2.into()), "{counts}");
 }
 
 #[test]

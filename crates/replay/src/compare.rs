@@ -329,6 +329,7 @@ mod tests {
             may_write: false,
             omitted: None,
             commit: None,
+            cancel_after_ns: None,
             after_commits: 0,
         }
     }

@@ -62,6 +62,8 @@ pub struct SessionOutcome {
     pub units: Vec<UnitOutcome>,
     /// Why there was no connection, or no longer one.
     pub broken: Option<String>,
+    /// CancelRequests that were sent for it.
+    pub cancels: u64,
     /// Statements prepared before recording that the target refused.
     pub prepare_errors: Vec<String>,
 }

@@ -147,6 +147,8 @@ pub struct Unit {
     pub may_write: bool,
     /// Why it is not sent.
     pub omitted: Option<Reason>,
+    /// The client asked to cancel it so long after it was sent, nanoseconds.
+    pub cancel_after_ns: Option<u64>,
     /// Its place among the commits of the trace, if it ends a transaction that may have written.
     pub commit: Option<usize>,
     /// How many commits must be done before it is sent, with order `commit`.

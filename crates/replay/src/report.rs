@@ -95,6 +95,8 @@ pub struct Counts {
     pub commits: usize,
     /// Units that were sent before commits they should have waited for.
     pub released: u64,
+    /// CancelRequests that were sent: as long after the statement as at capture, if it had not ended by then.
+    pub cancels: u64,
 }
 
 /// One kind of difference in one group.
@@ -362,6 +364,7 @@ fn counts(plan: &Plan, played: &Played, compared: &Compared) -> Counts {
         ..Counts::default()
     };
     for (session, outcome) in plan.sessions.iter().zip(&played.sessions) {
+        counts.cancels += outcome.cancels;
         for (unit, outcome) in session.units.iter().zip(&outcome.units) {
             match outcome {
                 UnitOutcome::Answered(answered) => {

@@ -217,6 +217,14 @@ impl Run {
         self.or_stopped(self.timer.until(at)).await
     }
 
+    /// Waits until a moment, also while the replay is being finished; for ever without one.
+    pub async fn alarm(&self, at: Option<Instant>) {
+        match at {
+            Some(at) => self.timer.until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Waits until the first `below` commits of the trace are done; `false` if that is hopeless.
     pub async fn wait_commits(&self, below: usize) -> Result<bool, Stop> {
         self.or_stopped(self.commits.wait(below, self.options.order_stuck)).await

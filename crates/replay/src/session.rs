@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinHandle;
 use underpass_wire::backend::{Fields, Message, TransactionStatus};
 use underpass_wire::frontend::build;
 use underpass_wire::tag::backend as tag;
@@ -34,6 +35,7 @@ pub(crate) async fn play(run: &Run, session: &Session) -> SessionOutcome {
         last_sent: None,
         become_user: None,
         reset: false,
+        cancelling: None,
         outcome: SessionOutcome {
             units: vec![UnitOutcome::NotSent; session.units.len()],
             ..Default::default()
@@ -56,6 +58,8 @@ struct Flight {
     failed: bool,
     /// What asks for ReadyForQuery has been sent.
     asked: bool,
+    /// When the client asks to cancel it.
+    cancel_at: Option<Instant>,
     rows: u64,
     hash: Option<RowHash>,
     seen: bool,
@@ -76,6 +80,8 @@ struct Player<'r> {
     become_user: Option<String>,
     /// A statement made the session the login user's again.
     reset: bool,
+    /// A CancelRequest that is under way. Nothing may be sent before the server has passed it on, or it may hit that.
+    cancelling: Option<JoinHandle<()>>,
     outcome: SessionOutcome,
 }
 
@@ -171,6 +177,9 @@ impl Player<'_> {
                 Err(Break::Stopped) if self.run.stop() == Stop::Finish => break,
                 flight => flight?,
             };
+            if let Some(cancelling) = self.cancelling.take() {
+                let _ = cancelling.await;
+            }
             self.flights.push_back(flight);
             self.send(unit, connection).await?;
             // What has come while it was sent is taken without waiting.
@@ -226,6 +235,7 @@ impl Player<'_> {
             copy_in: 0,
             failed: false,
             asked: false,
+            cancel_at: None,
             rows: 0,
             hash,
             seen: false,
@@ -270,6 +280,7 @@ impl Player<'_> {
         self.last_sent = Some(now);
         if let Some(flight) = self.flights.back_mut() {
             flight.answered.sent = self.run.since_start(now);
+            flight.cancel_at = unit.cancel_after_ns.map(|ns| now + self.run.scaled(ns));
         }
         for step in &self.session.steps[unit.steps.clone()] {
             match step.barrier {
@@ -319,15 +330,34 @@ impl Player<'_> {
     /// Waits for bytes of the server and takes the messages in them.
     async fn receive(&mut self, connection: &mut Connection) -> Result<(), Break> {
         connection.flush().await?;
+        // Of a pipeline the oldest unit is being executed.
+        let cancel_at = self.flights.front().and_then(|flight| flight.cancel_at);
         let read = tokio::select! {
             biased;
-            read = connection.read() => read?,
+            read = connection.read() => Some(read?),
             () = self.run.stopped(Stop::Now) => return Err(Break::Stopped),
+            () = self.run.alarm(cancel_at) => None,
         };
-        if read == 0 {
-            return Err(Break::Lost("the server closed the connection".into()));
+        match read {
+            None => self.cancel(connection),
+            Some(0) => return Err(Break::Lost("the server closed the connection".into())),
+            Some(_) => self.take_messages(connection)?,
         }
-        self.take_messages(connection)
+        Ok(())
+    }
+
+    /// Asks to cancel the unit that is being executed, as its client did.
+    fn cancel(&mut self, connection: &Connection) {
+        if let Some(flight) = self.flights.front_mut() {
+            flight.cancel_at = None;
+        }
+        self.outcome.cancels += 1;
+        let (target, key) = (self.run.target.clone(), connection.cancel.clone());
+        self.cancelling = Some(tokio::spawn(async move {
+            // If it fails, the statement ends by itself, and comes out differently.
+            let request = crate::connection::cancel(&target, &key);
+            let _ = tokio::time::timeout(CONNECT_LIMIT, request).await;
+        }));
     }
 
     /// Takes all messages that were read whole.

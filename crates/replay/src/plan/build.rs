@@ -57,6 +57,8 @@ struct Builder<'o> {
     sessions: BTreeMap<SessionId, Script>,
     refused: HashSet<SessionId>,
     omitted: Omitted,
+    /// CancelRequests: session and time.
+    cancels: Vec<(Option<SessionId>, u64)>,
     origin_ns: Option<u64>,
     end_ns: u64,
 }
@@ -119,6 +121,7 @@ impl<'o> Builder<'o> {
             sessions: BTreeMap::new(),
             refused: HashSet::default(),
             omitted: Omitted::default(),
+            cancels: Vec::new(),
             origin_ns: None,
             end_ns: 0,
         }
@@ -149,7 +152,7 @@ impl<'o> Builder<'o> {
                 script.filled.insert(fill.name.to_vec());
                 script.session.prepared.push(message);
             }
-            Record::Cancel(_) => self.omitted.unit(Reason::Cancel),
+            Record::Cancel(cancel) => self.cancels.push((cancel.session, cancel.time_ns)),
             Record::Loss(loss) if loss.direction == Direction::Frontend => {
                 // What follows shows the gap by its offset. A unit that misses its end never gets one.
                 if let Some(script) = loss.session.and_then(|session| self.sessions.get_mut(&session)) {
@@ -278,8 +281,14 @@ impl<'o> Builder<'o> {
 
     fn finish(mut self, meta: Meta, damaged_blocks: u64) -> Plan {
         let mut sessions = Vec::new();
+        self.sessions.values_mut().for_each(|script| script.cut(Reason::Incomplete));
+        for (session, time_ns) in std::mem::take(&mut self.cancels) {
+            let script = session.and_then(|session| self.sessions.get_mut(&session));
+            if !script.is_some_and(|script| script.cancel(time_ns)) {
+                self.omitted.unit(Reason::Cancel);
+            }
+        }
         for (_, mut script) in std::mem::take(&mut self.sessions) {
-            script.cut(Reason::Incomplete);
             script.settle();
             for unit in &script.session.units {
                 if let Some(reason) = unit.omitted {
@@ -353,6 +362,20 @@ impl Script {
         }
     }
 
+    /// Notes a CancelRequest for the unit that was executed then; `false` if there was none that is played.
+    fn cancel(&mut self, time_ns: u64) -> bool {
+        let executed = |unit: &&mut Unit| {
+            unit.sent_ns <= time_ns && unit.ready_ns.is_none_or(|ready_ns| time_ns <= ready_ns)
+        };
+        match self.session.units.iter_mut().find(executed) {
+            Some(unit) if unit.omitted.is_none() => {
+                unit.cancel_after_ns.get_or_insert(time_ns - unit.sent_ns);
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
         self.open = Open { simple: message.message.first() == Some(&tag::QUERY), ..Open::default() };
         let omitted = match (self.session.units.last(), when) {
@@ -385,6 +408,7 @@ impl Script {
             expected: Vec::new(),
             may_write: false,
             omitted,
+            cancel_after_ns: None,
             commit: None,
             after_commits: 0,
         });

@@ -25,7 +25,7 @@ pub enum Reason {
     Replication,
     /// The login failed at capture.
     LoginFailed,
-    /// A CancelRequest. Whether it hits is a matter of chance, and the statement it stopped ends by itself here.
+    /// A CancelRequest that came when its session, if that is known, ran nothing that is played.
     Cancel,
     /// Recording ended before the client had sent all of it.
     Incomplete,
@@ -49,7 +49,7 @@ impl Reason {
             Self::Password => "a password in them was overwritten in the trace",
             Self::Replication => "replication connections",
             Self::LoginFailed => "the login failed at capture",
-            Self::Cancel => "cancel requests: what they hit is chance",
+            Self::Cancel => "cancel requests for sessions that ran nothing which is played",
             Self::Incomplete => "recording ended before they were sent whole",
             Self::Protocol => "not the protocol",
         }

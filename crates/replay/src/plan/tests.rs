@@ -2,7 +2,7 @@
 //! Plans of traces made by hand.
 
 use underpass_trace::{
-    ByteTotals, Direction, EndReason, Frontend, Loss, LossReason, Meta, PreparedFill, Ready, Record,
+    ByteTotals, Cancel, Direction, EndReason, Frontend, Loss, LossReason, Meta, PreparedFill, Ready, Record,
     Redaction, SessionEnd, SessionId, SessionStart, Source, TransactionStatus, Transport,
 };
 use underpass_wire::frontend::build;
@@ -204,6 +204,22 @@ fn statements_from_before_are_prepared_or_left_out() {
     let plan = trace.plan(&Options::default());
     assert_eq!(omitted(&plan), [None, Some(Reason::UnknownStatement)]);
     assert_eq!(plan.sessions[0].prepared.len(), 1);
+}
+
+#[test]
+fn a_cancel_request_belongs_to_the_unit_that_was_executed_then() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 10, 20, "select pg_sleep(60)", I);
+    trace.query(1, 30, 40, "select 1", I);
+    let cancel = |session: Option<u64>, time_ns| {
+        Record::Cancel(Cancel { time_ns, session: session.map(SessionId), backend_pid: 7 })
+    };
+    trace.records.extend([cancel(Some(1), 17), cancel(Some(1), 25), cancel(None, 35)]);
+    let plan = trace.plan(&Options::default());
+    let cancels: Vec<Option<u64>> = plan.sessions[0].units.iter().map(|unit| unit.cancel_after_ns).collect();
+    assert_eq!(cancels, [Some(7), None]);
+    assert_eq!(plan.omitted.units.get(&Reason::Cancel), Some(&2));
 }
 
 #[test]
