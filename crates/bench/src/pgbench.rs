@@ -59,6 +59,10 @@ const WARM_TRANSACTIONS: u64 = 50;
 /// The same with a fixed rate, where clients take turns at random: after three mean intervals 95 % have had one.
 const WARM_TRANSACTIONS_AT_A_RATE: u64 = 3;
 
+/// How long a load goes on after that before it is first held. Poolers react to a load by time too: a lane keeps clients in user
+/// space for a tenth of a second after a queue, and at the start of a pool there is one.
+const WARM_REST: Duration = Duration::from_millis(200);
+
 /// Bytes of a line of the log, at least.
 const LOG_LINE_BYTES: u64 = 28;
 
@@ -237,6 +241,7 @@ impl Driver {
             }
             thread::sleep(Duration::from_millis(5));
         }
+        thread::sleep(WARM_REST);
         Ok(())
     }
 

@@ -1,11 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the pages of `make bench` and of `underpass report` share: ECharts inside the page, colours, escaping.
+//! What the pages of `make bench` and of `underpass report` share: the page itself with ECharts in it, colours, escaping.
 #![forbid(unsafe_code)]
 
 use charming::Chart;
 
 /// Apache ECharts, from the `charming` crate's own sources; see build.rs.
 pub const ECHARTS: &str = include_str!(concat!(env!("OUT_DIR"), "/echarts.min.js"));
+
+const PAGE: &str = include_str!("page.html");
+
+/// One HTML file that needs no network: title as plain text, body as HTML.
+#[must_use]
+pub fn page(title: &str, body: &str) -> String {
+    let title = escape(title);
+    let mut page = String::with_capacity(PAGE.len() + ECHARTS.len() + body.len());
+    // A body may contain a place's name: each place is looked for in the template only.
+    for (at, part) in PAGE.split("{{").enumerate() {
+        let (place, rest) = if at == 0 { ("", part) } else { part.split_once("}}").unwrap_or(("", part)) };
+        match place {
+            "title" => page.push_str(&title),
+            "body" => page.push_str(body),
+            "echarts" => page.push_str(ECHARTS),
+            _ => {}
+        }
+        page.push_str(rest);
+    }
+    page
+}
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart.
 pub const COLOURS: [&str; 8] =
@@ -48,6 +69,15 @@ mod tests {
         assert_eq!(rounded(123_456.0), 123_500.0);
         assert_eq!(rounded(0.012_345_6), 0.012_35);
         assert_eq!(rounded(f64::NAN), 0.0);
+    }
+
+    #[test]
+    fn a_page_is_filled_once_and_loads_nothing() {
+        let page = page("a <b>", "<p>{{title}}</p>");
+        assert!(page.contains("<h1>a &lt;b&gt;</h1>") && page.contains("<p>{{title}}</p>"));
+        let own = page.replace(ECHARTS, "");
+        assert_eq!(own.matches("{{").count(), 1, "a place was left");
+        assert!(page.len() > ECHARTS.len() && !own.contains("src=") && !own.contains("https://"));
     }
 
     #[test]

@@ -3,13 +3,11 @@
 
 use std::fmt::Write as _;
 
-use underpass_charts::{ECHARTS, escape, figure};
+use underpass_charts::{escape, figure};
 
 use crate::analysis::{DIRECTIONS, NEVER_RECORDED};
 use crate::text::{duration, protocol, when};
 use crate::{Analysis, charts};
-
-const PAGE: &str = include_str!("page.html");
 
 /// A further part of the page: what others have to tell about the same workload.
 #[derive(Clone, Debug)]
@@ -39,19 +37,7 @@ pub fn page(analysis: &Analysis, top: usize, more: &[Section]) -> Result<String,
     }
     let host = &analysis.meta.host;
     let title = if host.is_empty() { "Workload".to_owned() } else { format!("Workload of {host}") };
-    // A text of the trace may contain a place's name: each place is looked for in the template only.
-    let mut page = String::with_capacity(PAGE.len() + ECHARTS.len() + body.len());
-    for (at, part) in PAGE.split("{{").enumerate() {
-        let (place, rest) = if at == 0 { ("", part) } else { part.split_once("}}").unwrap_or(("", part)) };
-        match place {
-            "title" => page.push_str(&escape(&title)),
-            "body" => page.push_str(&body),
-            "echarts" => page.push_str(ECHARTS),
-            _ => {}
-        }
-        page.push_str(rest);
-    }
-    Ok(page)
+    Ok(underpass_charts::page(&title, &body))
 }
 
 fn facts(analysis: &Analysis) -> String {
