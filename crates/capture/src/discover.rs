@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The PostgreSQL servers of this machine, and what is known of their sessions without asking them.
+//! The database servers of this machine, and what is known of their sessions without asking them.
+
+mod mysql;
 
 use std::fs;
 use std::io::Read as _;
@@ -8,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashMapExt as _};
+use underpass_trace::Protocol;
 use underpass_trace::assemble::Known;
 
 use crate::event::Ends;
@@ -17,18 +20,22 @@ use crate::recorder::Lookup;
 /// `pg_control`: the system identifier is its first word.
 const PG_CONTROL: &str = "global/pg_control";
 
+pub use mysql::Nobody;
+
 /// A running server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// The postmaster.
+    /// What it speaks.
+    pub protocol: Protocol,
+    /// The postmaster; mysqld.
     pub pid: u32,
     /// Its executable, as it sees it.
     pub executable: PathBuf,
     /// Its data directory, as it sees it.
     pub data_directory: PathBuf,
-    /// Major version, from `PG_VERSION`.
+    /// Major version, from `PG_VERSION`; of MariaDB and MySQL the whole one, where a file tells it, or else empty.
     pub version: String,
-    /// `system_identifier` of `pg_controldata`.
+    /// `system_identifier` of `pg_controldata`; MySQL's `server_uuid`.
     pub system_identifier: Option<String>,
     /// TCP addresses on which it listens.
     pub addresses: Vec<SocketAddr>,
@@ -50,8 +57,21 @@ impl Server {
         self.addresses.first().map(SocketAddr::port)
     }
 
-    /// What the server with this process looks like; `None` when it is no postmaster.
+    /// What it is called.
+    pub fn product(&self) -> &'static str {
+        match self.protocol {
+            Protocol::Postgres => "PostgreSQL",
+            Protocol::Mysql if mysql::is_mariadb(&self.executable) => "MariaDB",
+            Protocol::Mysql => "MySQL",
+        }
+    }
+
+    /// What the server with this process looks like; `None` when it is none, or a PostgreSQL's child.
     pub fn of_process(pid: u32) -> Option<Self> {
+        Self::of_postmaster(pid).or_else(|| Self::of_mysqld(pid))
+    }
+
+    fn of_postmaster(pid: u32) -> Option<Self> {
         let executable = fs::read_link(procfs::path(pid, "exe")).ok()?;
         let name = executable.file_name()?.to_str()?.trim_end_matches(" (deleted)");
         if !matches!(name, "postgres" | "postmaster") {
@@ -66,6 +86,16 @@ impl Server {
         if is_child || !inside.join("postmaster.pid").exists() {
             return None;
         }
+        Some(Self {
+            version,
+            system_identifier: system_identifier(&inside),
+            probes: exports(&procfs::path(pid, "exe"), b"secure_read"),
+            ..Self::at(pid, Protocol::Postgres, executable)
+        })
+    }
+
+    /// What is told of any process that serves.
+    fn at(pid: u32, protocol: Protocol, executable: PathBuf) -> Self {
         let held = procfs::sockets(pid);
         let listening = procfs::tcp_sockets(pid);
         let mut addresses: Vec<SocketAddr> =
@@ -75,19 +105,20 @@ impl Server {
         let mut sockets: Vec<PathBuf> = held.iter().filter_map(|inode| unix.get(inode).cloned()).collect();
         sockets.sort();
         let cgroups = procfs::cgroups(pid);
-        Some(Self {
+        Self {
+            protocol,
             pid,
-            data_directory: fs::read_link(&inside).unwrap_or_default(),
-            version,
-            system_identifier: system_identifier(&inside),
+            executable,
+            data_directory: fs::read_link(procfs::path(pid, "cwd")).unwrap_or_default(),
+            version: String::new(),
+            system_identifier: None,
             addresses,
             sockets,
             netns: procfs::namespace(pid, "net").unwrap_or(0),
             unit: cgroups.iter().find_map(|path| unit(path)),
             container: cgroups.iter().find_map(|path| container(path)),
-            probes: exports(&procfs::path(pid, "exe"), b"secure_read"),
-            executable,
-        })
+            probes: false,
+        }
     }
 }
 
@@ -128,7 +159,7 @@ fn exports(path: &Path, name: &[u8]) -> bool {
     memchr::memmem::find(&bytes, &wanted).is_some()
 }
 
-/// Sessions of a server that were there before, from process titles and socket tables.
+/// Sessions of a PostgreSQL that were there before, from process titles and socket tables.
 #[derive(Debug)]
 pub struct Backends {
     postmaster: u32,

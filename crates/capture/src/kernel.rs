@@ -13,7 +13,7 @@ use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, UprobeOpts, libbpf_sys};
-use underpass_trace::Direction;
+use underpass_trace::{Direction, Protocol};
 
 use crate::error::Error;
 use crate::event::Event;
@@ -53,6 +53,8 @@ impl ResponseLevel {
 /// What is fixed while the programs are loaded.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What the server speaks: how encryption shows.
+    pub protocol: Protocol,
     /// The server's TCP port; `None` when no packets are wanted.
     pub port: Option<u16>,
     /// Inode of the server's network namespace (`/proc/PID/ns/net`); `None` for any.
@@ -166,6 +168,7 @@ impl Kernel {
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.server_port = settings.port.unwrap_or(0);
             rodata.server_netns = settings.netns.unwrap_or(0);
+            rodata.server_mysql = u8::from(settings.protocol == Protocol::Mysql);
             rodata.rings_mask = count - 1;
             rodata.response_whole_bytes = settings.level.whole_bytes;
             rodata.response_tail_bytes = settings.level.tail_bytes;

@@ -28,7 +28,7 @@ mod run;
 mod selftest;
 mod skel;
 
-pub use discover::{Backends, Server, servers};
+pub use discover::{Backends, Nobody, Server, servers};
 pub use error::Error;
 pub use event::{Ends, Event, ProcessId, TcpFlags};
 pub use kernel::{Accounts, Count, Hits, Kernel, ResponseLevel, Settings, SourceKind};

@@ -9,10 +9,11 @@ use std::net::SocketAddr;
 
 use foldhash::{HashMap, HashMapExt as _};
 use underpass_trace::assemble::{
-    Assemble, Audit, Known, Order, Origin, Piece, Postgres, Reassembly, Segment, Sink,
+    Assemble, Audit, Known, Order, Origin, Piece, Reassembly, Segment, Sink, machine,
 };
 use underpass_trace::{
-    Cancel, Direction, EndReason, Level, LossReason, Record, SessionEnd, SessionId, Source, Transport,
+    Cancel, Direction, EndReason, Level, LossReason, Protocol, Record, SessionEnd, SessionId, Source,
+    Transport,
 };
 
 use crate::event::{Ends, Event, ProcessId, TcpFlags};
@@ -43,6 +44,8 @@ pub struct Totals {
     pub wrong: u64,
     /// Connections that turned to encryption: the packets do not show them.
     pub encrypted: u64,
+    /// Connections that use what is not supported; the last reason is [`Recorder::refused`].
+    pub refused: u64,
     /// Messages of clients.
     pub messages: u64,
     /// ReadyForQuery of servers.
@@ -53,10 +56,13 @@ pub struct Totals {
     pub losses: u64,
 }
 
+/// A protocol's machine.
+type Machine = Box<dyn Assemble + Send>;
+
 struct Connection {
     front: Reassembly,
     back: Reassembly,
-    session: Postgres,
+    session: Machine,
     /// The handshake was seen: both streams are known from their first byte.
     whole: bool,
     front_fin: bool,
@@ -67,7 +73,7 @@ struct Connection {
 }
 
 struct Process {
-    session: Postgres,
+    session: Machine,
     /// Positions reached.
     front: u64,
     back: u64,
@@ -78,8 +84,20 @@ struct Process {
 struct Ledger {
     totals: Totals,
     by_pid: HashMap<u32, SessionId>,
+    /// Why a connection could not be read.
+    refused: Option<&'static str>,
     /// The programs have counted losses in their rings: holes are explained.
     ring_was_full: bool,
+}
+
+impl Ledger {
+    /// A connection ends, or its recording does.
+    fn note(&mut self, connection: &Connection) {
+        if let Some(why) = connection.session.refused() {
+            self.totals.refused += 1;
+            self.refused = Some(why);
+        }
+    }
 }
 
 /// Passes records on and counts them.
@@ -128,6 +146,7 @@ impl Sink for Counting<'_> {
 
 /// Turns events into records.
 pub struct Recorder {
+    protocol: Protocol,
     level: Level,
     next: u64,
     connections: HashMap<Ends, Connection>,
@@ -159,8 +178,9 @@ impl std::fmt::Debug for Recorder {
 
 impl Recorder {
     /// Nothing seen yet.
-    pub fn new(level: Level, lookup: Box<dyn Lookup>) -> Self {
+    pub fn new(protocol: Protocol, level: Level, lookup: Box<dyn Lookup>) -> Self {
         Self {
+            protocol,
             level,
             next: 1,
             connections: HashMap::new(),
@@ -203,6 +223,11 @@ impl Recorder {
         self.ledger.totals
     }
 
+    /// Why connections were not recorded, if some could not be read.
+    pub fn refused(&self) -> Option<&'static str> {
+        self.ledger.refused
+    }
+
     /// Whether sessions use statements that were prepared before the capture: their texts can be had from
     /// [`Kernel::attach_activity`](crate::Kernel::attach_activity). Known since the last [`Self::tick`].
     pub fn wants_texts(&self) -> bool {
@@ -237,6 +262,7 @@ impl Recorder {
             }
             Event::Close { time_ns, ends, rcv_nxt, snd_nxt, bytes_received, .. } => {
                 if let Some(connection) = self.connections.remove(&ends) {
+                    self.ledger.note(&connection);
                     let mut counting = Counting { sink, ledger: &mut self.ledger };
                     connection.close(time_ns, rcv_nxt, snd_nxt, bytes_received, &mut counting);
                 }
@@ -299,6 +325,7 @@ impl Recorder {
         self.round(sink);
         let mut counting = Counting { sink, ledger: &mut self.ledger };
         for (_, mut connection) in self.connections.drain() {
+            counting.ledger.note(&connection);
             connection.settle(now_ns, &mut counting);
             connection.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
         }
@@ -334,7 +361,7 @@ impl Recorder {
                 return;
             }
             let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
-            let mut session = Postgres::new(origin);
+            let mut session = machine(self.protocol, origin);
             if !begins {
                 session.joined(self.lookup.connection(&ends));
             }
@@ -348,14 +375,14 @@ impl Recorder {
     fn join_process(&mut self, id: ProcessId, ends: Option<Ends>) {
         let transport = if ends.is_some() { self.probed_tcp } else { Transport::Unix };
         let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
-        let mut session = Postgres::new(origin);
+        let mut session = machine(self.protocol, origin);
         session.joined(self.lookup.process(id.pid));
         self.processes.insert(id, Process { session, front: 0, back: 0 });
     }
 }
 
 impl Connection {
-    fn new(session: Postgres, whole: bool) -> Self {
+    fn new(session: Machine, whole: bool) -> Self {
         Self {
             front: Reassembly::new(Order::Received),
             back: Reassembly::new(Order::Sent),

@@ -12,12 +12,12 @@ use underpass_trace::{
     WriterStats,
 };
 
-use crate::discover::{Backends, Server, servers};
+use crate::discover::{Backends, Nobody, Server, servers};
 use crate::error::Error;
 use crate::event::Event;
 use crate::kernel::{Accounts, Kernel, ResponseLevel, Settings, SourceKind};
 use crate::procfs;
-use crate::recorder::{Recorder, Totals};
+use crate::recorder::{Lookup, Recorder, Totals};
 use crate::selftest;
 
 /// Between two looks into the rings. A ring holds what comes in this time many times over.
@@ -119,6 +119,8 @@ struct Run<'a> {
     summary: Summary,
     started: Instant,
     activity_useless: bool,
+    /// When functions are probed: never those of MariaDB and MySQL.
+    probes: Probes,
     /// The server's process now.
     postmaster: u32,
 }
@@ -134,15 +136,25 @@ pub fn run(
     ready: &mut dyn FnMut(&Summary),
     progress: &mut dyn FnMut(&Summary),
 ) -> Result<Summary, Error> {
-    let level = match options.level {
-        Level::None => ResponseLevel::NONE,
-        Level::Summary => ResponseLevel::SUMMARY,
-        Level::Full => ResponseLevel::FULL,
+    let protocol = options.server.protocol;
+    let level = match (protocol, options.level) {
+        // Rows are counted by reading them: the end of a result does not tell their number.
+        (Protocol::Mysql, _) | (_, Level::Full) => ResponseLevel::FULL,
+        (_, Level::None) => ResponseLevel::NONE,
+        (_, Level::Summary) => ResponseLevel::SUMMARY,
     };
+    if protocol == Protocol::Mysql {
+        match (options.port, options.probes) {
+            (None, _) => return Err(Error::NotForMysql { what: "Unix sockets" }),
+            (_, Probes::Always) => return Err(Error::NotForMysql { what: "probes" }),
+            _ => {}
+        }
+    }
     let rings = thread::available_parallelism().map_or(1, |n| n.get().min(8) as u32);
     let settings = Settings {
         port: options.port,
         netns: Some(options.server.netns as u32),
+        protocol,
         level,
         ring_bytes: options.ring_bytes,
         rings,
@@ -157,22 +169,23 @@ pub fn run(
         kernel.attach_packets(cgroup)?;
     }
     let mut run = Run {
-        recorder: Recorder::new(options.level, Box::new(Backends::new(options.server.pid))),
+        recorder: Recorder::new(protocol, options.level, lookup(&options.server)),
         writer: None,
         stopped: None,
         summary: Summary::default(),
         started: Instant::now(),
         activity_useless: false,
         postmaster: options.server.pid,
+        probes: if protocol == Protocol::Mysql { Probes::Never } else { options.probes },
         options,
         kernel,
     };
     if options.port.is_none() {
         run.recorder.without_packets();
     }
-    if options.probes == Probes::Always || options.port.is_none() {
+    if run.probes == Probes::Always || options.port.is_none() {
         run.attach_probes()?;
-    } else if options.probes == Probes::Auto && Backends::has_local(options.server.pid) {
+    } else if run.probes == Probes::Auto && Backends::has_local(options.server.pid) {
         run.probes_if_possible("a client is connected by a Unix socket");
     }
     // The place is made before traffic is waited for, and only when everything else has worked.
@@ -195,11 +208,11 @@ impl Run<'_> {
         if options.port.is_some() {
             sources.push("cgroup_skb".to_owned());
         }
-        if options.probes != Probes::Never {
+        if self.probes != Probes::Never {
             sources.push("uprobe".to_owned());
         }
         let meta = Meta {
-            protocol: Protocol::Postgres,
+            protocol: server.protocol,
             level: options.level,
             started: clock(),
             host: uname.nodename().to_string_lossy().into_owned(),
@@ -231,7 +244,7 @@ impl Run<'_> {
 
     /// In the middle of a capture: what does not work is noted.
     fn probes_if_possible(&mut self, why: &str) {
-        if self.options.probes != Probes::Auto || self.kernel.probes_attached() {
+        if self.probes != Probes::Auto || self.kernel.probes_attached() {
             return;
         }
         let note = match self.attach_probes() {
@@ -349,7 +362,7 @@ impl Run<'_> {
         if self.recorder.totals().encrypted > 0 {
             self.probes_if_possible("a client turned to TLS or GSSAPI encryption");
         }
-        if self.options.probes == Probes::Auto
+        if self.probes == Probes::Auto
             && !self.kernel.probes_attached()
             && Backends::has_local(self.postmaster)
         {
@@ -367,7 +380,7 @@ impl Run<'_> {
         let same = |server: &Server| server.data_directory == old.data_directory && server.netns == old.netns;
         let Some(server) = servers().into_iter().find(same) else { return };
         self.postmaster = server.pid;
-        self.recorder.set_lookup(Box::new(Backends::new(server.pid)));
+        self.recorder.set_lookup(lookup(&server));
         let after = self.started.elapsed().as_secs_f64();
         self.summary
             .notes
@@ -383,7 +396,7 @@ impl Run<'_> {
 
     /// The probe that tells texts costs a trap for each statement: it is there only while it is needed.
     fn follow_texts(&mut self) {
-        let wanted = self.recorder.wants_texts() && self.options.probes != Probes::Never;
+        let wanted = self.recorder.wants_texts() && self.probes != Probes::Never;
         if !wanted {
             self.kernel.detach_activity();
         } else if !self.kernel.activity_attached() && !self.activity_useless {
@@ -431,10 +444,25 @@ impl Run<'_> {
                 }
             };
         }
+        if self.options.server.protocol == Protocol::Mysql && self.summary.totals.encrypted > 0 {
+            self.summary.notes.push("connections with TLS to MariaDB and MySQL are not recorded".into());
+        }
+        if let Some(why) = self.recorder.refused() {
+            let count = self.summary.totals.refused;
+            self.summary.notes.push(format!("{count} connections are not recorded, because they use {why}"));
+        }
         if let Some(why) = self.stopped {
             self.summary.notes.push(format!("the trace ended early: {why}"));
         }
         self.summary
+    }
+}
+
+/// Who knows about sessions that were there before.
+fn lookup(server: &Server) -> Box<dyn Lookup> {
+    match server.protocol {
+        Protocol::Postgres => Box::new(Backends::new(server.pid)),
+        Protocol::Mysql => Box::new(Nobody),
     }
 }
 

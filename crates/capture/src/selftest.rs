@@ -2,7 +2,7 @@
 //! Traffic of our own: a hook that is attached and sees nothing must not pass for a quiet server.
 //!
 //! The connection asks for TLS and goes away after the one-byte answer. PostgreSQL takes that for a client that changed its
-//! mind, and logs nothing.
+//! mind, and logs nothing. MariaDB and MySQL speak first: their greeting is awaited, and they count an aborted connection.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,6 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use underpass_trace::Protocol;
 
 use crate::discover::Server;
 use crate::error::Error;
@@ -38,6 +40,7 @@ pub(crate) fn by_tcp(server: &Server, port: u16) -> Result<SocketAddr, Error> {
     };
     let elsewhere = procfs::namespace(std::process::id(), "net") != Some(server.netns);
     let namespace = procfs::path(server.pid, "ns").join("net");
+    let protocol = server.protocol;
     // A namespace belongs to a thread: one that ends with the connection.
     let connection = thread::spawn(move || -> std::io::Result<SocketAddr> {
         if elsewhere {
@@ -46,7 +49,7 @@ pub(crate) fn by_tcp(server: &Server, port: u16) -> Result<SocketAddr, Error> {
         }
         let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        ask(&mut stream)?;
+        ask(protocol, &mut stream)?;
         stream.local_addr()
     });
     connection
@@ -67,13 +70,15 @@ pub(crate) fn by_unix(server: &Server) -> Result<(), Error> {
     UnixStream::connect(&path)
         .and_then(|mut stream| {
             stream.set_read_timeout(Some(PATIENCE))?;
-            ask(&mut stream)
+            ask(server.protocol, &mut stream)
         })
         .map_err(Error::system(format!("connecting to {} for the self-test", socket.display())))
 }
 
-fn ask(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
-    stream.write_all(&SSL_REQUEST)?;
+fn ask(protocol: Protocol, stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    if protocol == Protocol::Postgres {
+        stream.write_all(&SSL_REQUEST)?;
+    }
     let mut answer = [0; 1];
     stream.read_exact(&mut answer)
 }

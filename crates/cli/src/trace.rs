@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `underpass trace`: records the workload of a running PostgreSQL.
+//! `underpass trace`: records the workload of a running PostgreSQL, MariaDB or MySQL.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use underpass_capture::{Options, Probes, Server, SourceKind, Stage, Summary};
-use underpass_trace::{Direction, Level, Masker};
+use underpass_trace::{Direction, Level, Masker, Protocol};
 
 /// Exit status when `--require-lossless` was given and something is missing.
 const LOSSY: u8 = 3;
@@ -28,7 +28,7 @@ pub(crate) struct Trace {
     /// The server that listens on this TCP port. Without a choice: the only server there is.
     #[arg(short, long, value_name = "PORT", conflicts_with_all = ["pid", "unit", "container"])]
     port: Option<u16>,
-    /// The server with this postmaster.
+    /// The server with this process: PostgreSQL's postmaster, mariadbd, mysqld.
     #[arg(long, value_name = "PID", conflicts_with_all = ["unit", "container"])]
     pid: Option<u32>,
     /// The server in this systemd unit, with or without `.service`.
@@ -167,7 +167,7 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     let mut ready = |_: &Summary| {
         if !arguments.quiet {
             let to = if persist { format!(" into {}", directory.display()) } else { String::new() };
-            eprintln!("recording PostgreSQL {} (pid {}){to}; Ctrl-C ends it", server.version, server.pid);
+            eprintln!("recording {} (pid {}){to}; Ctrl-C ends it", name(server), server.pid);
         }
     };
     let mut progress = |summary: &Summary| {
@@ -210,7 +210,7 @@ fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a S
     } else if let Some(pid) = arguments.pid {
         ensure!(PathBuf::from(format!("/proc/{pid}")).exists(), "there is no process {pid}");
         found.retain(|server| server.pid == pid);
-        format!("has the process {pid} (the postmaster is wanted, not a backend)")
+        format!("has the process {pid} (of PostgreSQL the postmaster is wanted, not a backend)")
     } else if let Some(unit) = &arguments.unit {
         let unit = if unit.ends_with(".service") { unit.clone() } else { format!("{unit}.service") };
         found.retain(|server| server.unit.as_ref() == Some(&unit));
@@ -224,7 +224,7 @@ fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a S
     match found[..] {
         [server] => Ok((server, arguments.port.or_else(|| server.port()))),
         [] => {
-            let mut message = format!("no PostgreSQL {what}");
+            let mut message = format!("no PostgreSQL, MariaDB or MySQL {what}");
             if !servers.is_empty() {
                 let _ = write!(message, "; these run:\n{}", list(servers));
             }
@@ -237,17 +237,11 @@ fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a S
 /// One block for each server.
 fn list(servers: &[Server]) -> String {
     if servers.is_empty() {
-        return "no PostgreSQL server that this user may look at was found\n".into();
+        return "no PostgreSQL, MariaDB or MySQL server that this user may look at was found\n".into();
     }
     let mut text = String::new();
     for server in servers {
-        let _ = writeln!(
-            text,
-            "PostgreSQL {}  pid {}  {}",
-            server.version,
-            server.pid,
-            server.data_directory.display()
-        );
+        let _ = writeln!(text, "{}  pid {}  {}", name(server), server.pid, server.data_directory.display());
         for (name, value) in [("unit", &server.unit), ("container", &server.container)] {
             if let Some(value) = value {
                 let _ = writeln!(text, "  {name:<14}{value}");
@@ -260,7 +254,9 @@ fn list(servers: &[Server]) -> String {
             format!("by packets, no traps in the server  ({})", names.join(", "))
         };
         let _ = writeln!(text, "  {:<14}{tcp}", "TCP");
-        let probed = if server.probes {
+        let probed = if server.protocol == Protocol::Mysql {
+            "not supported: only packets of MariaDB and MySQL are read"
+        } else if server.probes {
             "by probes of secure_read and secure_write, three traps a round trip"
         } else {
             "not possible: the executable does not export secure_read"
@@ -272,6 +268,11 @@ fn list(servers: &[Server]) -> String {
         }
     }
     text
+}
+
+/// `MariaDB 10.11.19`.
+fn name(server: &Server) -> String {
+    format!("{} {}", server.product(), server.version).trim_end().to_owned()
 }
 
 fn progress_line(summary: &Summary) -> String {

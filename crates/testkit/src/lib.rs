@@ -5,6 +5,7 @@
 //! | what | type |
 //! |---|---|
 //! | a private PostgreSQL: trust, password, md5, SCRAM, TLS, own settings | [`Postgres`] |
+//! | a private MariaDB, for the tracer | [`Mariadb`] |
 //! | a pooler under test, ours or Debian's PgBouncer, from one [`Ini`] | [`Underpass`], [`PgBouncer`], [`Pooler`], [`PoolerKind`] |
 //! | a blocking protocol 3 client with control over every byte | [`Client`], [`Batch`], [`Options`] |
 //! | a PostgreSQL that follows a script | [`MockServer`], [`Step`], [`Reply`] |
@@ -33,6 +34,7 @@
 
 mod client;
 mod error;
+mod mariadb;
 mod message;
 mod mock;
 mod netns;
@@ -46,6 +48,7 @@ mod tls;
 
 pub use client::{Client, Host, Options, Response, Tls};
 pub use error::{Error, Result, ServerError};
+pub use mariadb::Mariadb;
 pub use message::{Batch, Message, Reply};
 pub use mock::{MockServer, Step, StepCall};
 pub use netns::{Netns, Veth};

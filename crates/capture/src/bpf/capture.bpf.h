@@ -84,6 +84,7 @@ struct task_struct___capture {
 /* Settings, written between open and load. */
 const volatile __u16 server_port = 0;	     /* host byte order; 0: no packets are wanted */
 const volatile __u32 server_netns = 0;	     /* inode of the server's network namespace; 0: any */
+const volatile __u8 server_mysql = 0;	     /* 1: MariaDB or MySQL, 0: PostgreSQL */
 const volatile __u32 rings_mask = 0;	     /* number of rings, a power of two, minus 1 */
 const volatile __u32 response_whole_bytes = 0xffffffff; /* of one response, sent whole; then only tails */
 const volatile __u32 response_tail_bytes = 0; /* of each later segment or call */

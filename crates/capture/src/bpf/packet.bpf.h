@@ -129,6 +129,26 @@ static __always_inline int is_tls_record(const __u8 *bytes)
 	return bytes[0] >= 0x14 && bytes[0] <= 0x17 && bytes[1] == 3 && bytes[2] <= 4;
 }
 
+/* One TLS record that fills the segment: what two messages of MySQL's would have to look like in both directions by chance. */
+static __always_inline int is_whole_tls_record(const __u8 *bytes, __u32 payload)
+{
+	return is_tls_record(bytes) && payload == 5 + ((__u32)bytes[3] << 8 | bytes[4]);
+}
+
+/*
+ * The sign of encryption of MariaDB and MySQL: the client's first packet is 32 bytes of login with CLIENT_SSL and nothing more,
+ * number 1. A connection that was joined must look like TLS in both directions.
+ */
+static __always_inline __u32 mysql_encryption(const __u8 *bytes, __u32 direction, __u32 requests, __u32 payload)
+{
+	if (direction == DIRECTION_BACKEND)
+		return is_whole_tls_record(bytes, payload) ? CONNECTION_TLS_BACKEND : 0;
+	if (requests == 0 && payload >= 36 && bytes[0] == 32 && bytes[1] == 0 && bytes[2] == 0 && bytes[3] == 1 &&
+	    (bytes[5] & 8))
+		return CONNECTION_ENCRYPTED;
+	return is_whole_tls_record(bytes, payload) ? CONNECTION_TLS_FRONTEND : 0;
+}
+
 /*
  * Notices encryption. A new connection asks for it in eight bytes and is answered by one, or begins with a TLS handshake
  * record (PostgreSQL 17, sslnegotiation = direct). One that was joined must look like TLS in both directions: a part of a
@@ -146,7 +166,10 @@ static __always_inline void look_for_encryption(struct __sk_buff *skb, struct co
 	} else if (payload != 1 || bpf_skb_load_bytes(skb, from, bytes, 1)) {
 		return;
 	}
-	if (head->direction == DIRECTION_FRONTEND) {
+	if (server_mysql) {
+		if (payload >= 8)
+			flag = mysql_encryption(bytes, head->direction, connection->requests, payload);
+	} else if (head->direction == DIRECTION_FRONTEND) {
 		/* Length 8, then 1234 and 5679 (SSLRequest) or 5680 (GSSENCRequest). */
 		if (payload == 8 && bytes[3] == 8 && bytes[4] == 0x04 && bytes[5] == 0xd2 && bytes[6] == 0x16 &&
 		    (bytes[7] == 0x2f || bytes[7] == 0x30))

@@ -60,11 +60,16 @@ pub fn skipped() -> bool {
 impl Capture {
     /// Returns when the first byte would be seen.
     pub fn start(postgres: &Postgres, setup: &Setup) -> Self {
+        Self::of(server(postgres), postgres.port(), setup)
+    }
+
+    /// The same of any server.
+    pub fn of(server: Server, port: u16, setup: &Setup) -> Self {
         let parent = tempfile::tempdir().expect("a directory");
         let directory = parent.path().join("trace");
         let options = Options {
-            server: server(postgres),
-            port: setup.packets.then_some(postgres.port()),
+            server,
+            port: setup.packets.then_some(port),
             level: setup.level,
             stage: Stage::Persist,
             probes: setup.probes,

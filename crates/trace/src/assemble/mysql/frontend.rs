@@ -69,15 +69,27 @@ impl Mysql {
             self.give_up_pending(time_ns, sink);
             self.back.forget();
         }
-        let mut kept = std::mem::take(&mut self.front.partial);
-        let mut at = position;
-        let mut rest = if kept.is_empty() {
-            bytes
+        if self.front.partial.is_empty() {
+            let taken = self.whole_messages(time_ns, position, bytes, sink);
+            self.front.partial_at = position + taken as u64;
+            self.front.partial.extend_from_slice(&bytes[taken..]);
         } else {
-            at = self.front.partial_at;
+            let mut kept = std::mem::take(&mut self.front.partial);
             kept.extend_from_slice(bytes);
-            &kept[..]
-        };
+            let taken = self.whole_messages(time_ns, self.front.partial_at, &kept, sink);
+            self.front.partial_at += taken as u64;
+            kept.drain(..taken);
+            if kept.is_empty() {
+                // A statement of many megabytes does not keep its memory.
+                kept.shrink_to(64 << 10);
+            }
+            self.front.partial = kept;
+        }
+    }
+
+    /// Takes the messages at the beginning of `bytes`; returns how many bytes need not be kept.
+    fn whole_messages(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) -> usize {
+        let (mut at, mut rest) = (position, bytes);
         while let Some(header) = Header::parse(rest) {
             let in_file = self.pending.front().is_some_and(|first| first.exchange.wants_file());
             // A file is sent in packets, each of them on its own.
@@ -86,22 +98,25 @@ impl Mysql {
                 _ if in_file => break,
                 Ok(Some(len)) => len,
                 Ok(None) if header.sequence == 0 || self.is_changing_user() => break,
-                _ => return self.violation(time_ns, at, rest.len(), sink),
+                _ => {
+                    self.violation(time_ns, at, rest.len(), sink);
+                    return bytes.len();
+                }
             };
             let (message, after) = rest.split_at(len);
             if !self.take(time_ns, at, message, in_file, sink) {
-                return self.violation(time_ns, at, rest.len(), sink);
+                self.violation(time_ns, at, rest.len(), sink);
+                return bytes.len();
             }
             at += len as u64;
             rest = after;
         }
         if self.phase == Phase::Replication && !rest.is_empty() {
             let why = Missing::Withheld(WithheldReason::Replication);
-            let len = rest.len() as u64;
-            return self.accounts.missing(Direction::Frontend, time_ns, at, len, why, sink);
+            self.accounts.missing(Direction::Frontend, time_ns, at, rest.len() as u64, why, sink);
+            return bytes.len();
         }
-        self.front.partial_at = at;
-        self.front.partial = rest.to_vec();
+        bytes.len() - rest.len()
     }
 
     fn violation(&mut self, time_ns: u64, at: u64, len: usize, sink: &mut dyn Sink) {

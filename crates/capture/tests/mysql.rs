@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real MariaDB: what its clients sent is what the trace holds. Skipped where it is not installed.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::{Capture, Setup, Trace, skipped};
+use underpass_capture::{Probes, Server};
+use underpass_mysql::capability::{self, Capabilities};
+use underpass_mysql::exchange::{End, Exchange, Session, Step};
+use underpass_mysql::handshake::Login;
+use underpass_mysql::packet::{self, put_message};
+use underpass_testkit::{Authority, Mariadb};
+use underpass_trace::statements::{Event, Statements};
+use underpass_trace::{Level, LossReason, Protocol, Record, SessionId, TransactionStatus};
+
+fn missing() -> bool {
+    if Mariadb::is_missing() {
+        eprintln!("skipped: mariadbd is not installed");
+        return true;
+    }
+    skipped()
+}
+
+fn capture(mariadb: &Mariadb, level: Level) -> Capture {
+    let server = Server::of_process(mariadb.pid()).expect("a mariadbd");
+    assert_eq!((server.protocol, server.product()), (Protocol::Mysql, "MariaDB"));
+    assert!(server.version.starts_with("1"), "{server:?}");
+    // All packets of a session are in one ring, and some statements here have 16 MiB.
+    let setup = Setup { level, probes: Probes::Auto, ring_bytes: 256 << 20, ..Setup::default() };
+    Capture::of(server, mariadb.port(), &setup)
+}
+
+/// Runs a script in the server's own shell, which goes on after errors.
+fn shell(mariadb: &Mariadb, script: &str, arguments: &[&str]) {
+    let mut command = mariadb.shell().expect("the shell");
+    command.args(["--force", "--local-infile=1"]).args(arguments).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the shell");
+    child.stdin.take().expect("its input").write_all(script.as_bytes()).expect("a script");
+    child.wait().expect("the shell");
+}
+
+/// Text, parameters, and how it ended.
+type Told = (String, Vec<Option<String>>, String, u64);
+
+fn told(trace: &Trace, session: SessionId) -> Vec<Told> {
+    let mut statements = Statements::new(Protocol::Mysql);
+    let mut events = Vec::new();
+    let mut found = Vec::new();
+    for record in &trace.records {
+        statements.push(record, &mut events);
+        for event in &events {
+            let Event::Statement(statement) = event else { continue };
+            if statement.session != session {
+                continue;
+            }
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let values = statement.parameters.values.iter().map(|value| value.as_deref().map(text)).collect();
+            let outcome = match &statement.outcome {
+                underpass_trace::Outcome::Complete { tag } => text(tag),
+                underpass_trace::Outcome::Error(error) => text(&error.sqlstate),
+                other => format!("{other:?}"),
+            };
+            found.push((statement.text.as_deref().map_or("?".into(), text), values, outcome, statement.rows));
+        }
+    }
+    found
+}
+
+fn only_session(trace: &Trace) -> SessionId {
+    let starts = trace.starts();
+    assert_eq!(starts.len(), 1, "{starts:?}");
+    starts[0].session
+}
+
+/// What is sent to the server is not in the trace as such.
+fn assert_no_password(trace: &Trace) {
+    let all = format!("{:?}", trace.records);
+    assert!(!all.contains("S3cret"), "a password is in the trace");
+}
+
+#[test]
+fn the_shell_is_recorded_exactly() {
+    if missing() {
+        return;
+    }
+    let mariadb = Mariadb::start().expect("a server");
+    let capture = capture(&mariadb, Level::Summary);
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rows.csv");
+    std::fs::write(&file, "7\tseven\n8\teight\n9\tnine\n").expect("a file");
+    let mut script = String::from(
+        "create table t (a int primary key, b longtext);\n\
+         insert into t values (1, 'one'), (2, 'two'), (3, NULL);\n\
+         begin;\nupdate t set b = 'x' where a > 1;\nselect * from t;\ncommit;\n\
+         insert into t values (1, 'again');\nselect * from nowhere;\n\
+         create user eve identified by 'S3cret-2';\nset password for eve = password('S3cret-3');\n\
+         grant select on shop.t to eve identified by 'S3cret-4';\nalter user eve identified by 'S3cret-5';\n",
+    );
+    let _ = writeln!(script, "load data local infile '{}' into table t;", file.display());
+    let long = "y".repeat(200_000);
+    let _ = writeln!(script, "insert into t values (4, '{long}');");
+    // More than a packet's 16 MiB, either way.
+    let _ = writeln!(script, "select length('{}');", "z".repeat((16 << 20) + 5));
+    script += "select repeat('w', 17 * 1024 * 1024);\nselect seq, 'row' from seq_1_to_30000;\n";
+    script += "delimiter //\nselect 1; select 2; insert into t values (5, 'five')//\ndelimiter ;\n";
+    script += "use mysql;\n";
+    shell(&mariadb, &script, &["--max-allowed-packet=64M"]);
+    let trace = capture.end();
+    trace.assert_lossless();
+    assert_no_password(&trace);
+    let session = only_session(&trace);
+    let told = told(&trace, session);
+    let outcome = |beginning: &str| -> (String, u64) {
+        let found: Vec<_> = told.iter().filter(|(text, ..)| text.starts_with(beginning)).collect();
+        assert_eq!(found.len(), 1, "{beginning}: {found:?}");
+        (found[0].2.clone(), found[0].3)
+    };
+    for (beginning, tag, rows) in [
+        ("create table", "OK 0", 0),
+        ("insert into t values (1, 'one')", "OK 3", 0),
+        ("update t", "OK 2", 0),
+        ("select * from t", "ROWS 3", 3),
+        ("insert into t values (1, 'again')", "23000", 0),
+        ("select * from nowhere", "42S02", 0),
+        ("create user eve identified by '********'", "OK 0", 0),
+        ("set password for eve = password('********')", "OK 0", 0),
+        ("grant select on shop.t to eve identified by '********'", "OK 0", 0),
+        ("alter user eve identified by '********'", "OK 0", 0),
+        ("load data local infile", "OK 3", 0),
+        ("insert into t values (4,", "OK 1", 0),
+        ("select length(", "ROWS 1", 1),
+        ("select repeat(", "ROWS 1", 1),
+        ("select seq", "ROWS 30000", 30_000),
+        // Three answers to one command.
+        ("select 1; select 2; insert", "OK 1", 2),
+    ] {
+        assert_eq!(outcome(beginning), (tag.to_owned(), rows), "{beginning}");
+    }
+    let exact = format!("insert into t values (4, '{long}')");
+    assert!(told.iter().any(|(text, ..)| *text == exact), "the long statement differs");
+    let starts = trace.starts();
+    let start = starts[0];
+    assert_eq!((start.user.as_deref(), start.database.as_deref()), (Some(&b"ann"[..]), Some(&b"shop"[..])));
+    assert!(start.backend_pid.is_some() && !start.midstream && start.ready_ns.is_some());
+    let end = trace.ends()[0];
+    assert!(end.frontend.audited.is_some() && end.backend.audited.is_some(), "{end:?}");
+    let in_transaction = trace
+        .records
+        .iter()
+        .filter(|r| matches!(r, Record::Ready(ready) if ready.status == TransactionStatus::Transaction));
+    assert_eq!(in_transaction.count(), 3, "begin, update, select");
+    let last = trace.records.iter().rev().find_map(|r| match r {
+        Record::ParameterStatus(set) if *set.name == *b"database" => Some(set.value.to_vec()),
+        _ => None,
+    });
+    assert_eq!(last.as_deref(), Some(&b"mysql"[..]));
+}
+
+/// A client of the binary protocol, as user `bob`, who has no password.
+struct Binary {
+    stream: TcpStream,
+    session: Session,
+    sent: Vec<u8>,
+}
+
+impl Binary {
+    fn connect(mariadb: &Mariadb, capabilities: u64) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", mariadb.port())).expect("connect");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        let capabilities = Capabilities(capability::PROTOCOL_41 | capability::TRANSACTIONS | capabilities);
+        let mut client = Self { stream, session: Session::new(capabilities), sent: Vec::new() };
+        client.read();
+        let login = Login {
+            capabilities,
+            collation: 45,
+            user: b"bob",
+            database: Some(b"shop"),
+            plugin: Some(b"mysql_native_password"),
+            attributes: vec![(b"program_name", b"binary")],
+        };
+        let mut message = Vec::new();
+        login.put(&mut message, 1, b"");
+        client.stream.write_all(&message).expect("a login");
+        let answer = client.read();
+        assert_eq!(answer.first(), Some(&0), "{}", String::from_utf8_lossy(&answer));
+        client
+    }
+
+    fn read(&mut self) -> Vec<u8> {
+        let mut head = [0; packet::HEADER_BYTES];
+        self.stream.read_exact(&mut head).expect("a packet");
+        let mut payload = vec![0; packet::Header::parse(&head).expect("a header").len];
+        self.stream.read_exact(&mut payload).expect("a packet");
+        payload
+    }
+
+    /// Sends a command and reads its answer; the number of a prepared statement.
+    fn command(&mut self, payload: &[u8]) -> u32 {
+        let mut message = Vec::new();
+        put_message(&mut message, 0, payload);
+        self.stream.write_all(&message).expect("a command");
+        self.sent.extend_from_slice(&message);
+        let mut exchange = Exchange::new(payload[0]);
+        let mut number = 0;
+        while !exchange.is_done() {
+            let answer = self.read();
+            let step = exchange.message(&answer, answer.len(), &mut self.session).expect("an answer");
+            if let Step::End { end: End::Prepared(prepared), .. } = step {
+                number = prepared.statement;
+            }
+        }
+        number
+    }
+
+    fn work(&mut self) {
+        let number = self.command(b"\x16select ?, ?, ?, ?").to_le_bytes();
+        let with = |command: u8, rest: &[u8]| [&[command][..], &number, rest].concat();
+        let types = b"\0\x01\0\0\0\0\x01\x08\0\xfd\0\x05\0\x0c\0";
+        let values = b"\x2a\0\0\0\0\0\0\0\x03abc\0\0\0\0\0\0\xf8\x3f\x04\xe8\x07\x02\x1d";
+        self.command(&with(0x17, &[&types[..], values].concat()));
+        // The types stay; the third value is NULL.
+        self.command(&with(0x17, b"\0\x01\0\0\0\x04\0\x2b\0\0\0\0\0\0\0\x01d\x04\xe8\x07\x03\x01"));
+        // A value in parts, and then a cursor.
+        self.command(&with(0x18, b"\x01\0long "));
+        self.command(&with(0x18, b"\x01\0data"));
+        let types = b"\x01\x01\0\0\0\x0c\x01\x08\0\xfc\0\x06\0\x06\0";
+        self.command(&with(0x17, &[&types[..], b"\x2c\0\0\0\0\0\0\0"].concat()));
+        self.command(&with(0x1c, b"\x0a\0\0\0"));
+        self.command(&with(0x1a, b""));
+        self.command(&with(0x19, b""));
+        self.command(b"\x0e");
+        self.command(b"\x16select nonsense from nowhere");
+        self.command(b"\x01");
+    }
+}
+
+fn expected() -> Vec<Told> {
+    let text = "select ?, ?, ?, ?";
+    let values = |values: [Option<&str>; 4]| values.map(|v| v.map(str::to_owned)).to_vec();
+    [
+        (values([Some("42"), Some("abc"), Some("1.5"), Some("2024-02-29")]), 1),
+        (values([Some("43"), Some("d"), None, Some("2024-03-01")]), 1),
+        (values([Some("44"), Some("long data"), None, None]), 0),
+        (vec![], 1),
+    ]
+    .map(|(values, rows)| (text.to_owned(), values, format!("ROWS {rows}"), rows))
+    .to_vec()
+}
+
+#[test]
+fn prepared_statements_are_recorded_exactly() {
+    if missing() {
+        return;
+    }
+    let mariadb = Mariadb::start().expect("a server");
+    for (capabilities, level) in [(0, Level::Summary), (capability::DEPRECATE_EOF, Level::Full)] {
+        let capture = capture(&mariadb, level);
+        let mut client = Binary::connect(&mariadb, capabilities);
+        client.work();
+        let sent = std::mem::take(&mut client.sent);
+        drop(client);
+        let trace = capture.end();
+        trace.assert_lossless();
+        let session = trace.session("binary");
+        assert!(trace.sent(session) == sent, "the bytes differ");
+        assert_eq!(told(&trace, session), expected());
+        let errors = trace.outcomes(session).iter().filter(|(tag, _)| tag == "42S02").count();
+        assert_eq!(errors, 1);
+    }
+}
+
+#[test]
+fn a_session_is_joined_and_its_older_statements_have_no_text() {
+    if missing() {
+        return;
+    }
+    let mariadb = Mariadb::start().expect("a server");
+    for capabilities in [0, capability::DEPRECATE_EOF] {
+        let mut client = Binary::connect(&mariadb, capabilities);
+        let number = client.command(b"\x16select 1").to_le_bytes();
+        let capture = capture(&mariadb, Level::Summary);
+        client.command(&[&[0x17][..], &number, b"\0\x01\0\0\0"].concat());
+        client.work();
+        drop(client);
+        let trace = capture.end();
+        trace.assert_lossless();
+        let session = only_session(&trace);
+        assert!(trace.starts()[0].midstream);
+        let told = told(&trace, session);
+        assert_eq!(told[0], ("?".to_owned(), vec![], "ROWS 1".to_owned(), 1));
+        assert_eq!(told[1..], expected());
+    }
+}
+
+#[test]
+fn tls_and_compression_are_named() {
+    if missing() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let mariadb = Mariadb::start_tls(&authority).expect("a server");
+    let capture = capture(&mariadb, Level::Summary);
+    shell(&mariadb, "select 1;", &["--skip-ssl", "--compress"]);
+    shell(&mariadb, "select 2;", &["--skip-ssl"]);
+    shell(&mariadb, "select 3;", &["--ssl"]);
+    let trace = capture.end();
+    assert_eq!(trace.summary.totals.encrypted, 1, "{:?}", trace.summary);
+    assert!(trace.summary.notes.iter().any(|note| note.contains("TLS")), "{:?}", trace.summary.notes);
+    assert_eq!(trace.starts().len(), 1, "{:?}", trace.starts());
+    assert_eq!(trace.summary.totals.refused, 1);
+    assert!(trace.summary.notes.iter().any(|note| note.contains("compressed")), "{:?}", trace.summary.notes);
+    assert!(!trace.losses().iter().any(|loss| loss.reason == LossReason::Protocol));
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A private MariaDB: its own data directory, port and socket. Nothing of the system's configuration or data is read.
+//!
+//! `root` enters by the Unix socket without password, `ann` with the password `S3cret` and `bob` with none, from anywhere, and both
+//! may do everything. There is a database `shop`.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::process::{service_command, service_directory, write_service_file};
+use crate::{Authority, Error, Port, Process, Result};
+
+/// Longest start on a loaded machine.
+const START_LIMIT: Duration = Duration::from_secs(90);
+/// What the server runs before it listens.
+const INIT: &str = "CREATE DATABASE IF NOT EXISTS shop;
+CREATE USER IF NOT EXISTS ann@'%' IDENTIFIED BY 'S3cret';
+CREATE USER IF NOT EXISTS bob@'%';
+GRANT ALL ON *.* TO ann@'%' WITH GRANT OPTION;
+GRANT ALL ON *.* TO bob@'%';
+";
+
+/// A running private MariaDB.
+#[derive(Debug)]
+pub struct Mariadb {
+    // Order matters: the process ends before its directory goes.
+    process: Process,
+    port: Port,
+    socket: PathBuf,
+    _directory: TempDir,
+}
+
+impl Mariadb {
+    /// Whether the server's programs are missing here: tests that need it are skipped, and say so.
+    pub fn is_missing() -> bool {
+        program("mariadbd").is_err() || program("mariadb-install-db").is_err()
+    }
+
+    /// Makes a data directory and starts a server on it, which has no TLS.
+    ///
+    /// # Errors
+    /// A program is missing, fails, or does not get ready in time.
+    pub fn start() -> Result<Self> {
+        Self::start_with(None)
+    }
+
+    /// The same with TLS, by a certificate of `authority` for localhost and 127.0.0.1.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_tls(authority: &Authority) -> Result<Self> {
+        Self::start_with(Some(authority))
+    }
+
+    fn start_with(authority: Option<&Authority>) -> Result<Self> {
+        let directory = service_directory()?;
+        let (data, socket) = (directory.path().join("data"), directory.path().join("mariadb.sock"));
+        let mut install = service_command(&program("mariadb-install-db")?, directory.path());
+        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+        // Servers that start together would meet in /tmp.
+        install.arg(option("datadir", &data)).env("TMPDIR", directory.path());
+        let output = install.output().map_err(Error::io("run mariadb-install-db"))?;
+        if !output.status.success() {
+            return Err(Error::Exited {
+                program: "mariadb-install-db".into(),
+                status: output.status.to_string(),
+                log: String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+            });
+        }
+        let init = directory.path().join("init.sql");
+        write_service_file(&init, INIT, 0o600)?;
+        let port = Port::reserve()?;
+        let mut command = service_command(&program("mariadbd")?, directory.path());
+        // Durability is off: the machine does not crash under a test.
+        command.args([
+            "--no-defaults",
+            "--bind-address=127.0.0.1",
+            "--skip-name-resolve",
+            "--local-infile=1",
+        ]);
+        command.args(["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M"]);
+        command.arg("--max-allowed-packet=64M").env("TMPDIR", directory.path());
+        command.arg(format!("--port={}", port.number()));
+        let pid_file = directory.path().join("mariadb.pid");
+        for (name, path) in
+            [("datadir", &data), ("socket", &socket), ("pid-file", &pid_file), ("init-file", &init)]
+        {
+            command.arg(option(name, path));
+        }
+        if let Some(authority) = authority {
+            authority.server(&["localhost", "127.0.0.1"])?.write(directory.path(), "server")?;
+            for (name, file) in [("ssl-cert", "server.crt"), ("ssl-key", "server.key")] {
+                command.arg(option(name, &directory.path().join(file)));
+            }
+        }
+        let log = directory.path().join("mariadb.log");
+        let process = Process::spawn("mariadbd", &mut command, &log, directory.path(), Signal::SIGTERM)?;
+        let mut server = Self { process, port, socket, _directory: directory };
+        let (address, socket) = (("127.0.0.1", server.port()), server.socket.clone());
+        // The socket is there when the init file has been run; the listener comes before it.
+        server.process.wait_ready(START_LIMIT, || {
+            std::net::TcpStream::connect(address).map_err(Error::io("connect by TCP"))?;
+            shell(&socket, &["-e", "select 1 from mysql.user where user = 'bob'"]).map(drop)
+        })?;
+        Ok(server)
+    }
+
+    /// TCP port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Process identifier.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The server's log so far.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Runs SQL as root by the Unix socket; returns what the shell prints, without column names.
+    ///
+    /// # Errors
+    /// The shell's own, with its message.
+    pub fn sql(&self, sql: &str) -> Result<String> {
+        shell(&self.socket, &["-N", "-B", "-e", sql])
+    }
+
+    /// The server's shell as `ann` by TCP, in database `shop`; to be given a script on its standard input or with `-e`.
+    ///
+    /// # Errors
+    /// The shell is not installed.
+    pub fn shell(&self) -> Result<Command> {
+        let mut command = Command::new(program("mariadb")?);
+        command.args([
+            "--no-defaults",
+            "--protocol=tcp",
+            "--host=127.0.0.1",
+            "--user=ann",
+            "--password=S3cret",
+        ]);
+        command.arg(format!("--port={}", self.port())).arg("--database=shop");
+        Ok(command)
+    }
+}
+
+fn shell(socket: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(program("mariadb")?);
+    command.args(["--no-defaults", "--user=root"]).arg(option("socket", socket)).args(arguments);
+    let Output { status, stdout, stderr } = command.output().map_err(Error::io("run mariadb"))?;
+    if status.success() {
+        return Ok(String::from_utf8_lossy(&stdout).trim_end().to_owned());
+    }
+    let log = String::from_utf8_lossy(&stderr).into_owned();
+    Err(Error::Exited { program: "mariadb".into(), status: status.to_string(), log })
+}
+
+fn option(name: &str, path: &Path) -> std::ffi::OsString {
+    let mut argument = std::ffi::OsString::from(format!("--{name}="));
+    argument.push(path.as_os_str());
+    argument
+}
+
+/// A program of the server, where Debian has it or on the path.
+fn program(name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/usr/bin".into()])
+        .map(|directory| directory.join(OsStr::new(name)))
+        .find(|path| path.exists())
+        .ok_or_else(|| Error::NotFound {
+            program: name.into(),
+            hint: "install mariadb-server and mariadb-client".into(),
+        })
+}
