@@ -181,8 +181,9 @@ pub fn data_of<'a>(
 #[must_use]
 pub fn time_of(view: &View<'_>, point: &Point) -> String {
     let systems = view.systems_at(point);
-    let of = |name| systems.iter().flat_map(|system| view.values(system, point, name)).fold(0.0, f64::max);
-    let seconds = [metric::WINDOW, metric::SECONDS].map(of).into_iter().fold(0.0, f64::max);
+    let of = |name| systems.iter().flat_map(|system| view.values(system, point, name)).collect::<Vec<_>>();
+    let medians = [metric::WINDOW, metric::SECONDS].iter().filter_map(|name| Summary::of(&of(name)));
+    let seconds = medians.map(|summary| summary.median).fold(0.0, f64::max);
     let rounds = systems.iter().map(|system| view.samples(system, point).len()).max().unwrap_or(0);
     format!("{seconds:.1} s in each of {rounds} rounds")
 }

@@ -87,6 +87,24 @@ fn a_small_run_measures_and_reports() {
     assert!(results["meta"]["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
     let page = std::fs::read_to_string(file.with_extension("html")).unwrap();
     assert!(page.contains("clients=2 mode=simple"));
+    every_plot_is_drawn_in_a_browser(&file.with_extension("html"), &page);
+}
+
+/// Opens the page without a network in a real browser, on the width of a phone, if one is installed.
+fn every_plot_is_drawn_in_a_browser(path: &Path, page: &str) {
+    let Ok(output) = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,844", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", path.with_extension("browser").display()))
+        .arg(format!("file://{}", path.display()))
+        .output()
+    else {
+        eprintln!("skipped: no chromium to open the page in");
+        return;
+    };
+    let drawn = String::from_utf8_lossy(&output.stdout);
+    let plots = page.matches("<div class=\"chart\"").count();
+    // The library's own text has none, so each is a plot that its script has drawn.
+    assert!(plots > 0 && drawn.matches("<svg ").count() >= plots, "{plots} plots, {}", output.status);
 }
 
 #[test]
