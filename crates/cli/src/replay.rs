@@ -2,7 +2,7 @@
 //! `underpass replay`: plays a trace against another server.
 
 use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +19,8 @@ use underpass_replay::{Error, Identities, Target};
 
 /// How often the progress bar moves.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// How many statements of the trace a page shows; what `underpass report` does if it is not told.
+const PAGE_STATEMENTS: usize = 20;
 
 /// `underpass replay`.
 #[derive(Debug, Args)]
@@ -94,6 +96,9 @@ pub(crate) struct Replay {
     /// Writes the report as JSON, too; `-` for standard output instead of the text.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Writes a page, too, with the report of the trace and that of its replay: one HTML file that needs no network.
+    #[arg(long, value_name = "FILE")]
+    pub page: Option<PathBuf>,
     /// Exits with 3 if anything came out differently.
     #[arg(long)]
     pub require_equal: bool,
@@ -288,7 +293,22 @@ async fn play(
         }
         None => print(&report.text())?,
     }
+    if let Some(path) = &replay.page {
+        page(&replay.trace, &report)
+            .and_then(|page| Ok(crate::report::write(path, page.as_bytes())?))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(if replay.require_equal && !report.is_equal() { ExitCode::from(3) } else { ExitCode::SUCCESS })
+}
+
+/// The page of the trace, with this replay in it.
+fn page(trace: &Path, report: &Report) -> anyhow::Result<String> {
+    let analysis = underpass_report::Analysis::of(&mut underpass_trace::Reader::open(trace)?)?;
+    let sections: Vec<_> = underpass_replay::page::sections(report)
+        .into_iter()
+        .map(|section| underpass_report::Section { title: section.title.into(), html: section.html })
+        .collect();
+    Ok(underpass_report::page(&analysis, PAGE_STATEMENTS, &sections)?)
 }
 
 async fn play_one(

@@ -56,7 +56,7 @@ fn beside(trace: &Path) -> PathBuf {
 }
 
 /// The page holds texts of statements: it is the owner's, as the trace is.
-fn write(path: &Path, page: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write(path: &Path, page: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let mut options = std::fs::File::options();
     options.write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(page)

@@ -105,7 +105,13 @@ impl Kind {
             format!("host=127.0.0.1 port={} user=postgres dbname=postgres sslmode={mode}", to.port());
         let mut command = Command::new(binary());
         command.args(["replay", "--pace", "asap", "--application-name", "pgbench", "--require-equal"]);
-        let output = run(command.args(["--order", order, "--json", "-", "--to", &target]).arg(trace));
+        let page = trace.with_extension("html");
+        command.args(["--order", order, "--json", "-", "--to", &target]).arg("--page").arg(&page);
+        let output = run(command.arg(trace));
+        let page = fs::read_to_string(&page).expect("a page");
+        assert!(
+            page.contains("Replay: latency there and here") && page.contains("What this trace does not know")
+        );
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert_eq!(report["counts"]["released"], 0, "nobody waited for what could not come");
         report["counts"].clone()

@@ -17,6 +17,7 @@ mod connection;
 mod error;
 pub mod latency;
 pub mod outcome;
+pub mod page;
 pub mod plan;
 pub mod preflight;
 pub mod report;

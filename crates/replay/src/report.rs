@@ -289,23 +289,30 @@ impl Report {
             )?;
         }
         writeln!(out, "\nSent late, us{:>17} {:>10} {:>10} {:>10}", "p50", "p95", "p99", "max")?;
-        for (name, lag) in [
-            ("in all", self.lag.total),
-            ("server busy", self.lag.server_busy),
-            ("order of commits", self.lag.order_wait),
-            ("replayer late", self.lag.replayer_late),
-            ("answer since due", self.lag.latency_from_due),
-        ] {
+        for (name, lag) in self.lags() {
             writeln!(
                 out,
                 "  {name:<18} {:>9.0} {:>10.0} {:>10.0} {:>10.0}",
                 lag.p50_us, lag.p95_us, lag.p99_us, lag.max_us
             )?;
         }
-        self.write_not_played(out)
+        section(out, "Not played", &self.not_played())?;
+        section(out, "Notes", &self.all_notes())
     }
 
-    fn write_not_played(&self, out: &mut String) -> std::fmt::Result {
+    /// How late units were sent, by what they waited for.
+    pub(crate) fn lags(&self) -> [(&'static str, Quantiles); 5] {
+        [
+            ("in all", self.lag.total),
+            ("server busy", self.lag.server_busy),
+            ("order of commits", self.lag.order_wait),
+            ("replayer late", self.lag.replayer_late),
+            ("answer since due", self.lag.latency_from_due),
+        ]
+    }
+
+    /// What was not played and why, a line each.
+    pub(crate) fn not_played(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (reason, count) in &self.omitted.sessions {
             lines.push(format!("{count} sessions: {}", reason.text()));
@@ -322,7 +329,11 @@ impl Report {
         if self.broken_sessions.len() > DIVERGENCES_PRINTED {
             lines.push(format!("and {} sessions more", self.broken_sessions.len() - DIVERGENCES_PRINTED));
         }
-        section(out, "Not played", &lines)?;
+        lines
+    }
+
+    /// What its reader should know, a line each.
+    pub(crate) fn all_notes(&self) -> Vec<String> {
         let mut notes: Vec<String> =
             self.preflight.problems.iter().map(|text| format!("forced: {text}")).collect();
         notes.extend(self.preflight.notes.iter().chain(&self.notes).cloned());
@@ -331,7 +342,7 @@ impl Report {
                 self.volatile.iter().map(|(name, count)| format!("{name} ({count})")).collect();
             notes.push(format!("units whose result changes from run to run: {}", list.join(", ")));
         }
-        section(out, "Notes", &notes)
+        notes
     }
 }
 

@@ -71,6 +71,9 @@ fn other_data_give_other_answers() {
     assert!(report.text().contains("23505"), "{}", report.text());
     // The session ran as the captured user.
     assert_eq!(report.counts.equal, 3, "{}", report.text());
+    let page: String = underpass_replay::page::sections(&report).into_iter().map(|one| one.html).collect();
+    assert!(page.contains("where id &lt; $1") && !page.contains("id < $1"), "{page}");
+    assert!(page.contains("23505") && page.contains("another number of rows"), "{page}");
 }
 
 #[test]
