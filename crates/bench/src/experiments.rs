@@ -286,7 +286,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "cores",
         title: "Cores",
-        shows: "Throughput when the pooler may use one CPU and when it may use two; the other parts are not limited.",
+        shows: "Throughput when the pooler may use one CPU and when it may use two; the other parts are not limited. TPC-C by go-tpc in session pooling.",
         paper: "Tigger 6.8, figure 16 (there by instance size, 2 to 32 virtual CPUs)",
         scale: PaperScale { data: "TPC-C 2.1 GB, YCSB 2.3 GB", clients: "not given", seconds: "not given" },
         systems: ALL,

@@ -259,37 +259,46 @@ pub fn workloads(options: &Options) -> Vec<Step> {
 /// TPC-C in both pool modes.
 pub fn tpcc(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[20]);
-    let warehouses = if options.quick { 1 } else { 4 } * options.scale;
     let mut steps = Vec::new();
     for &count in &clients {
         for pool_mode in [PoolMode::Transaction, PoolMode::Session] {
-            let mut setup = Setup { pool_mode, ..setup(options, most(&clients)) };
-            // go-tpc holds some connections beside those of its clients.
-            setup.pool_size = setup.pool_size.max(count + 5);
-            let point = Point::default()
-                .with("clients", count)
-                .with("pooling", pool_mode.name())
-                .with("warehouses", warehouses);
-            let work = Work::Task(Task::Tpcc { clients: count, warehouses });
-            steps.push(Step::new(steps.len() as u32, point, setup, work));
+            let setup = Setup { pool_mode, ..setup(options, most(&clients)) };
+            let point = Point::default().with("clients", count).with("pooling", pool_mode.name());
+            steps.push(tpcc_step(steps.len() as u32, point, setup, count, options));
         }
     }
     steps
 }
 
+fn tpcc_step(group: u32, point: Point, mut setup: Setup, clients: u32, options: &Options) -> Step {
+    let warehouses = if options.quick { 1 } else { 4 } * options.scale;
+    // go-tpc holds some connections beside those of its clients.
+    setup.pool_size = setup.pool_size.max(clients + 5);
+    let work = Work::Task(Task::Tpcc { clients, warehouses });
+    Step::new(group, point.with("warehouses", warehouses), setup, work)
+}
+
 /// One and two CPUs for the pooler.
 pub fn cores(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[32]);
+    let names =
+        options.workloads_or(if options.quick { &["noop", "ycsb"] } else { &["noop", "ycsb", "tpcc"] });
     let mut steps = Vec::new();
     for &count in &clients {
-        for name in options.workloads_or(&["noop", "ycsb"]) {
+        for name in &names {
             for (cores, cpus) in [(1, "0"), (2, "0-1")] {
                 let setup = Setup { cpus: Some(cpus.to_owned()), ..setup(options, most(&clients)) };
                 let point =
-                    Point::default().with("clients", count).with("cores", cores).with("workload", &name);
-                let load = Load::new(count, Protocol::Simple, "");
+                    Point::default().with("clients", count).with("cores", cores).with("workload", name);
                 let group = steps.len() as u32 / 2;
-                steps.push(workload_step(group, point, setup, load, &name, options));
+                steps.push(if name == "tpcc" {
+                    // Its named statements need a session where the pooler does not follow them.
+                    let setup = Setup { pool_mode: PoolMode::Session, ..setup };
+                    tpcc_step(group, point, setup, count, options)
+                } else {
+                    let load = Load::new(count, Protocol::Simple, "");
+                    workload_step(group, point, setup, load, name, options)
+                });
             }
         }
     }
