@@ -15,7 +15,7 @@ const MESSAGE_MAX: usize = 200;
 /// Results of a cycle that are kept. A script of more statements is compared by its first ones.
 const RESULTS_MAX: usize = 1000;
 
-/// Whether and how rows are hashed.
+/// Whether and how the rows of two servers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RowHash {
     /// Not at all.
@@ -27,6 +27,27 @@ pub enum RowHash {
     Unordered,
 }
 
+/// The hashes that are taken of the rows of one stream: what any of its mirrors wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RowHashes {
+    ordered: bool,
+    unordered: bool,
+}
+
+impl FromIterator<RowHash> for RowHashes {
+    fn from_iter<I: IntoIterator<Item = RowHash>>(wanted: I) -> Self {
+        let mut all = Self::default();
+        for hash in wanted {
+            match hash {
+                RowHash::Off => {}
+                RowHash::Ordered => all.ordered = true,
+                RowHash::Unordered => all.unordered = true,
+            }
+        }
+        all
+    }
+}
+
 /// How one command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CommandResult {
@@ -34,13 +55,38 @@ pub struct CommandResult {
     pub tag: Box<str>,
     /// Rows and lines of COPY TO.
     pub rows: u64,
-    /// Hash of the rows, 0 if that is off. Rows of one server only are comparable with those of another if both send the same formats,
-    /// which they do when they got the same Bind.
-    pub hash: u64,
+    /// Hash of the rows in their order, if it was taken. Rows of one server only are comparable with those of another if both send the
+    /// same formats, which they do when they got the same Bind.
+    pub ordered: Option<u64>,
+    /// Hash of the rows whatever their order, if it was taken.
+    pub unordered: Option<u64>,
     /// SQLSTATE of the ErrorResponse that ended it.
     pub sqlstate: Option<[u8; 5]>,
     /// The error's message, in part.
     pub message: Box<str>,
+}
+
+impl CommandResult {
+    fn new(hashes: RowHashes) -> Self {
+        Self {
+            ordered: hashes.ordered.then_some(0),
+            unordered: hashes.unordered.then_some(0),
+            ..Self::default()
+        }
+    }
+
+    /// The hash of the rows that `how` compares, if it was taken.
+    pub fn row_hash(&self, how: RowHash) -> Option<u64> {
+        match how {
+            RowHash::Off => None,
+            RowHash::Ordered => self.ordered,
+            RowHash::Unordered => self.unordered,
+        }
+    }
+
+    fn is_hashed(&self) -> bool {
+        self.ordered.is_some() || self.unordered.is_some()
+    }
 }
 
 /// What one cycle, up to a ReadyForQuery, was answered.
@@ -58,7 +104,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct Answers {
     framer: Framer,
-    hash: RowHash,
+    hashes: RowHashes,
     kept: Vec<u8>,
     row: DefaultHasher,
     /// The cycle that is under way.
@@ -71,16 +117,24 @@ pub struct Answers {
 
 impl Answers {
     /// From a message boundary on; `now` is when the server may begin.
-    pub fn new(hash: RowHash, now: Instant) -> Self {
+    pub fn new(hashes: RowHashes, now: Instant) -> Self {
         Self {
             framer: Framer::new(MAX_MESSAGE_LEN),
-            hash,
+            hashes,
             kept: Vec::new(),
             row: DefaultHasher::new(),
             open: Answer::default(),
-            current: CommandResult::default(),
+            current: CommandResult::new(hashes),
             done: VecDeque::new(),
             since: now,
+        }
+    }
+
+    /// Other hashes are wanted, from the next result on of which no row has come.
+    pub fn hash_by(&mut self, hashes: RowHashes) {
+        self.hashes = hashes;
+        if self.current.rows == 0 && !self.framer.header().is_some_and(|header| is_row(header.tag)) {
+            self.current = CommandResult::new(hashes);
         }
     }
 
@@ -95,13 +149,13 @@ impl Answers {
             match self.framer.next(&mut bytes) {
                 Ok(Some(Piece::Header(header))) => {
                     self.kept.clear();
-                    if self.hash != RowHash::Off && is_row(header.tag) {
+                    if self.current.is_hashed() && is_row(header.tag) {
                         self.row = DefaultHasher::new();
                     }
                 }
                 Ok(Some(Piece::Body(part))) => match self.framer.header().map(|header| header.tag) {
                     Some(tag) if is_row(tag) => {
-                        if self.hash != RowHash::Off {
+                        if self.current.is_hashed() {
                             // Equal however the row was cut: see the test.
                             self.row.write(part);
                         }
@@ -123,18 +177,15 @@ impl Answers {
         match tag {
             backend::DATA_ROW | backend::COPY_DATA => {
                 self.current.rows += 1;
-                let row = || self.row.finish();
-                self.current.hash = match self.hash {
-                    RowHash::Off => 0,
-                    // A sum does not depend on the order, and unlike XOR tells two equal rows from none.
-                    RowHash::Unordered => self.current.hash.wrapping_add(row()),
-                    RowHash::Ordered => {
-                        let mut all = DefaultHasher::new();
-                        all.write_u64(self.current.hash);
-                        all.write_u64(row());
-                        all.finish()
-                    }
-                };
+                let row = self.row.finish();
+                // A sum does not depend on the order, and unlike XOR tells two equal rows from none.
+                self.current.unordered = self.current.unordered.map(|sum| sum.wrapping_add(row));
+                self.current.ordered = self.current.ordered.map(|before| {
+                    let mut all = DefaultHasher::new();
+                    all.write_u64(before);
+                    all.write_u64(row);
+                    all.finish()
+                });
             }
             backend::COMMAND_COMPLETE => {
                 self.current.tag =
@@ -161,7 +212,7 @@ impl Answers {
                 self.open.status = self.kept.first().copied().unwrap_or(0);
                 self.open.took = now.saturating_duration_since(self.since);
                 self.since = now;
-                self.current = CommandResult::default();
+                self.current = CommandResult::new(self.hashes);
                 self.done.push_back(std::mem::take(&mut self.open));
             }
             _ => {}
@@ -169,7 +220,7 @@ impl Answers {
     }
 
     fn end_command(&mut self) {
-        let result = std::mem::take(&mut self.current);
+        let result = std::mem::replace(&mut self.current, CommandResult::new(self.hashes));
         if self.open.results.len() < RESULTS_MAX {
             self.open.results.push(result);
         }
@@ -224,9 +275,9 @@ mod tests {
         out
     }
 
-    fn answers(rows: &[&[u8]], hash: RowHash, cuts: &[usize]) -> Vec<Answer> {
+    fn answers(rows: &[&[u8]], hashes: &[RowHash], cuts: &[usize]) -> Vec<Answer> {
         let now = Instant::now();
-        let mut answers = Answers::new(hash, now);
+        let mut answers = Answers::new(hashes.iter().copied().collect(), now);
         let bytes = stream(rows);
         let mut at = 0;
         let mut cuts: Vec<_> = cuts.iter().map(|&cut| cut.min(bytes.len())).collect();
@@ -245,15 +296,15 @@ mod tests {
         fn cuts_make_no_difference(cuts in proptest::collection::vec(0usize..120, 0..12)) {
             let rows: [&[u8]; 3] = [b"one row", b"", b"another one, which is longer"];
             prop_assert_eq!(
-                answers(&rows, RowHash::Ordered, &cuts),
-                answers(&rows, RowHash::Ordered, &[])
+                answers(&rows, &[RowHash::Ordered], &cuts),
+                answers(&rows, &[RowHash::Ordered], &[])
             );
         }
     }
 
     #[test]
     fn a_cycle_in_little() {
-        let all = answers(&[b"x", b"y"], RowHash::Off, &[]);
+        let all = answers(&[b"x", b"y"], &[], &[]);
         assert_eq!((&*all[0].results[0].tag, all[0].results[0].rows), ("SELECT 2", 2));
         assert_eq!(all[0].results[1].sqlstate, Some(*b"42P01"));
         assert_eq!(&*all[0].results[1].message, "no table");
@@ -262,11 +313,32 @@ mod tests {
 
     #[test]
     fn order_counts_only_where_asked() {
-        let hash = |rows: &[&[u8]], how| answers(rows, how, &[])[0].results[0].hash;
+        let both = [RowHash::Unordered, RowHash::Ordered];
+        let hash = |rows: &[&[u8]], how| answers(rows, &both, &[])[0].results[0].row_hash(how).unwrap();
         let (ab, ba): ([&[u8]; 2], [&[u8]; 2]) = ([b"a", b"b"], [b"b", b"a"]);
         assert_eq!(hash(&ab, RowHash::Unordered), hash(&ba, RowHash::Unordered));
         assert_ne!(hash(&ab, RowHash::Ordered), hash(&ba, RowHash::Ordered));
         assert_ne!(hash(&[b"a", b"a"], RowHash::Unordered), hash(&[b"b", b"b"], RowHash::Unordered));
-        assert_eq!(hash(&ab, RowHash::Off), 0);
+        for how in both {
+            let alone = &answers(&ab, &[how], &[])[0].results[0];
+            assert_eq!(alone.row_hash(how), Some(hash(&ab, how)), "the same beside another");
+            assert_eq!([alone.ordered, alone.unordered].iter().flatten().count(), 1);
+        }
+        assert_eq!(answers(&ab, &[RowHash::Off], &[])[0].results[0].row_hash(RowHash::Off), None);
+    }
+
+    #[test]
+    fn other_hashes_begin_with_a_whole_result() {
+        let now = Instant::now();
+        let mut answers = Answers::new(RowHashes::default(), now);
+        let bytes = stream(&[b"a", b"b"]);
+        // Behind the first row: its result has no hash, the next one has.
+        answers.feed(&bytes[..14], now);
+        answers.hash_by([RowHash::Ordered].into_iter().collect());
+        answers.feed(&bytes[14..], now);
+        answers.feed(&bytes, now);
+        let all = answers.take(9);
+        assert_eq!((all[0].results[0].rows, all[0].results[0].ordered), (2, None));
+        assert!(all[2].results[0].ordered.is_some_and(|hash| hash != 0));
     }
 }

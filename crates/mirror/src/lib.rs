@@ -17,7 +17,7 @@ mod table;
 mod transaction;
 
 pub use account::{Budget, Counters, DropReason};
-pub use answer::{Answer, Answers, CommandResult, RowHash};
+pub use answer::{Answer, Answers, CommandResult, RowHash, RowHashes};
 pub use compare::{Difference, compare};
 pub use request::{Requests, Text};
 pub use table::{Differences, Example, Row, Texts};

@@ -139,7 +139,7 @@ pub struct Differences {
 }
 
 impl Differences {
-    /// Compares what the mirror answered (`there`) with the answers of the transaction, whose rows were hashed by `hash`. Returns how many
+    /// Compares what the mirror answered (`there`) with the answers of the transaction, rows by `hash`. Returns how many
     /// cycles were compared.
     pub fn add(
         &mut self,
@@ -164,7 +164,7 @@ impl Differences {
                 let entry = Self::entry(&mut self.rows, mirror, database, &statement);
                 entry.compared += 1;
                 let difference = match (here.results.get(at), there.results.get(at)) {
-                    (Some(here), Some(there)) => compare(here, there),
+                    (Some(here), Some(there)) => compare(here, there, hash),
                     // An error ends a cycle early: it has been counted.
                     _ if has_error => continue,
                     _ => Some(Difference::ResultCount),
@@ -180,8 +180,8 @@ impl Differences {
                         if show_literals { String::from_utf8_lossy(text) } else { (&*statement.text).into() };
                     entry.example = Some(Example {
                         statement: clip(&text),
-                        here: told(here.results.get(at), difference, show_literals),
-                        there: told(there.results.get(at), difference, show_literals),
+                        here: told(here.results.get(at), difference, hash, show_literals),
+                        there: told(there.results.get(at), difference, hash, show_literals),
                     });
                 }
             }
@@ -280,7 +280,12 @@ fn is_expected(difference: Difference, statement: &Statement, hash: RowHash) -> 
     }
 }
 
-fn told(result: Option<&CommandResult>, difference: Difference, show_literals: bool) -> String {
+fn told(
+    result: Option<&CommandResult>,
+    difference: Difference,
+    hash: RowHash,
+    show_literals: bool,
+) -> String {
     let Some(result) = result else { return "nothing".to_owned() };
     match result.sqlstate {
         // Messages quote values.
@@ -288,7 +293,9 @@ fn told(result: Option<&CommandResult>, difference: Difference, show_literals: b
             format!("ERROR {}: {}", String::from_utf8_lossy(&sqlstate), result.message)
         }
         Some(sqlstate) => format!("ERROR {}", String::from_utf8_lossy(&sqlstate)),
-        None if difference == Difference::Rows => format!("{} (rows {:016x})", result.tag, result.hash),
+        None if difference == Difference::Rows => {
+            format!("{} (rows {:016x})", result.tag, result.row_hash(hash).unwrap_or_default())
+        }
         None => format!("{}, {} rows", result.tag, result.rows),
     }
 }
@@ -306,7 +313,7 @@ mod tests {
     }
 
     fn ok(tag: &str, hash: u64) -> CommandResult {
-        CommandResult { tag: tag.into(), rows: 1, hash, ..CommandResult::default() }
+        CommandResult { tag: tag.into(), rows: 1, ordered: Some(hash), ..CommandResult::default() }
     }
 
     fn error(sqlstate: &[u8; 5]) -> CommandResult {

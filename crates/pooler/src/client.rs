@@ -41,6 +41,7 @@ pub(crate) enum Phase {
 }
 
 /// State of a login.
+#[derive(Default)]
 pub(crate) struct Login {
     pub step: LoginStep,
     pub startup: Option<Startup>,
@@ -58,8 +59,10 @@ pub(crate) struct Login {
     pub secret: Option<Arc<Secret>>,
 }
 
+#[derive(Default)]
 pub(crate) enum LoginStep {
     /// Waits for SSLRequest, CancelRequest or StartupMessage.
+    #[default]
     FirstPacket,
     /// Waits for the answer of `auth_query`.
     AuthQuery,
@@ -114,6 +117,38 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// One that has said nothing yet.
+    pub fn new(transport: Transport, id: SocketId, address: Endpoint, now: Instant) -> Self {
+        Self {
+            lane: None,
+            transport,
+            id,
+            address,
+            phase: Phase::Login(Box::default()),
+            side: ClientSide::default(),
+            parameters: Arc::default(),
+            inbox: Vec::new(),
+            outbox: Outbox::default(),
+            readable: false,
+            ended: false,
+            pool: None,
+            database: None,
+            user: None,
+            counted: false,
+            in_pool: false,
+            cancel_key: 0,
+            connected_at: now,
+            request_at: now,
+            query_at: None,
+            transaction_at: None,
+            wait_us: 0,
+            replication: Replication::None,
+            on_console: false,
+            is_silent: false,
+            mirror: None,
+        }
+    }
+
     pub fn is_login(&self) -> bool {
         matches!(self.phase, Phase::Login(_))
     }

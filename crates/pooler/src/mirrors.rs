@@ -94,7 +94,7 @@ impl MirrorState {
         self.settings.load().mode == MirrorMode::Sync
     }
 
-    /// How rows are hashed for it.
+    /// How its rows are compared.
     pub fn row_hash(&self) -> RowHash {
         match self.settings.load().compare_rows {
             CompareRows::Off => RowHash::Off,

@@ -7,13 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Farewell, Source, Worker};
-use crate::client::{Client, Login, LoginStep, Phase};
+use crate::client::Client;
 use crate::net::{self, Endpoint, TcpOptions};
 use crate::shared::phase;
-use crate::transport::{Outbox, Transport};
-use underpass_auth::intake::Intake;
-use underpass_console::rows::Replication;
-use underpass_pool::link::ClientSide;
+use crate::transport::Transport;
 use underpass_wire::SqlState;
 
 /// A listening socket, shared by all workers.
@@ -62,46 +59,7 @@ impl Worker {
         let connected = self.shared.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let now = self.now;
         let id = self.shared.next_socket_id();
-        let key = self.clients.insert(|_| {
-            Box::new(Client {
-                lane: None,
-                transport: Transport::new(fd),
-                id,
-                address,
-                phase: Phase::Login(Box::new(Login {
-                    step: LoginStep::FirstPacket,
-                    startup: None,
-                    is_console: false,
-                    console_access: None,
-                    ticket: None,
-                    intake: Intake::default(),
-                    method: None,
-                    method_map: None,
-                    secret: None,
-                })),
-                side: ClientSide::default(),
-                parameters: Arc::default(),
-                inbox: Vec::new(),
-                outbox: Outbox::default(),
-                readable: false,
-                ended: false,
-                pool: None,
-                database: None,
-                user: None,
-                counted: false,
-                in_pool: false,
-                cancel_key: 0,
-                connected_at: now,
-                request_at: now,
-                query_at: None,
-                transaction_at: None,
-                wait_us: 0,
-                replication: Replication::None,
-                on_console: false,
-                is_silent: false,
-                mirror: None,
-            })
-        });
+        let key = self.clients.insert(|_| Box::new(Client::new(Transport::new(fd), id, address, now)));
         // Room for the console and for cancel requests, which must get in when the pooler is full.
         let full = connected > settings.config.max_client_conn + CONSOLE_RESERVE;
         let Some(client) = self.clients.get(key) else { return };

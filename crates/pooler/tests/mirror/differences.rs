@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use underpass_testkit::{Batch, Port, Result};
 
-use crate::pair::{Pair, Row};
+use crate::pair::{Pair, Row, eventually};
 
 fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
     rows.iter().find(|row| row["query"].contains(part)).unwrap_or_else(|| panic!("{part}: {rows:?}"))
@@ -90,6 +90,49 @@ fn literals_are_shown_only_if_asked_for() -> Result<()> {
         let rows = pair.differences()?;
         let example = &find(&rows, "here_only")["example"];
         assert_eq!(example.contains("a secret"), shown, "{example}");
+    }
+    Ok(())
+}
+
+#[test]
+fn each_mirror_of_a_database_compares_rows_in_its_own_way() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    // The same rows in another order, and one that is wrong.
+    pair.here.sql("create table t (id int, v text); insert into t values (1, 'a'), (2, 'a'), (3, 'b')")?;
+    pair.there.sql("create table t (id int, v text); insert into t values (2, 'a'), (1, 'a'), (4, 'b')")?;
+    let port = pair.there.port();
+    let further = |name: &str, how: &str| {
+        format!(
+            "[underpass:mirror:{name}]\ndatabases = *\nhost = 127.0.0.1\nport = {port}\ncompare_rows = {how}\n"
+        )
+    };
+    let mut client = pair.client()?;
+    // The session is there before the second and the third mirror.
+    client.query("select 1")?;
+    pair.reload(Some(&format!(
+        "compare_rows = ordered\n{}{}",
+        further("set", "unordered"),
+        further("unseen", "off")
+    )))?;
+    eventually("all mirrors are on", || {
+        drop(pair.client()?);
+        let mirrors = pair.mirrors()?;
+        Ok(mirrors.len() == 3 && mirrors.iter().all(|row| row["state"] == "on"))
+    })?;
+    client.query("select id from t where v = 'a' order by v")?;
+    client.query("select id from t where v = 'b' order by v")?;
+    let mut rows = Vec::new();
+    eventually("each has compared both", || {
+        rows = pair.differences()?;
+        Ok(rows
+            .iter()
+            .filter(|row| row["query"].contains("from t"))
+            .map(|row| &*row["compared"])
+            .eq(["2"; 3]))
+    })?;
+    for (mirror, differing) in [("next", "2"), ("set", "1"), ("unseen", "0")] {
+        let row = rows.iter().find(|row| row["mirror"] == mirror && row["query"].contains("from t"));
+        assert_eq!(row.expect("a row")["differing"], differing, "{mirror}: {rows:?}");
     }
     Ok(())
 }

@@ -17,7 +17,6 @@ mod source;
 use std::sync::Arc;
 use std::time::Instant;
 
-use underpass_console::rows::Replication;
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
 
@@ -31,7 +30,7 @@ use crate::mirrors::Compared;
 use crate::net::Endpoint;
 use crate::pool::Pool;
 use crate::table::Key;
-use crate::transport::{Outbox, Transport};
+use crate::transport::Transport;
 
 /// Comparisons that a worker collects before it wakes the thread that makes them.
 const BATCH: usize = 64;
@@ -103,32 +102,15 @@ impl Worker {
         };
         self.clients.insert(|_| {
             Box::new(Client {
-                lane: None,
-                transport: Transport::memory(descriptor),
-                id,
-                address: Endpoint::Unix(Default::default(), 0),
                 phase: Phase::Idle,
                 side,
                 parameters,
-                inbox: Vec::new(),
-                outbox: Outbox::default(),
-                readable: false,
-                ended: false,
                 pool: Some(pool.clone()),
                 database: Some(pool.database.clone()),
                 user: Some(pool.user.clone()),
-                counted: false,
-                in_pool: false,
-                cancel_key: 0,
-                connected_at: now,
-                request_at: now,
-                query_at: None,
-                transaction_at: None,
-                wait_us: 0,
-                replication: Replication::None,
-                on_console: false,
                 is_silent: true,
                 mirror: Some(Box::new(role)),
+                ..Client::new(Transport::memory(descriptor), id, Endpoint::Unix(Default::default(), 0), now)
             })
         })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use underpass_mirror::{Answers, DropReason, RowHash, Transaction};
+use underpass_mirror::{Answers, DropReason, Transaction};
 
 use super::Restore;
 use crate::client::Phase;
@@ -44,11 +44,12 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    pub fn new(state: Arc<MirrorState>, owner: Key, hash: RowHash, now: Instant) -> Self {
+    pub fn new(state: Arc<MirrorState>, owner: Key, now: Instant) -> Self {
+        let hashes = [state.row_hash()].into_iter().collect();
         Self {
             state,
             owner,
-            answers: Answers::new(hash, now),
+            answers: Answers::new(hashes, now),
             queue: VecDeque::new(),
             running: VecDeque::new(),
             is_left: false,

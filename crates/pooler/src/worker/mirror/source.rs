@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use underpass_config::{MirrorSend, PoolMode};
 use underpass_console::rows::Replication;
-use underpass_mirror::{Answers, Cancel, DropReason, Requests, RowHash, Transaction};
+use underpass_mirror::{Answers, Cancel, DropReason, Requests, Transaction};
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
 
@@ -67,12 +67,12 @@ impl Source {
         at_boundary: bool,
         now: Instant,
     ) -> Self {
-        let hash = mirrors.first().map(|state| state.row_hash()).unwrap_or_default();
+        let hashes = mirrors.iter().map(|state| state.row_hash()).collect();
         let taps: Vec<_> = mirrors.into_iter().map(Tap::new).collect();
         let has_sync = taps.iter().any(|tap| tap.state.is_sync());
         Self {
             requests: Requests::default(),
-            answers: Answers::new(hash, now),
+            answers: Answers::new(hashes, now),
             taps,
             at_boundary,
             is_partial: !at_boundary,
@@ -235,6 +235,7 @@ impl Worker {
                         source.taps.push(Tap { is_out: is_late, ..Tap::new(state) });
                     }
                 }
+                source.answers.hash_by(source.taps.iter().map(|tap| tap.state.row_hash()).collect());
                 source.has_sync = source.taps.iter().any(|tap| tap.state.is_sync());
             }
             _ if mirrors.is_empty() => return,
@@ -418,7 +419,6 @@ impl Worker {
     fn shadow_of(&mut self, key: Key, index: usize, restore: Option<Restore>) -> Option<Key> {
         let primary = self.clients.get(key)?.pool.clone()?;
         let source = self.source(key)?;
-        let hash = source.taps.first()?.state.row_hash();
         let tap = source.taps.get(index)?;
         if let Some(shadow) = tap.shadow {
             if let (Some(restore), Some(client)) = (restore, self.clients.get_mut(shadow)) {
@@ -427,7 +427,7 @@ impl Worker {
             return Some(shadow);
         }
         let state = tap.state.clone();
-        let shadow = self.new_shadow(key, state, &primary, hash, restore);
+        let shadow = self.new_shadow(key, state, &primary, restore);
         self.source(key)?.taps.get_mut(index)?.shadow = Some(shadow);
         Some(shadow)
     }
@@ -437,18 +437,16 @@ impl Worker {
         owner: Key,
         state: Arc<MirrorState>,
         primary: &Pool,
-        hash: RowHash,
         restore: Option<Restore>,
     ) -> Key {
         let pool = self.shared.mirrors.pool(&self.shared, &state, primary, self.now);
-        let shadow = super::Shadow::new(state, owner, hash, self.now);
+        let shadow = super::Shadow::new(state, owner, self.now);
         self.silent_client(&pool, restore, Role::Shadow(shadow))
     }
 
     /// A source closes; its server is `busy` with what it said.
     pub(super) fn source_gone(&mut self, key: Key, mut source: Source, is_busy: bool) {
         let primary = self.clients.get(key).and_then(|client| client.pool.clone());
-        let hash = source.taps.first().map(|tap| tap.state.row_hash()).unwrap_or_default();
         let is_under_way = !source.at_boundary && !source.is_partial;
         let ran = if is_busy { source.answers.running_for(self.now) } else { Duration::ZERO };
         let transaction = Arc::new(source.take_transaction(Some(ran)));
@@ -477,7 +475,7 @@ impl Worker {
             };
             if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !state.is_sync()) {
                 // It is the first that goes there.
-                tap.shadow = Some(self.new_shadow(key, state.clone(), primary, hash, None));
+                tap.shadow = Some(self.new_shadow(key, state.clone(), primary, None));
             }
             match tap.shadow {
                 Some(shadow) if is_sent && state.is_sync() => {
