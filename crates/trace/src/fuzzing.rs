@@ -110,44 +110,16 @@ pub fn safety(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use proptest::prelude::*;
 
     type Target = (&'static str, fn(&[u8]));
     const TARGETS: [Target; 3] =
         [("trace_file", super::file), ("trace_records", super::records), ("trace_safety", super::safety)];
 
-    fn corpus(target: &str) -> Vec<Vec<u8>> {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-        let entries = std::fs::read_dir(&dir).expect("the corpus is checked in");
-        entries.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect()
-    }
-
     #[test]
     fn corpora() {
         for (name, target) in TARGETS {
-            let seeds = corpus(name);
-            assert!(seeds.len() >= 2, "{name} has {} seeds", seeds.len());
-            seeds.iter().for_each(|seed| target(seed));
-        }
-    }
-
-    /// Cuts each seed everywhere, and sets each byte to values at which something changes.
-    #[test]
-    fn corpora_cut_and_mutated() {
-        for (name, target) in TARGETS {
-            for seed in corpus(name).iter().filter(|seed| seed.len() < 2_000) {
-                (0..seed.len()).for_each(|n| target(&seed[..n]));
-                let mut mutant = seed.clone();
-                for at in 0..seed.len() {
-                    for byte in [0, 1, 0x7f, 0x80, 0xff, seed[at].wrapping_add(1)] {
-                        mutant[at] = byte;
-                        target(&mutant);
-                    }
-                    mutant[at] = seed[at];
-                }
-            }
+            underpass_wire::fuzzing::over_corpus(name, 2, 2_000, target);
         }
     }
 

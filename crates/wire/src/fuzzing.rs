@@ -3,6 +3,9 @@
 //!
 //! `cargo test` replays the corpora of `/fuzz/corpus` over them, whole, cut and mutated.
 
+use std::fs;
+use std::path::Path;
+
 use crate::backend::{self, Authentication, Fields};
 use crate::builder::{counted, cstr, message};
 use crate::frontend::{self, bind_names};
@@ -272,10 +275,30 @@ fn assert_message(message: &[u8], tag: u8, body: &[u8]) {
     assert_eq!(&message[5..], body);
 }
 
+/// Runs a target over its corpus in `/fuzz/corpus`: each seed whole, and at each of its first `positions` bytes cut, and with that byte set
+/// to values at which something changes. Panics when there are fewer than `seeds_min` seeds, or the target does.
+pub fn over_corpus(target: &str, seeds_min: usize, positions: usize, run: fn(&[u8])) {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let mut seeds = 0;
+    for entry in fs::read_dir(&directory).expect("the corpus is checked in") {
+        let mut seed = fs::read(entry.expect("an entry").path()).expect("a seed");
+        run(&seed);
+        for at in 0..seed.len().min(positions) {
+            run(&seed[..at]);
+            let byte = seed[at];
+            for other in [0, 1, 4, 0x7f, 0x80, 0xff, byte.wrapping_add(1), byte ^ 0x10, byte ^ 0x20] {
+                seed[at] = other;
+                run(&seed);
+            }
+            seed[at] = byte;
+        }
+        seeds += 1;
+    }
+    assert!(seeds >= seeds_min, "{target} has {seeds} seeds");
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use proptest::prelude::*;
 
     type Target = (&'static str, fn(&[u8]));
@@ -286,36 +309,10 @@ mod tests {
         ("wire_backend", super::backend),
     ];
 
-    fn corpus(target: &str) -> Vec<Vec<u8>> {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-        let entries = std::fs::read_dir(&dir).expect("the corpus is checked in");
-        entries.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect()
-    }
-
     #[test]
     fn corpora() {
         for (name, target) in TARGETS {
-            let seeds = corpus(name);
-            assert!(seeds.len() >= 5, "{name} has {} seeds", seeds.len());
-            seeds.iter().for_each(|seed| target(seed));
-        }
-    }
-
-    /// Cuts each seed everywhere, and sets each byte to values at which something changes.
-    #[test]
-    fn corpora_cut_and_mutated() {
-        for (name, target) in TARGETS {
-            for seed in corpus(name).iter().filter(|seed| seed.len() < 400) {
-                (0..seed.len()).for_each(|n| target(&seed[..n]));
-                let mut mutant = seed.clone();
-                for at in 0..seed.len() {
-                    for byte in [0, 1, 4, 0x7f, 0x80, 0xff, seed[at].wrapping_add(1), seed[at] ^ 0x20] {
-                        mutant[at] = byte;
-                        target(&mutant);
-                    }
-                    mutant[at] = seed[at];
-                }
-            }
+            super::over_corpus(name, 5, 400, target);
         }
     }
 

@@ -97,35 +97,15 @@ pub fn segments(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    /// Over the corpora of `/fuzz/corpus`: whole, cut at each byte, and with each byte changed.
-    fn replay(target: &str, run: fn(&[u8])) {
-        let directory = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus")).join(target);
-        let mut seeds = 0;
-        for entry in std::fs::read_dir(directory).expect("corpus") {
-            let bytes = std::fs::read(entry.expect("entry").path()).expect("seed");
-            run(&bytes);
-            for at in 0..bytes.len().min(800) {
-                run(&bytes[..at]);
-                for change in [0x01, 0x10, 0xff] {
-                    let mut changed = bytes.clone();
-                    changed[at] ^= change;
-                    run(&changed);
-                }
-            }
-            seeds += 1;
-        }
-        assert!(seeds >= 2, "{seeds} seeds");
-    }
+    use underpass_wire::fuzzing::over_corpus;
 
     #[test]
     fn corpus_of_sessions() {
-        replay("assemble_session", super::session);
+        over_corpus("assemble_session", 2, 800, super::session);
     }
 
     #[test]
     fn corpus_of_segments() {
-        replay("assemble_segments", super::segments);
+        over_corpus("assemble_segments", 2, 800, super::segments);
     }
 }
