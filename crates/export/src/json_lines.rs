@@ -2,7 +2,7 @@
 //! JSON lines: first what the trace says about itself, then every record as one object, nothing left out.
 //!
 //! Byte strings are JSON strings where they are UTF-8; otherwise their key ends in `_base64`. Messages of the PostgreSQL
-//! protocol are taken apart, so that `jq 'select(.type == "Query") | .query'` works.
+//! protocol are taken apart, of MySQL's only texts, so that `jq 'select(.type == "Query") | .query'` works.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use underpass_trace::{ByteTotals, Outcome, Protocol, Reader, Record, SessionStar
 use underpass_wire::frontend::{Message, Target};
 use underpass_wire::{Header, tag};
 
-use crate::{Error, Utc};
+use crate::{Error, Utc, mysql};
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,6 +203,24 @@ fn session_start(o: &mut Object, r: &SessionStart<'_>) {
 
 /// The fields of a message that this program takes apart, the body of any other.
 fn message(o: &mut Object, bytes: &[u8], protocol: Protocol, frontend: bool) {
+    if protocol == Protocol::Mysql && frontend {
+        match mysql::told(bytes) {
+            Some(mysql::Told::Text { name, text }) => {
+                o.put("type", name).bytes("query", text);
+                return;
+            }
+            Some(mysql::Told::Command { name, statement }) => {
+                o.put("type", name);
+                if let Some(number) = statement {
+                    o.put("statement", number);
+                }
+            }
+            Some(mysql::Told::File) => {
+                o.put("type", "file");
+            }
+            None => {}
+        }
+    }
     let header = match (protocol, Header::parse(bytes)) {
         (Protocol::Postgres, Ok(Some(header))) if header.total() == bytes.len() => header,
         _ => {

@@ -6,6 +6,7 @@
 pub mod csv_log;
 mod error;
 pub mod json_lines;
+mod mysql;
 pub mod parquet;
 pub mod sql;
 mod value;

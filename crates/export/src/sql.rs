@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SQL scripts for psql: one file a session, because the statements of two sessions in one connection would share a
+//! SQL scripts for psql, and for the shell of MariaDB and MySQL: one file a session, because the statements of two sessions in one connection would share a
 //! transaction.
 //!
 //! A statement with parameters becomes PREPARE and EXECUTE. What a script cannot say is left out with a comment that
@@ -12,11 +12,11 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use underpass_trace::statements::{Event, Request, Statement, Statements};
-use underpass_trace::{Outcome, Reader, Record, Redaction, SessionId, SessionStart};
+use underpass_trace::{Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart};
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
 
-use crate::{Error, Utc, shown, text_of};
+use crate::{Error, Utc, mysql, shown, text_of};
 
 /// COPY data of one statement that is kept, bytes.
 const COPY_BYTES_MAX: usize = 16 << 20;
@@ -49,6 +49,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
     }
     let mut assembler = Statements::new(reader.meta().protocol);
     let mut scripts = Scripts {
+        protocol: reader.meta().protocol,
         directory: directory.to_owned(),
         utc: Utc::default(),
         starts: BTreeMap::new(),
@@ -79,6 +80,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
 }
 
 struct Scripts {
+    protocol: Protocol,
     directory: PathBuf,
     utc: Utc,
     starts: BTreeMap<SessionId, SessionStart<'static>>,
@@ -100,7 +102,9 @@ impl Scripts {
             Record::SessionStart(start) => {
                 self.starts.insert(start.session, start.clone().into_owned());
             }
-            Record::Frontend(r) if r.message.first() == Some(&frontend::COPY_DATA) => {
+            Record::Frontend(r)
+                if self.protocol == Protocol::Postgres && r.message.first() == Some(&frontend::COPY_DATA) =>
+            {
                 let copy = self.copies.entry(r.session).or_default();
                 let data = &r.message[Header::SIZE.min(r.message.len())..];
                 copy.len += data.len() as u64;
@@ -128,7 +132,7 @@ impl Scripts {
             Redaction::Masked => text += ", masked",
         }
         text.push('\n');
-        match script(statement, copy.as_ref()) {
+        match script(self.protocol, statement, copy.as_ref()) {
             Ok(sql) => {
                 text += &sql;
                 self.summary.statements += 1;
@@ -200,8 +204,8 @@ fn head(start: Option<&SessionStart<'_>>) -> String {
     )
 }
 
-/// The statement for psql, or why there is none.
-fn script(statement: &Statement, copy: Option<&Copy>) -> Result<String, String> {
+/// The statement for psql or its like, or why there is none.
+fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Result<String, String> {
     if statement.kind == Request::Function {
         return Err("FunctionCall has no SQL".into());
     }
@@ -210,6 +214,9 @@ fn script(statement: &Statement, copy: Option<&Copy>) -> Result<String, String> 
     let text = text.trim_end().trim_end_matches(';');
     if text.trim().is_empty() {
         return Err("an empty statement".into());
+    }
+    if protocol == Protocol::Mysql {
+        return mysql::script(statement, text);
     }
     if let Some(copy) = copy {
         return copy_script(text, copy);

@@ -4,6 +4,8 @@
 use underpass_sql::hash_fingerprint;
 use underpass_trace::{Protocol, strip_literals};
 
+use crate::mysql_shape;
+
 /// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
 const SHAPES_MAX: usize = 50_000;
 
@@ -15,7 +17,8 @@ pub struct Fingerprints {
 }
 
 impl Fingerprints {
-    /// For statements of this protocol: MySQL's have the hash of their shape.
+    /// For statements of this protocol: MySQL's have the hash of their shape, whose words are in lower case and whose lists of values
+    /// are one.
     pub fn new(protocol: Protocol) -> Self {
         Self { protocol, by_shape: foldhash::HashMap::default() }
     }
@@ -23,7 +26,7 @@ impl Fingerprints {
     /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts over [`underpass_sql::PARSED_BYTES_MAX`], it is a hash of
     /// the text without literals.
     pub fn of(&mut self, text: &[u8]) -> u64 {
-        let shape = strip_literals(text, self.protocol);
+        let shape = self.shape(text);
         if let Some(&known) = self.by_shape.get(&shape) {
             return known;
         }
@@ -39,14 +42,21 @@ impl Fingerprints {
         fingerprint
     }
 
+    fn shape(&self, text: &[u8]) -> Vec<u8> {
+        let shape = strip_literals(text, self.protocol);
+        match self.protocol {
+            Protocol::Postgres => shape,
+            Protocol::Mysql => mysql_shape::fold(&shape),
+        }
+    }
+
     /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
     pub fn label(&self, text: &[u8]) -> String {
         let parsed = match (self.protocol, std::str::from_utf8(text)) {
             (Protocol::Postgres, Ok(text)) => underpass_sql::normalize(text).ok(),
             _ => None,
         };
-        let label = parsed
-            .unwrap_or_else(|| String::from_utf8_lossy(&strip_literals(text, self.protocol)).into_owned());
+        let label = parsed.unwrap_or_else(|| String::from_utf8_lossy(&self.shape(text)).into_owned());
         label.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 }

@@ -9,6 +9,7 @@ mod analysis;
 mod bins;
 mod charts;
 mod fingerprint;
+mod mysql_shape;
 mod page;
 mod text;
 

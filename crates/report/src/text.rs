@@ -133,6 +133,7 @@ fn errors(analysis: &Analysis, out: &mut String) {
 pub(crate) fn protocol(analysis: &Analysis) -> &'static str {
     match analysis.meta.protocol {
         underpass_trace::Protocol::Postgres => "PostgreSQL",
+        underpass_trace::Protocol::Mysql if analysis.meta.server.version.contains("MariaDB") => "MariaDB",
         underpass_trace::Protocol::Mysql => "MySQL",
     }
 }
