@@ -270,6 +270,25 @@ def server_login_fails_fast(t):
         admin.query(f"DROP ROLE {role}")
 
 
+@check("timeout/full-server-keeps-clients-waiting")
+def full_server(t):
+    role = f"full_{host.free_port()}"
+    with t.pg.connect("admin") as admin:
+        admin.query(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+        p = t.tx({"server_login_retry": "0.2"}, databases={"p0": t.target(user=role)})
+        holder, early, late = (t.connect(p) for _ in range(3))
+        holder.query("BEGIN")
+        waits = [t.background(early.query, "SELECT 1")]
+        p.wait_log("too many connections for role")
+        # Who asks after the failure waits too, because a server stands.
+        waits.append(t.background(late.query, "SELECT 1"))
+        same(holder.one("SELECT 7"), "7", "the one that has a server")
+        holder.query("COMMIT")
+        for call in waits:
+            call.result()
+        admin.query(f"DROP ROLE {role}")
+
+
 @check("timeout/cancel_wait_timeout", slow=True)
 def cancel_wait(t):
     # Cancel requests may use as many connections again as the pool has; when those hang, the next must wait.
