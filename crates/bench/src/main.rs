@@ -17,6 +17,7 @@ mod lanes;
 mod limits;
 mod machine;
 mod pgbench;
+mod placement;
 mod plans;
 mod postgres;
 mod preflight;

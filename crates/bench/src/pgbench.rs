@@ -29,6 +29,7 @@ use nix::unistd::{AccessFlags, access};
 use serde::Deserialize;
 
 use crate::counters::{Busy, Reading, Tree, Window};
+use crate::placement::Placement;
 use crate::procs::{Launch, Running, find_program};
 use crate::sample::{Latency, metric};
 use crate::systems::{Instance, Place};
@@ -41,6 +42,9 @@ const SLICE_S: f64 = 0.12;
 /// How long a driver runs after it was held before its window begins: some half-lives (32 ms) of the scheduler's load
 /// tracking, and thousands of transactions.
 const SETTLE: Duration = Duration::from_millis(60);
+
+/// How long threads stay where a draw put them; the rest of [`SETTLE`] is the scheduler's.
+const PLACED: Duration = Duration::from_millis(10);
 
 /// The same with a fixed rate: the transactions that it is late with when it goes on come in one burst, which may send a lane's
 /// clients to user space for half a second.
@@ -257,8 +261,12 @@ impl Driver {
         during: impl FnMut(),
     ) -> Result<Window> {
         self.check_running()?;
+        let processes = self.processes.iter().map(Running::pid).chain(instance.pid());
+        let placement = Placement::draw(processes);
         self.go_on();
-        thread::sleep(self.settle);
+        thread::sleep(PLACED);
+        drop(placement);
+        thread::sleep(self.settle.saturating_sub(PLACED));
         let window = window(seconds, instance, stop, during);
         self.hold();
         window
