@@ -71,14 +71,16 @@ impl Lanes {
             KernelPath::Auto => false,
             KernelPath::Require => true,
         };
-        let report = selftest::run();
+        let (report, tested) = selftest::open(&underpass_sockmap::Config::default());
         let wants_local = config.underpass.same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
         let usable = report.works(Lane::D) || local;
-        let opened = if usable {
-            Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string())
-        } else {
-            Err(why_not(&report))
+        let opened = match tested {
+            Some(datapath) => Ok(datapath),
+            None if usable => {
+                Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string())
+            }
+            None => Err(why_not(&report)),
         };
         match opened {
             Ok(datapath) => {

@@ -203,6 +203,24 @@ impl Datapath {
         self.count(reason as usize)
     }
 
+    /// Sets all counters to 0.
+    ///
+    /// # Errors
+    /// [`Error::Load`], when the map cannot be written.
+    pub(crate) fn reset_counters(&self) -> Result<(), Error> {
+        let counters = &self.skel.maps.counters;
+        for index in 0..(Reason::ALL.len() + Counter::ALL.len()) as u32 {
+            let key = index.to_ne_bytes();
+            let zeroes =
+                |values: Vec<Vec<u8>>| values.iter().map(|value| vec![0; value.len()]).collect::<Vec<_>>();
+            let values = counters.lookup_percpu(&key, MapFlags::ANY).map(Option::unwrap_or_default);
+            values
+                .and_then(|values| counters.update_percpu(&key, &zeroes(values), MapFlags::ANY))
+                .map_err(|e| Error::Load { message: e.to_string() })?;
+        }
+        Ok(())
+    }
+
     fn count(&self, index: usize) -> u64 {
         let key = (index as u32).to_ne_bytes();
         let Ok(Some(values)) = self.skel.maps.counters.lookup_percpu(&key, MapFlags::ANY) else { return 0 };

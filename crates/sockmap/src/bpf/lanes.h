@@ -28,7 +28,7 @@
 #define LINK_STATUS_SHIFT 17		  /* last ReadyForQuery: 0 'I', 1 'T', 2 'E' */
 #define LINK_STATUS_MASK (3ULL << 17)
 #define LINK_LINKED (1ULL << 19)	  /* the server field is valid */
-#define LINK_HELD (1ULL << 20)		  /* user space forbids link, add and release */
+#define LINK_HELD (1ULL << 20)		  /* no link, add and release: user space's word, or a program's that could not release */
 #define LINK_PINNED (1ULL << 21)	  /* session pooling: no release at ReadyForQuery */
 #define LINK_COPY (1ULL << 22)		  /* CopyInResponse seen: only CopyData, CopyDone, CopyFail */
 #define LINK_EXTENDED (1ULL << 23)	  /* extended protocol used since pending was last 0 */

@@ -106,6 +106,9 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 				out->hold = REASON_DIRTY;
 			else if (flags & SRV_RETIRE)
 				out->hold = REASON_RETIRE;
+			/* From this word on nothing is added: the next request is for another server, by way of user space. */
+			if (out->hold)
+				new |= LINK_HELD;
 			else {
 				new &= ~(LINK_LINKED | LINK_SERVER_MASK | LINK_EXTENDED);
 				out->released = 1;
