@@ -120,10 +120,12 @@ def build(root, which):
     image.write("etc/group", "root:x:0:\npostgres:x:100:\n")
     image.write("etc/hosts", "127.0.0.1 localhost\n")
     image.write("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
-    image.write("srv/pooler.ini", "[databases]\nbench = host=127.0.0.1 port=5432 dbname=postgres\n[pgbouncer]\n"
-                "listen_addr = 127.0.0.1\nlisten_port = 6432\nunix_socket_dir = /tmp\nauth_type = any\n"
-                "admin_users = postgres\npool_mode = transaction\ndefault_pool_size = 4\nlogfile = /tmp/pooler.log\n"
-                "server_tls_sslmode = disable\n".replace("dbname=postgres", "dbname=postgres user=postgres"))
+    common = ("[databases]\nbench = host=127.0.0.1 port=5432 dbname=postgres user=postgres\n[pgbouncer]\n"
+              "listen_addr = 127.0.0.1\nauth_type = any\nadmin_users = postgres\npool_mode = transaction\n"
+              "default_pool_size = 4\nserver_tls_sslmode = disable\n")
+    image.write("srv/pooler.ini", common + "listen_port = 6432\nunix_socket_dir = /tmp\nlogfile = /tmp/pooler.log\n")
+    image.write("srv/lanes.ini", common + "listen_port = 6433\nunix_socket_dir =\nlogfile = /tmp/lanes.log\n"
+                "[underpass]\nkernel_path = require\n")
     for library in glob.glob("/lib/x86_64-linux-gnu/libnss_files*"):
         image.copy(library)
     with open(os.path.join(HERE, "guest.sh"), encoding="utf-8") as script:

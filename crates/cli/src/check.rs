@@ -6,6 +6,9 @@ use std::process::ExitCode;
 use underpass_sockmap::Lane;
 use underpass_sockmap::selftest::{self, Report};
 
+/// Lines of the verifier's log that are shown.
+const LOG_LINES: usize = 16;
+
 /// Runs the self-test of the kernel lanes and prints it. Success if at least one lane works.
 pub fn run() -> ExitCode {
     let report = selftest::run();
@@ -20,17 +23,26 @@ fn text(report: &Report) -> String {
         "capabilities  {}\n",
         if missing.is_empty() { "complete".to_owned() } else { format!("missing {}", missing.join(", ")) }
     );
+    let mut told = false;
     for feature in &report.features {
         let state = if feature.works { "works" } else { "fails" };
         text += &format!("{:<12}  {state}", feature.name);
         if let Some(cost) = feature.cost {
             text += &format!(", {:.1} us a round trip", cost.as_secs_f64() * 1e6);
         }
-        // The verifier's log has many lines; the first says what happened.
-        if let Some(why) = feature.why_not.lines().next() {
-            text += &format!(": {why}");
+        let mut why = feature.why_not.lines();
+        if let Some(first) = why.next() {
+            text += &format!(": {first}");
         }
         text.push('\n');
+        // Why the verifier refused is at the end of its log, which all that need the programs have in common.
+        if !told {
+            let log: Vec<&str> = why.collect();
+            for line in &log[log.len().saturating_sub(LOG_LINES)..] {
+                text += &format!("              {line}\n");
+                told = true;
+            }
+        }
     }
     text += match (report.works(Lane::D), report.works(Lane::A)) {
         (true, true) => "lanes         D for any server, A for servers on this host (same_host = server)\n",

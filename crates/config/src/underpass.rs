@@ -24,10 +24,10 @@ keys! {
         log_format: LogFormat = Some("text"), Reload;
         /// Forwarding of established links inside the kernel. `auto`: where the self-test passes; `off`: never;
         /// `require`: refuse to start where it does not pass.
-        kernel_path: KernelPath = Some("off"), Restart;
+        kernel_path: KernelPath = Some("auto"), Restart;
         /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
         /// backends) or `both` (backends and applications).
-        same_host: SameHost = Some("off"), Restart;
+        same_host: SameHost = Some("server"), Restart;
         /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
         /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]
         max_prepared_statement_bytes: u64 = Some("16777216"), Reload;

@@ -221,6 +221,23 @@ pub struct Datapath {
     // After everything that refers to its maps.
     pub(crate) skel: LanesSkel<'static>,
     _links: Vec<attach::Attachment>,
+    /// Lane A is possible on this kernel.
+    local_works: bool,
+}
+
+/// Linux whose verifier walks the function of a loop as often as needed (kernel commit ab5cfac139ab); older ones need help.
+const NEW_VERIFIER: (u32, u32) = (6, 7);
+
+/// Whether the running kernel is older; false when its release does not tell.
+fn kernel_is_older_than(version: (u32, u32)) -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    release_of(&release).is_some_and(|running| running < version)
+}
+
+/// Major and minor number of a kernel release such as `6.1.0-56-cloud-amd64`.
+fn release_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 impl std::fmt::Debug for Datapath {
@@ -252,6 +269,7 @@ impl Datapath {
         rodata.response_queue_bytes_max = config.response_queue_bytes_max;
         rodata.response_run_bytes_max = config.response_run_bytes_max;
         rodata.message_length_max = config.message_length_max;
+        rodata.old_verifier = u32::from(kernel_is_older_than(NEW_VERIFIER));
         let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
         let pools = config.pools_max.max(1);
         let sized = [
@@ -279,7 +297,7 @@ impl Datapath {
             attach::skb_verdict(&skel.progs.response_skb, &skel.maps.server_socks)?,
             attach::msg_verdict(&skel.progs.response_msg, &skel.maps.backend_socks)?,
         ];
-        Ok(Self {
+        let mut datapath = Self {
             clients: Array::map(&skel.maps.clients, clients)?,
             servers: Array::map(&skel.maps.servers, servers)?,
             pools: Array::map(&skel.maps.pools, pools)?,
@@ -295,7 +313,10 @@ impl Datapath {
             }),
             skel,
             _links: links,
-        })
+            local_works: false,
+        };
+        datapath.local_works = datapath.can_read_sockets()?;
+        Ok(datapath)
     }
 
     fn free_lists(&self) -> MutexGuard<'_, FreeLists> {
@@ -414,6 +435,12 @@ impl Datapath {
         }
         let backend = match spec.lane {
             LaneChoice::Remote => None,
+            LaneChoice::Auto { .. } if !self.local_works => None,
+            LaneChoice::Local { .. } if !self.local_works => {
+                return Err(Error::State(
+                    "lane A needs Linux 6.2: programs cannot read a socket by its address",
+                ));
+            }
             LaneChoice::Auto { backend_pid } => local_backend(fd, backend_pid).ok(),
             LaneChoice::Local { backend_pid } => {
                 Some(local_backend(fd, backend_pid).map_err(Error::system("finding the backend's socket"))?)
@@ -606,4 +633,17 @@ fn insert_socket(map: &impl MapCore, index: u32, fd: BorrowedFd<'_>) -> io::Resu
     let value = (fd.as_raw_fd() as u64).to_ne_bytes();
     map.update(&index.to_ne_bytes(), &value, MapFlags::NO_EXIST)
         .map_err(|e| io::Error::other(format!("{e:#}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release_of;
+
+    #[test]
+    fn a_kernel_release_has_two_numbers_at_least() {
+        assert_eq!(release_of("6.1.0-56-cloud-amd64"), Some((6, 1)));
+        assert_eq!(release_of("6.18-rc3"), Some((6, 18)));
+        assert_eq!(release_of("linux"), None);
+        assert!((6, 1) < (6, 7) && (6, 18) > (6, 7));
+    }
 }

@@ -114,10 +114,14 @@ pub fn open(config: &Config) -> (Report, Option<Datapath>) {
     match Datapath::open(config) {
         Ok(datapath) => {
             features.push(feature(LOAD, Ok(None)));
-            features.push(feature(LANE_D, round_trips(&datapath, LaneChoice::Remote).map(Some)));
             let backend_pid = Some(std::process::id());
-            features
-                .push(feature(LANE_A, round_trips(&datapath, LaneChoice::Local { backend_pid }).map(Some)));
+            for (name, lane) in [(LANE_D, LaneChoice::Remote), (LANE_A, LaneChoice::Local { backend_pid })] {
+                let mut outcome = feature(name, round_trips(&datapath, lane).map(Some));
+                if !outcome.works {
+                    outcome.why_not += &counted(&datapath);
+                }
+                features.push(outcome);
+            }
             if features.iter().all(|feature| feature.works) && datapath.reset_counters().is_ok() {
                 opened = Some(datapath);
             }
@@ -135,6 +139,13 @@ pub fn open(config: &Config) -> (Report, Option<Datapath>) {
         }
     }
     (Report { kernel, privileges, features }, opened)
+}
+
+/// What the programs counted, which tells how far the bytes came.
+fn counted(datapath: &Datapath) -> String {
+    let counters = datapath.counters().into_iter().filter(|(_, count)| *count > 0);
+    let shown: Vec<String> = counters.map(|(name, count)| format!("{name} {count}")).collect();
+    if shown.is_empty() { "; no program ran".to_owned() } else { format!("; counted: {}", shown.join(", ")) }
 }
 
 fn feature(name: &'static str, outcome: Result<Option<Duration>, Error>) -> Feature {

@@ -169,7 +169,19 @@ impl Datapath {
     fn backend_drained(&self, s: u32) -> Result<bool, Error> {
         let sk_addr = self.servers.sk_addr(s).load(SeqCst);
         let cookie = self.servers.cookie(s).load(Relaxed);
-        // struct backend_queue_args: sk_addr, cookie, queued, pad.
+        let (queued, _) = self.ask_backend(sk_addr, cookie)?;
+        // Unknown (all ones): the backend closed its socket; the caller learns that from the hang-up.
+        Ok(queued == 0 || queued == u32::MAX)
+    }
+
+    /// Whether programs of this kernel can read a socket by its address, as lane A must.
+    pub(crate) fn can_read_sockets(&self) -> Result<bool, Error> {
+        self.ask_backend(0, 0).map(|(_, able)| able)
+    }
+
+    /// Chunks in a backend's queue, all ones if there is no such socket; and whether this kernel could tell.
+    fn ask_backend(&self, sk_addr: u64, cookie: u64) -> Result<(u32, bool), Error> {
+        // struct backend_queue_args: sk_addr, cookie, queued, able.
         let mut args = [0u8; size_of::<types::backend_queue_args>()];
         args[..8].copy_from_slice(&sk_addr.to_ne_bytes());
         args[8..16].copy_from_slice(&cookie.to_ne_bytes());
@@ -178,9 +190,8 @@ impl Datapath {
             what: "asking a backend's queue",
             source: std::io::Error::other(e.to_string()),
         })?;
-        let queued = u32::from_ne_bytes([args[16], args[17], args[18], args[19]]);
-        // Unknown (all ones): the backend closed its socket; the caller learns that from the hang-up.
-        Ok(queued == 0 || queued == u32::MAX)
+        let word = |at: usize| u32::from_ne_bytes([args[at], args[at + 1], args[at + 2], args[at + 3]]);
+        Ok((word(16), word(20) != 0))
     }
 
     /// Hand-overs by reason, then what else the programs count, as names and values for SHOW KERNEL and metrics.

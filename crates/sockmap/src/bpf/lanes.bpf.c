@@ -27,7 +27,7 @@ static __always_inline long load_split(struct sk_msg_md *msg, __u32 off, void *t
 	barrier_var(n);
 	if (n < 1 || n > WIRE_HEAD || off + n > msg->size)
 		return -1;
-	return bpf_probe_read_kernel(to, n, (__u8 *)msg->data + off);
+	return bpf_probe_read_kernel(to, seen_1_to(8, n), (__u8 *)msg->data + off);
 }
 
 /* A send of a backend after bpf_msg_pull_data(): contiguous, at most MSG_BYTES_MAX. */
@@ -56,12 +56,12 @@ static __always_inline long load_split(struct sk_msg_md *msg, __u32 off, void *t
 struct idle_search {
 	struct client_slot *client;
 	struct pool_slot *pool;
-	struct server_slot *server;
 	__u64 word;
 	__u32 word_index;
 	__u32 client_index;
 	__u32 server_index;
 	__u32 pool_index;
+	__u64 found;
 };
 
 /* Number of the lowest set bit, without branches: the verifier would walk each path. (No instruction for it.) */
@@ -92,6 +92,11 @@ static long idle_step(__u32 i, void *context)
 	ordinal = lowest_bit(f->word);
 	bit = 1ULL << ordinal;
 	ordinal += (f->word_index & (POOL_WORDS - 1)) * 64;
+	if (old_verifier) {
+		barrier_var(ordinal);
+		ordinal &= POOL_ORDINALS_MAX - 1;
+		barrier_var(ordinal);
+	}
 	f->word &= ~bit;
 	if (ordinal >= POOL_ORDINALS_MAX || f->pool->member[ordinal].fingerprint != f->client->fingerprint)
 		return 0;
@@ -116,17 +121,21 @@ static long idle_step(__u32 i, void *context)
 		__sync_lock_test_and_set(&s->peer, 0);
 		return 0;
 	}
-	f->server = s;
 	f->server_index = index;
+	f->found = 1;
 	return 1;
 }
 
-/* Takes the lowest idle server with the client's parameters, or leaves f->server NULL. */
-static __always_inline void take_idle(struct idle_search *f)
+/* Takes the lowest idle server with the client's parameters: its slot, or -1. A function of its own, because what it keeps on
+ * the stack and what a scan keeps there are too much together. */
+static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p)
 {
-	f->word_index = 0;
-	f->word = *(volatile __u64 *)&f->pool->idle[0];
-	bpf_loop(SEARCH_TRIES, idle_step, f, 0);
+	struct idle_search find = { .client = c, .client_index = index, .pool = p, .pool_index = c->pool };
+
+	find.word = *(volatile __u64 *)&p->idle[0];
+	find.word_index = unknown_zero();
+	bpf_loop(SEARCH_TRIES, idle_step, &find, 0);
+	return find.found ? (int)find.server_index : -1;
 }
 
 /* Links a client without a server. Returns a reason, or NONE and the server. */
@@ -134,37 +143,43 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 					 struct request_scan *scan, __u64 old, __u64 wanted,
 					 struct server_slot **server)
 {
-	struct idle_search find = { .client = c, .client_index = index, .pool_index = c->pool };
+	__u32 pool_index = c->pool, server_index;
+	struct pool_slot *pool = bpf_map_lookup_elem(&pools, &pool_index);
+	struct server_slot *s;
+	int taken;
 	__u64 new;
 
-	find.pool = bpf_map_lookup_elem(&pools, &find.pool_index);
-	if (!find.pool || *(volatile __u32 *)&find.pool->flags)
+	if (!pool || *(volatile __u32 *)&pool->flags)
 		return REASON_POOL_CLOSED;
-	if (*(volatile __u32 *)&find.pool->waiters)
+	if (*(volatile __u32 *)&pool->waiters)
 		return REASON_WAITERS;
 	/* Responses of an earlier link must all be in the socket, or another server's could overtake them. */
 	if (seq_missing(&c->tx_expect, &tp->write_seq))
 		return REASON_BEHIND;
-	take_idle(&find);
-	if (!find.server)
+	taken = take_idle(c, index, pool);
+	if (taken < 0)
 		return REASON_NO_SERVER;
-	if (scan->uses.count && !has_statements(&scan->uses, find.server_index)) {
-		__sync_lock_test_and_set(&find.server->peer, 0);
-		push_idle(find.server);
+	server_index = taken;
+	s = bpf_map_lookup_elem(&servers, &server_index);
+	if (!s)
+		return REASON_NO_SERVER;
+	if (scan->uses.count && !has_statements(&scan->uses, server_index)) {
+		__sync_lock_test_and_set(&s->peer, 0);
+		push_idle(s);
 		return REASON_UNPREPARED;
 	}
 
-	find.server->run_bytes = 0;
+	s->run_bytes = 0;
 	c->xact_start_ns = c->query_start_ns = c->active_ns;
-	new = LINK_LINKED | wanted | scan->syncs | (__u64)find.server_index << LINK_SERVER_SHIFT;
+	new = LINK_LINKED | wanted | scan->syncs | (__u64)server_index << LINK_SERVER_SHIFT;
 	new |= (old & ~((1ULL << LINK_GEN_SHIFT) - 1)) + (1ULL << LINK_GEN_SHIFT);
 	if (!__sync_bool_compare_and_swap(&c->link, old, new)) {
-		__sync_lock_test_and_set(&find.server->peer, 0);
-		push_idle(find.server);
+		__sync_lock_test_and_set(&s->peer, 0);
+		push_idle(s);
 		return REASON_LINK_RACE;
 	}
 	count_counter(COUNTER_LINKS);
-	*server = find.server;
+	*server = s;
 	return REASON_NONE;
 }
 
@@ -576,7 +591,7 @@ struct backend_queue_args {
 	__u64 sk_addr;
 	__u64 cookie;
 	__u32 queued; /* chunks redirected into the socket that its worker has not delivered; ~0: unknown */
-	__u32 pad;
+	__u32 able;   /* 1: this kernel lets programs read a socket by its address (bpf_rdonly_cast, Linux 6.2), as lane A must */
 };
 
 /* Called by BPF_PROG_RUN: is everything that was redirected into a backend's socket readable there? */
@@ -588,6 +603,7 @@ int backend_queue(struct backend_queue_args *args)
 	struct sock *sk;
 
 	args->queued = ~0u;
+	args->able = !!bpf_rdonly_cast;
 	tp = socket_at(args->sk_addr, args->cookie);
 	if (!tp)
 		return 0;

@@ -16,6 +16,11 @@ const volatile __u32 request_budget_bytes = 256 << 10;
 const volatile __u32 response_queue_bytes_max = 256 << 10;
 const volatile __u32 response_run_bytes_max = 0; /* 0: no limit */
 const volatile __u32 message_length_max = 1 << 30;
+/*
+ * The verifier is older than Linux 6.7: it walks the function of a loop once, takes what it left for known and removes the code for
+ * all else; and it does not learn from a comparison that a number is not 0. What helps it would make newer ones walk for ever.
+ */
+const volatile __u32 old_verifier = 0;
 
 /* Reads of the target's queue start after so many bytes of one link: a short answer cannot overrun it,
  * because a link starts only when the queue is empty. */
@@ -137,6 +142,36 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+static __always_inline struct lane_control *lanes_control(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&control, &zero);
+}
+
+/* A length that is 1 to max already, a power of two, in a form from which an old verifier sees that. */
+static __always_inline __u32 seen_1_to(__u32 max, __u32 n)
+{
+	if (!old_verifier)
+		return n;
+	n--;
+	barrier_var(n);
+	n = (n & (max - 1)) + 1;
+	barrier_var(n);
+	return n;
+}
+
+/* A 0 that an old verifier does not know, to be or-ed to what a loop found. */
+static __always_inline __u32 unknown_zero(void)
+{
+	struct lane_control *ctl;
+
+	if (!old_verifier)
+		return 0;
+	ctl = lanes_control();
+	return ctl ? *(volatile __u64 *)&ctl->zero : 0;
+}
+
 static __always_inline void count(__u32 index)
 {
 	__u64 *value = bpf_map_lookup_elem(&counters, &index);
@@ -148,13 +183,6 @@ static __always_inline void count(__u32 index)
 static __always_inline void count_counter(enum lane_counter counter)
 {
 	count(REASON_NR + counter);
-}
-
-static __always_inline struct lane_control *lanes_control(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&control, &zero);
 }
 
 static __noinline int post_event(__u32 kind, __u32 slot, __u32 reason)

@@ -16,7 +16,7 @@ static __always_inline long load_head(struct __sk_buff *skb, __u32 off, void *to
 	barrier_var(n);
 	if (n < 1 || n > WIRE_HEAD)
 		return -1;
-	return bpf_skb_load_bytes(skb, off, to, n);
+	return bpf_skb_load_bytes(skb, off, to, seen_1_to(8, n));
 }
 
 /* Uses of named statements in a chunk: where the name is, which statement. */
@@ -31,7 +31,6 @@ struct request_scan {
 	struct wire_state w;
 	__u32 off;
 	__u32 end;
-	__u32 messages; /* heads seen */
 	__u32 syncs;	/* ReadyForQuery to expect: Query, Sync, FunctionCall */
 	__u32 reason;	/* not REASON_NONE: user space must take the chunk */
 	__u8 open;	/* messages without their Sync */
@@ -72,7 +71,10 @@ __noinline int named_statement(struct __sk_buff *skb, __u32 off, __u32 end, __u3
 	if (n > sizeof(key.name))
 		n = sizeof(key.name);
 	barrier_var(n);
-	if (n < 1 || n > sizeof(key.name) || bpf_skb_load_bytes(skb, off, key.name, n))
+	if (n < 1 || n > sizeof(key.name))
+		return -1;
+	n = seen_1_to(64, n);
+	if (bpf_skb_load_bytes(skb, off, key.name, n))
 		return -1;
 	/* Behind what was loaded is a zero: a name that is cut there is told by its length. */
 	for (int i = 0; i < (STATEMENT_NAME_MAX + 1) / 8; i++) {
@@ -142,7 +144,7 @@ __noinline int rename_statements(struct __sk_buff *skb, struct statement_uses *u
 		barrier_var(length);
 		if (length < 1 || length > STATEMENT_NAME_MAX)
 			return -1;
-		bpf_skb_store_bytes(skb, uses->at[i], name->name, length, 0);
+		bpf_skb_store_bytes(skb, uses->at[i], name->name, seen_1_to(64, length), 0);
 	}
 	return 0;
 }
@@ -233,7 +235,6 @@ static long request_step(__u32 i, void *context)
 		s->reason = REASON_LENGTH;
 		return 1;
 	}
-	s->messages++;
 	s->reason = judge_request(s, &m);
 	return s->reason != REASON_NONE;
 }
@@ -242,6 +243,8 @@ static long request_step(__u32 i, void *context)
 static __always_inline void scan_request(struct request_scan *s)
 {
 	bpf_loop(MESSAGES_MAX, request_step, s, 0);
+	s->syncs |= unknown_zero();
+	s->extended |= unknown_zero();
 	if (s->reason)
 		return;
 	if (!s->done)

@@ -16,10 +16,9 @@ struct response_scan {
 	__u32 reason;
 	__u8 status;	/* of the last ReadyForQuery */
 	__u8 trailing;	/* messages behind the last ReadyForQuery */
-	__u8 dirty;
 	__u8 copy_in;	/* CopyInResponse behind the last ReadyForQuery */
 	__u8 done;
-	__u8 pad[3];
+	__u8 pad[4];
 	__u32 error_at; /* where an ErrorResponse lies; end if there is none. A position: a flag doubles the verifier's paths */
 };
 
@@ -61,8 +60,6 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 		}
 		now = bpf_ktime_get_ns();
 	}
-	if (scan->dirty)
-		__sync_fetch_and_or(&s->flags, SRV_DIRTY);
 	if (scan->rfq)
 		s->active_ns = now;
 	__sync_fetch_and_add(&c->tx_expect, len);

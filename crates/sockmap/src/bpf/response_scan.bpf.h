@@ -83,6 +83,10 @@ static long RESPONSE_NAME(response_step)(__u32 i, void *context)
 static __always_inline void RESPONSE_NAME(scan_response)(struct response_scan *s)
 {
 	bpf_loop(MESSAGES_MAX, RESPONSE_NAME(response_step), s, 0);
+	s->rfq |= unknown_zero();
+	s->status |= unknown_zero();
+	s->trailing |= unknown_zero();
+	s->copy_in |= unknown_zero();
 	if (!s->reason && !s->done)
 		s->reason = REASON_MESSAGES;
 }
