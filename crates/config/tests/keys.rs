@@ -152,7 +152,7 @@ fn show_config_has_values_defaults_and_nulls() {
     assert_eq!(value("logfile"), (Some(String::new()), Some(""), true));
     assert_eq!(value("unix_socket_mode"), (Some("511".into()), Some("0777"), false));
     assert_eq!(value("reserve_pool_timeout"), (Some("5".into()), Some("5"), true));
-    assert_eq!(value("underpass.kernel_path"), (Some("off".into()), Some("off"), false));
+    assert_eq!(value("underpass.kernel_path"), (Some("auto".into()), Some("auto"), false));
     assert!(!rows.contains_key("service_name"));
 }
 
