@@ -41,6 +41,8 @@ struct Part {
     #[serde(default)]
     modes: Vec<Protocol>,
     #[serde(default)]
+    pool_sizes: Vec<u32>,
+    #[serde(default)]
     workloads: Vec<String>,
     seconds: f64,
     rounds: u32,
@@ -127,7 +129,7 @@ fn entry(experiment: &'static Experiment, arguments: &RunArgs, part: Option<&Par
         options: Options {
             clients: some(first(&arguments.clients, part.map(|p| &p.clients))),
             modes: some(first(&arguments.modes, part.map(|p| &p.modes))),
-            pool_sizes: arguments.pool_size.clone(),
+            pool_sizes: first(&arguments.pool_size, part.map(|part| &part.pool_sizes)),
             workloads: some(first(&arguments.workloads, part.map(|p| &p.workloads))),
             rate: arguments.rate,
             scale: arguments.scale,
