@@ -31,6 +31,8 @@ regress|2|PostgreSQL's regression suite, directly and through session pooling
 versions|1|PostgreSQL 14 to 18
 kernels|8|Debian's 6.1 kernel in an emulated machine
 soak|15|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
+soak-lane-d|5|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
+soak-lane-a|5|the same through lane A
 soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
 soak-direct|2|the checker itself: no pooler, 200000 transactions
@@ -60,6 +62,9 @@ part() {
         kernels)
             command -v qemu-system-x86_64 >/dev/null || { echo "skipped: qemu-system-x86_64 is not installed"; return 77; }
             program && tests/kernels/run.sh ;;
+        soak-lane-d | soak-lane-a)
+            [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
+            POOLER=${1#soak-} scripts/soak.sh 2500000 ;;
         soak) scripts/soak.sh "${SOAK_TRANSACTIONS:-2000000}" ;;
         soak-broken) scripts/soak-broken.sh ;;
         soak-pgbouncer) POOLER=pgbouncer scripts/soak.sh 200000 ;;

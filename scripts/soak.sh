@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
 # project promises: 220 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
-# POOLER=pgbouncer checks Debian's PgBouncer instead, POOLER=direct the server itself. UNDERPASS_BIN names a program to use instead of
-# building it; the checker is the one beside it.
+# POOLER=lane-d or lane-a (as root) sends transactions through that kernel lane, with a server for each of 60 clients, and takes clients
+# out of it and gives them back at random, at least 10,000 times each way. POOLER=pgbouncer checks Debian's PgBouncer instead,
+# POOLER=direct the server itself. UNDERPASS_BIN names a program to use instead of building it; the checker is the one beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
@@ -71,7 +72,29 @@ case $kind in
         (cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
         exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
-    *) die "POOLER is underpass, pgbouncer or direct" ;;
+    lane-d | lane-a)
+        [ "$(id -u)" -eq 0 ] || die "kernel lanes need root"
+        same_host=off
+        [ "$kind" = lane-d ] || same_host=server
+        sed -i 's/^default_pool_size = .*/default_pool_size = 64/' "$directory/pgbouncer.ini"
+        printf '[underpass]\nkernel_path = require\nsame_host = %s\n' "$same_host" >>"$directory/pgbouncer.ini"
+        (cd "$directory" && exec env UNDERPASS_TEST_FLIP=200 "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
+            >"$directory/pooler.log" 2>&1 &
+        POOLER_PID=$!
+        # A client now and then waits for a server; of what this run is about, enough is proved below.
+        exec_soak=("$target/underpass-soak" --transactions "$transactions" --clients 60 --progress 10 --require-faults "$faults"
+            --console-user admin --port "$port" --prepared) ;;
+    *) die "POOLER is underpass, lane-d, lane-a, pgbouncer or direct" ;;
 esac
 [ -z "$POOLER_PID" ] || wait_port "$port" "$POOLER_PID" 30 || die "the pooler did not start"
 "${exec_soak[@]}"
+case $kind in
+    lane-*)
+        lane=${kind#lane-}
+        kernel=$(psql -XAtq -h 127.0.0.1 -p "$port" -U admin pgbouncer -c 'SHOW KERNEL')
+        value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
+        carried=$(value "${lane^^}" xacts) taken=$(value all taken) given=$(value all given)
+        say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $taken times taken, $given times given"
+        [ "$taken" -ge 10000 ] && [ "$given" -ge 10000 ] && [ "$carried" -ge $((transactions / 4)) ] ||
+            die "too little of it went through the lane or changed sides" ;;
+esac
