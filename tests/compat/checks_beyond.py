@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no PgBouncer does and we promise: the complaints about today's poolers that have an answer here."""
 
+import base64
+import contextlib
+import hashlib
+import hmac
+import socket
+import ssl
+import struct
+import threading
 import time
 
 from case import backend_pid, check, fails, same
@@ -49,6 +57,78 @@ def client_direct(t):
 def client_channel_binding(t):
     p = tls_pooler(t, "require", {"auth_type": "scram-sha-256"})
     assert "SCRAM-SHA-256-PLUS" in t.connect(p, tls=verify(t)).mechanisms
+
+
+class BindingServer:
+    """A server with TLS that lets one connection in by SCRAM with or without channel binding, and keeps what it said.
+
+    `mechanism` and `binding` are the client's; every query is answered with a tag only.
+    """
+
+    ENDPOINT = b"p=tls-server-end-point,,"
+
+    def __init__(self, cert, key, password):
+        self.password, self.mechanism, self.binding = password, None, None
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(cert, key)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            plain, _ = self.listener.accept()
+            plain.recv(8, socket.MSG_WAITALL)  # SSLRequest
+            plain.sendall(b"S")
+            with self.context.wrap_socket(plain, server_side=True) as conn, conn.makefile("rb") as stream:
+                stream.read(struct.unpack("!i", stream.read(4))[0] - 4)  # StartupMessage
+                self._login(conn, stream)
+                while kind := stream.read(1):
+                    stream.read(struct.unpack("!i", stream.read(4))[0] - 4)
+                    if kind == b"Q":
+                        conn.sendall(wire.message("C", b"SELECT 0\0") + wire.message("Z", b"I"))
+
+    def _login(self, conn, stream):
+        def receive():
+            return stream.read(struct.unpack("!xi", stream.read(5))[0] - 4)
+
+        def send(code, text):
+            conn.sendall(wire.message("R", struct.pack("!i", code) + text))
+
+        send(10, b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")
+        mechanism, _, initial = receive().partition(b"\0")
+        self.mechanism = mechanism.decode()
+        first = initial[4:].split(b",", 2)[2].decode()
+        salt = b"0123456789abcdef"
+        nonce = first.split("r=", 1)[1] + "server"
+        server_first = f"r={nonce},s={base64.b64encode(salt).decode()},i=4096"
+        send(11, server_first.encode())
+        without_proof = receive().decode().rsplit(",p=", 1)[0]
+        self.binding = base64.b64decode(without_proof.split(",")[0].removeprefix("c="))
+        salted = hashlib.pbkdf2_hmac("sha256", self.password.encode(), salt, 4096)
+        message = f"{first},{server_first},{without_proof}".encode()
+        signature = hmac.digest(hmac.digest(salted, b"Server Key", "sha256"), message, "sha256")
+        send(12, b"v=" + base64.b64encode(signature))
+        send(0, b"")
+        conn.sendall(wire.message("S", b"server_version\x0015.0\0") + wire.message("K", struct.pack("!ii", 1, 1))
+                     + wire.message("Z", b"I"))
+
+    def close(self):
+        """Closes the listener; the connection ends with the pooler's."""
+        self.listener.close()
+
+
+@check("beyond/channel-binding-to-servers")
+def server_channel_binding(t):
+    cert, key = t.pg.certs.server_cert, t.pg.certs.server_key
+    server = t.keep(BindingServer(cert, key, "sesame"))
+    p = t.tx({"server_tls_sslmode": "require"},
+             databases={"p0": f"host=127.0.0.1 port={server.port} user=alibaba password=sesame"})
+    t.connect(p).query("SELECT 1")
+    same(server.mechanism, "SCRAM-SHA-256-PLUS")
+    with open(cert, encoding="ascii") as pem:
+        digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.read())).digest()
+    same(server.binding, BindingServer.ENDPOINT + digest)
 
 
 @check("beyond/cached-plan-is-prepared-again")

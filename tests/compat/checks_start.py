@@ -331,6 +331,15 @@ def unix_target(t):
     same(t.connect(p).one("SELECT inet_server_addr()"), None)
 
 
+@check("database/abstract-socket-to-server")
+def abstract_target(t):
+    # Who listens there is a pooler of the same kind, which start/abstract-unix-socket checks.
+    name = f"@underpass-test-{host.free_port()}"
+    near = t.pooler({"unix_socket_dir": name})
+    p = t.tx(databases={"p0": f"host={name} port={near.port} dbname=p0 user=bob"})
+    same(t.connect(p).one("SELECT 40 + 2"), "42")
+
+
 @check("database/host-name")
 def host_name(t):
     p = t.tx(databases={"p0": t.target(host="localhost")})
