@@ -65,10 +65,36 @@ impl Accounts {
         self.of(direction).totals.seen += len;
     }
 
-    /// Counts bytes that are in the trace, and reports the stretch before them.
-    pub(super) fn recorded(&mut self, direction: Direction, time_ns: u64, len: u64, sink: &mut dyn Sink) {
+    /// Counts bytes that are in the trace.
+    pub(super) fn count_recorded(&mut self, direction: Direction, len: u64) {
         self.of(direction).totals.recorded += len;
+    }
+
+    /// All from the beginning of the connection to this position counts as in the trace.
+    pub(super) fn recorded_up_to(&mut self, direction: Direction, position: u64) {
+        self.of(direction).totals.recorded = position;
+    }
+
+    /// As [`Self::count_recorded`], and reports the stretch before them.
+    pub(super) fn recorded(&mut self, direction: Direction, time_ns: u64, len: u64, sink: &mut dyn Sink) {
+        self.count_recorded(direction, len);
         self.report(direction, time_ns, sink);
+    }
+
+    /// Whether anything of this direction is in the trace.
+    pub(super) fn has_recorded(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Frontend => self.front.totals.recorded > 0,
+            Direction::Backend => self.back.totals.recorded > 0,
+        }
+    }
+
+    /// The session is seen from its first packet, which has this length; only the handshake of its connection was not.
+    pub(super) fn begin_by_first_packet(&mut self, len: u64) {
+        let back = self.back.next;
+        self.front = Account { next: len, ..Account::default() };
+        self.front.totals.seen = len;
+        self.back = Account { next: back, base: back, ..Account::default() };
     }
 
     /// Recording begins at these positions.
@@ -78,12 +104,17 @@ impl Accounts {
         }
     }
 
+    /// Where recording of a direction began.
+    pub(super) fn base(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Frontend => self.front.base,
+            Direction::Backend => self.back.base,
+        }
+    }
+
     /// Position that records show.
     pub(super) fn shown(&self, direction: Direction, position: u64) -> u64 {
-        match direction {
-            Direction::Frontend => position.saturating_sub(self.front.base),
-            Direction::Backend => position.saturating_sub(self.back.base),
-        }
+        position.saturating_sub(self.base(direction))
     }
 
     /// Counts bytes that are not in the trace; reports them when the stretch ends.

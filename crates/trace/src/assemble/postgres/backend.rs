@@ -99,14 +99,22 @@ impl Postgres {
     pub(super) fn backend(&mut self, time_ns: u64, position: u64, piece: Piece<'_>, sink: &mut dyn Sink) {
         match (self.phase, piece) {
             (Phase::Startup, Piece::Bytes(bytes)) => self.first_answer(bytes),
-            (Phase::Startup, Piece::Skipped(len)) => self.recorded(Direction::Backend, len),
+            (Phase::Startup, Piece::Skipped(len)) => self.accounts.count_recorded(Direction::Backend, len),
             (Phase::Startup, Piece::Lost(len, reason)) => {
-                self.missing(Direction::Backend, time_ns, position, len, Missing::Lost(reason), sink);
+                self.accounts.missing(
+                    Direction::Backend,
+                    time_ns,
+                    position,
+                    len,
+                    Missing::Lost(reason),
+                    sink,
+                );
             }
             (Phase::Joining, Piece::Bytes(bytes)) => {
                 self.back.idle = false;
                 if shape::backend_tail(bytes).is_some() {
-                    let (front, back) = (self.front_account.next, self.back_account.next);
+                    let (front, back) =
+                        (self.accounts.next(Direction::Frontend), self.accounts.next(Direction::Backend));
                     self.join(time_ns, front, back, sink);
                     self.back.idle = true;
                 }
@@ -118,11 +126,18 @@ impl Postgres {
                 self.responses(time_ns, position, bytes, sink);
             }
             (_, Piece::Skipped(len)) => {
-                self.recorded(Direction::Backend, len);
+                self.accounts.count_recorded(Direction::Backend, len);
                 self.pass_over(time_ns, position, len, Boundary::Skipped, sink);
             }
             (_, Piece::Lost(len, reason)) => {
-                self.missing(Direction::Backend, time_ns, position, len, Missing::Lost(reason), sink);
+                self.accounts.missing(
+                    Direction::Backend,
+                    time_ns,
+                    position,
+                    len,
+                    Missing::Lost(reason),
+                    sink,
+                );
                 self.pass_over(time_ns, position, len, Boundary::Lost, sink);
             }
         }
@@ -171,7 +186,14 @@ impl Postgres {
                     None => {
                         self.back.boundary = Boundary::Lost;
                         let why = Missing::Lost(LossReason::Protocol);
-                        return self.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
+                        return self.accounts.missing(
+                            Direction::Backend,
+                            time_ns,
+                            at,
+                            rest.len() as u64,
+                            why,
+                            sink,
+                        );
                     }
                 },
             };
@@ -181,16 +203,13 @@ impl Postgres {
             if self.phase != Phase::Running && self.phase != Phase::Login {
                 // A replication stream began.
                 let why = Missing::Withheld(crate::WithheldReason::Replication);
-                return self.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
+                return self.accounts.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
             }
         }
     }
 
     fn recorded_backend(&mut self, time_ns: u64, len: u64, sink: &mut dyn Sink) {
-        self.recorded(Direction::Backend, len);
-        if self.back_account.open.is_some() {
-            self.report(Direction::Backend, time_ns, sink);
-        }
+        self.accounts.recorded(Direction::Backend, time_ns, len, sink);
     }
 
     /// A message that is whole in the chunk, without copying it. Returns its length.
@@ -263,14 +282,14 @@ impl Postgres {
         self.message(header.tag, body, at, first_ns, time_ns, damaged, sink);
         if self.origin.level == Level::Full
             && !damaged
-            && self.announced
+            && self.accounts.announced
             && header.tag != b'K'
             && header.tag != b'R'
         {
             sink.record(Record::Backend(Backend {
                 session: self.origin.session,
                 time_ns,
-                offset: self.shown(Direction::Backend, at),
+                offset: self.accounts.shown(Direction::Backend, at),
                 message: kept.as_slice().into(),
             }));
         }
@@ -441,8 +460,8 @@ impl Postgres {
             }
             // Nobody asked: an administrator ends the session; or the login failed, which is request 0.
             None => {
-                let offset = if self.front_account.totals.recorded == 0 || !self.back_was_ready() {
-                    self.front_account.base
+                let offset = if !self.accounts.has_recorded(Direction::Frontend) || !self.back_was_ready() {
+                    self.accounts.base(Direction::Frontend)
                 } else {
                     self.frontend_boundary()
                 };
@@ -478,8 +497,8 @@ impl Postgres {
         }
         sink.record(Record::Response(Response {
             session: self.origin.session,
-            request: self.shown(Direction::Frontend, request.offset),
-            offset: self.shown(Direction::Backend, begun.offset),
+            request: self.accounts.shown(Direction::Frontend, request.offset),
+            offset: self.accounts.shown(Direction::Backend, begun.offset),
             len: end.saturating_sub(begun.offset),
             first_ns: begun.first_ns,
             last_ns,
@@ -497,8 +516,8 @@ impl Postgres {
                 sink.record(Record::Ready(Ready {
                     session: self.origin.session,
                     time_ns,
-                    request: self.shown(Direction::Frontend, request.offset),
-                    offset: self.shown(Direction::Backend, at),
+                    request: self.accounts.shown(Direction::Frontend, request.offset),
+                    offset: self.accounts.shown(Direction::Backend, at),
                     status,
                 }));
                 break;
@@ -513,7 +532,7 @@ impl Postgres {
         match self.back.boundary {
             Boundary::Lost => {
                 let why = Missing::Lost(LossReason::Resync);
-                self.missing(Direction::Backend, time_ns, position, bytes.len() as u64, why, sink);
+                self.accounts.missing(Direction::Backend, time_ns, position, bytes.len() as u64, why, sink);
             }
             _ => self.recorded_backend(time_ns, bytes.len() as u64, sink),
         }

@@ -6,7 +6,7 @@ use underpass_wire::startup::{self, FirstPacket};
 use underpass_wire::{Header, MAX_MESSAGE_LEN, tag};
 
 use super::backend::Back;
-use super::{Account, Missing, Pending, Phase, Postgres, shape};
+use super::{Missing, Pending, Phase, Postgres, shape};
 use crate::assemble::{Piece, Sink};
 use crate::{Direction, Frontend, LossReason, PreparedFill, Record, Redaction, WithheldReason};
 
@@ -95,8 +95,8 @@ impl Postgres {
             }
         }
         let resync = Missing::Lost(LossReason::Resync);
-        self.missing(Direction::Frontend, time_ns, partial_at, partial_len, resync, sink);
-        self.missing(Direction::Frontend, time_ns, position, len, Missing::Lost(reason), sink);
+        self.accounts.missing(Direction::Frontend, time_ns, partial_at, partial_len, resync, sink);
+        self.accounts.missing(Direction::Frontend, time_ns, position, len, Missing::Lost(reason), sink);
     }
 
     /// The first bytes that we see of a session's requests: whole messages prove a boundary.
@@ -107,10 +107,7 @@ impl Postgres {
             Ok(Some((FirstPacket::Startup(_) | FirstPacket::SslRequest | FirstPacket::GssencRequest, _)))
         ) {
             // It is a beginning: only the handshake of the connection was not seen.
-            let (len, back) = (bytes.len() as u64, self.back_account.next);
-            self.front_account = Account { next: len, ..Account::default() };
-            self.front_account.totals.seen = len;
-            self.back_account = Account { next: back, base: back, ..Account::default() };
+            self.accounts.begin_by_first_packet(bytes.len() as u64);
             self.back = Back::default();
             self.phase = Phase::Startup;
             return self.first_packets(time_ns, 0, bytes, sink);
@@ -118,9 +115,9 @@ impl Postgres {
         if !shape::frontend_chain(bytes) {
             return;
         }
-        let back = self.back_account.next;
+        let back = self.accounts.next(Direction::Backend);
         self.join(time_ns, position, back, sink);
-        self.front_account.totals.seen = bytes.len() as u64;
+        self.accounts.seen(Direction::Frontend, bytes.len() as u64);
         self.requests(time_ns, position, bytes, sink);
     }
 
@@ -128,11 +125,7 @@ impl Postgres {
     pub(super) fn join(&mut self, time_ns: u64, front: u64, back: u64, sink: &mut dyn Sink) {
         self.phase = Phase::Running;
         self.start_ns = time_ns;
-        for (account, base) in [(&mut self.front_account, front), (&mut self.back_account, back)] {
-            account.base = base;
-            account.totals = crate::ByteTotals::default();
-            account.open = None;
-        }
+        self.accounts.begin(front, back);
         self.announce(time_ns, None, sink);
     }
 
@@ -142,7 +135,14 @@ impl Postgres {
         if self.front.lost {
             let idle = self.back.idle() && shape::frontend_begin(bytes);
             if !(idle || self.back.lost() && shape::frontend_chain(bytes)) {
-                return self.missing(Direction::Frontend, time_ns, at, bytes.len() as u64, resync, sink);
+                return self.accounts.missing(
+                    Direction::Frontend,
+                    time_ns,
+                    at,
+                    bytes.len() as u64,
+                    resync,
+                    sink,
+                );
             }
             self.front.lost = false;
             self.give_up_pending(time_ns, sink);
@@ -150,7 +150,7 @@ impl Postgres {
         if self.front.damaged > 0 {
             let drop = self.front.damaged.min(rest.len() as u64);
             self.front.damaged -= drop;
-            self.missing(Direction::Frontend, time_ns, at, drop, resync, sink);
+            self.accounts.missing(Direction::Frontend, time_ns, at, drop, resync, sink);
             at += drop;
             rest = &rest[drop as usize..];
         }
@@ -190,7 +190,7 @@ impl Postgres {
     fn protocol_violation(&mut self, time_ns: u64, at: u64, len: u64, sink: &mut dyn Sink) {
         self.front.lost = true;
         let why = Missing::Lost(LossReason::Protocol);
-        self.missing(Direction::Frontend, time_ns, at, len, why, sink);
+        self.accounts.missing(Direction::Frontend, time_ns, at, len, why, sink);
     }
 
     /// Adds to the message under way; returns how many bytes it took, `None` when all and it is not whole.
@@ -235,19 +235,18 @@ impl Postgres {
         let tag = message[0];
         if tag == tag::frontend::PASSWORD {
             let why = Missing::Withheld(WithheldReason::Authentication);
-            return self.missing(Direction::Frontend, time_ns, at, len, why, sink);
+            return self.accounts.missing(Direction::Frontend, time_ns, at, len, why, sink);
         }
         if self.phase == Phase::Login {
             self.terminated |= tag == tag::frontend::TERMINATE;
             self.login.early.push((time_ns, at, message.to_vec()));
             return;
         }
-        self.recorded(Direction::Frontend, len);
-        self.report(Direction::Frontend, time_ns, sink);
+        self.accounts.recorded(Direction::Frontend, time_ns, len, sink);
         sink.record(Record::Frontend(Frontend {
             session: self.origin.session,
             time_ns,
-            offset: self.shown(Direction::Frontend, at),
+            offset: self.accounts.shown(Direction::Frontend, at),
             wire_len: len,
             redaction: Redaction::None,
             message: message.into(),
@@ -353,12 +352,12 @@ impl Postgres {
         let len = self.front.partial.len() as u64;
         let why = Missing::Withheld(WithheldReason::Incomplete);
         self.front.partial.clear();
-        self.missing(Direction::Frontend, time_ns, self.front.partial_at, len, why, sink);
+        self.accounts.missing(Direction::Frontend, time_ns, self.front.partial_at, len, why, sink);
     }
 
     /// Position of the first byte that is not part of a whole message.
     pub(super) fn frontend_boundary(&self) -> u64 {
-        self.front_account.next - self.front.partial.len() as u64
+        self.accounts.next(Direction::Frontend) - self.front.partial.len() as u64
     }
 
     /// First packets: not typed, so not messages like the others.

@@ -23,11 +23,9 @@ mod startup;
 
 use std::collections::{HashSet, VecDeque};
 
+use super::accounts::{Accounts, Missing};
 use super::{Assemble, Audit, Known, Origin, Piece, Sink};
-use crate::{
-    ByteTotals, Direction, EndReason, Loss, LossReason, Outcome, Record, Response, SessionEnd, Withheld,
-    WithheldReason,
-};
+use crate::{Direction, EndReason, Outcome, Record, Response, SessionEnd, WithheldReason};
 
 /// What the session is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,24 +64,6 @@ struct CopyIn {
     sent: bool,
 }
 
-/// Accounts of one direction, and the stretch of it that is being lost or withheld.
-#[derive(Debug, Default)]
-struct Account {
-    totals: ByteTotals,
-    /// Bytes of the connection before recording of it began (a joined session).
-    base: u64,
-    /// Position of the next byte in the connection.
-    next: u64,
-    /// Bytes that are not recorded, not reported yet: from, to, why.
-    open: Option<(u64, u64, Missing)>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Missing {
-    Lost(LossReason),
-    Withheld(WithheldReason),
-}
-
 /// One session.
 #[derive(Debug)]
 pub struct Postgres {
@@ -92,12 +72,9 @@ pub struct Postgres {
     start_ns: u64,
     front: frontend::Front,
     back: backend::Back,
-    front_account: Account,
-    back_account: Account,
+    accounts: Accounts,
     login: startup::Login,
     known: Known,
-    /// SessionStart has been written.
-    announced: bool,
     pending: VecDeque<Pending>,
     /// After an error the server skips everything up to the next Sync.
     skip_to_sync: bool,
@@ -120,11 +97,9 @@ impl Postgres {
             start_ns: 0,
             front: frontend::Front::default(),
             back: backend::Back::default(),
-            front_account: Account::default(),
-            back_account: Account::default(),
+            accounts: Accounts::new(origin.session),
             login: startup::Login::default(),
             known: Known::default(),
-            announced: false,
             pending: VecDeque::new(),
             skip_to_sync: false,
             copy_in: CopyIn::default(),
@@ -135,73 +110,6 @@ impl Postgres {
         }
     }
 
-    fn account(&mut self, direction: Direction) -> &mut Account {
-        match direction {
-            Direction::Frontend => &mut self.front_account,
-            Direction::Backend => &mut self.back_account,
-        }
-    }
-
-    /// Position that records show: from where recording began.
-    fn shown(&self, direction: Direction, position: u64) -> u64 {
-        match direction {
-            Direction::Frontend => position.saturating_sub(self.front_account.base),
-            Direction::Backend => position.saturating_sub(self.back_account.base),
-        }
-    }
-
-    /// Counts bytes that are in the trace.
-    fn recorded(&mut self, direction: Direction, len: u64) {
-        self.account(direction).totals.recorded += len;
-    }
-
-    /// Counts bytes that are not, and reports them when the stretch ends.
-    fn missing(
-        &mut self,
-        direction: Direction,
-        time_ns: u64,
-        from: u64,
-        len: u64,
-        why: Missing,
-        sink: &mut dyn Sink,
-    ) {
-        if len == 0 {
-            return;
-        }
-        let account = self.account(direction);
-        match why {
-            Missing::Lost(_) => account.totals.lost += len,
-            Missing::Withheld(_) => account.totals.withheld += len,
-        }
-        if let Some((_, to, reason)) = &mut account.open
-            && *to == from
-            && *reason == why
-        {
-            *to += len;
-            return;
-        }
-        self.report(direction, time_ns, sink);
-        self.account(direction).open = Some((from, from + len, why));
-    }
-
-    /// Writes the stretch that has ended.
-    fn report(&mut self, direction: Direction, time_ns: u64, sink: &mut dyn Sink) {
-        // Records of a session come after its start.
-        if !self.announced {
-            return;
-        }
-        let Some((from, to, why)) = self.account(direction).open.take() else { return };
-        let (session, offset, len) = (self.origin.session, self.shown(direction, from), to - from);
-        sink.record(match why {
-            Missing::Lost(reason) => {
-                Record::Loss(Loss { session: Some(session), time_ns, direction, offset, len, reason })
-            }
-            Missing::Withheld(reason) => {
-                Record::Withheld(Withheld { session, time_ns, direction, offset, len, reason })
-            }
-        });
-    }
-
     fn start_if_needed(&mut self, time_ns: u64) {
         if self.start_ns == 0 {
             self.start_ns = time_ns;
@@ -210,7 +118,7 @@ impl Postgres {
 
     /// All that is outstanding will not be answered in a way that we can tell.
     fn give_up_pending(&mut self, time_ns: u64, sink: &mut dyn Sink) {
-        let at = self.shown(Direction::Backend, self.back_account.next);
+        let at = self.accounts.shown(Direction::Backend, self.accounts.next(Direction::Backend));
         let response = self.back.take_response();
         let mut first = response;
         while let Some(request) = self.pending.pop_front() {
@@ -220,9 +128,9 @@ impl Postgres {
             let begun = first.take();
             sink.record(Record::Response(Response {
                 session: self.origin.session,
-                request: self.shown(Direction::Frontend, request.offset),
-                offset: begun.map_or(at, |r| self.shown(Direction::Backend, r.offset)),
-                len: begun.map_or(0, |r| self.back_account.next.saturating_sub(r.offset)),
+                request: self.accounts.shown(Direction::Frontend, request.offset),
+                offset: begun.map_or(at, |r| self.accounts.shown(Direction::Backend, r.offset)),
+                len: begun.map_or(0, |r| self.accounts.next(Direction::Backend).saturating_sub(r.offset)),
                 first_ns: begun.map_or(time_ns, |r| r.first_ns),
                 last_ns: time_ns,
                 rows: begun.map_or(0, |r| r.rows),
@@ -241,18 +149,17 @@ impl Assemble for Postgres {
             return;
         }
         self.start_if_needed(time_ns);
-        let position = self.account(direction).next;
-        self.account(direction).next += piece.len();
+        let position = self.accounts.advance(direction, piece.len());
         if self.phase == Phase::Closed {
             return;
         }
-        self.account(direction).totals.seen += piece.len();
+        self.accounts.seen(direction, piece.len());
         if self.phase == Phase::Replication {
             let why = match piece {
                 Piece::Lost(_, reason) => Missing::Lost(reason),
                 _ => Missing::Withheld(WithheldReason::Replication),
             };
-            self.missing(direction, time_ns, position, piece.len(), why, sink);
+            self.accounts.missing(direction, time_ns, position, piece.len(), why, sink);
             return;
         }
         match direction {
@@ -275,7 +182,7 @@ impl Assemble for Postgres {
     }
 
     fn has_records(&self) -> bool {
-        self.announced
+        self.accounts.announced
     }
 
     fn text(&mut self, time_ns: u64, text: &[u8], sink: &mut dyn Sink) {
@@ -284,7 +191,7 @@ impl Assemble for Postgres {
 
     fn end(&mut self, time_ns: u64, reason: EndReason, audit: Audit, sink: &mut dyn Sink) -> bool {
         if matches!(self.phase, Phase::Startup | Phase::Joining)
-            || !self.announced && self.phase == Phase::Closed
+            || !self.accounts.announced && self.phase == Phase::Closed
         {
             return false;
         }
@@ -294,12 +201,7 @@ impl Assemble for Postgres {
         }
         self.settle_partial(time_ns, sink);
         self.give_up_pending(time_ns, sink);
-        for (direction, audited) in
-            [(Direction::Frontend, audit.frontend), (Direction::Backend, audit.backend)]
-        {
-            self.audit(direction, time_ns, audited, sink);
-            self.report(direction, time_ns, sink);
-        }
+        let (frontend, backend) = self.accounts.finish(time_ns, audit, sink);
         let reason = match reason {
             EndReason::ClientClosed | EndReason::ServerClosed | EndReason::Unknown if self.terminated => {
                 EndReason::Terminate
@@ -310,27 +212,11 @@ impl Assemble for Postgres {
             session: self.origin.session,
             time_ns,
             reason,
-            frontend: self.front_account.totals,
-            backend: self.back_account.totals,
+            frontend,
+            backend,
         }));
         self.phase = Phase::Closed;
         true
-    }
-}
-
-impl Postgres {
-    /// Compares what was seen with what the kernel counted.
-    fn audit(&mut self, direction: Direction, time_ns: u64, audited: Option<u64>, sink: &mut dyn Sink) {
-        let account = self.account(direction);
-        let Some(audited) = audited.and_then(|bytes| bytes.checked_sub(account.base)) else { return };
-        let seen = account.totals.seen;
-        account.totals.audited = Some(audited);
-        if audited > seen {
-            let next = account.next;
-            self.account(direction).totals.seen = audited;
-            self.account(direction).next += audited - seen;
-            self.missing(direction, time_ns, next, audited - seen, Missing::Lost(LossReason::Audit), sink);
-        }
     }
 }
 

@@ -48,14 +48,14 @@ impl Postgres {
         match taken {
             None => {}
             Some((Ok(First::Session), at, rest)) => {
-                self.front_account.totals.recorded = at;
+                self.accounts.recorded_up_to(Direction::Frontend, at);
                 self.phase = Phase::Login;
                 if !rest.is_empty() {
                     self.requests(time_ns, at, &rest, sink);
                 }
             }
             Some((Ok(First::Encryption), at, rest)) => {
-                self.front_account.totals.recorded = at;
+                self.accounts.recorded_up_to(Direction::Frontend, at);
                 self.login.asked = true;
                 if !rest.is_empty() {
                     self.first_packets(time_ns, at, &rest, sink);
@@ -75,7 +75,7 @@ impl Postgres {
 
     /// Bytes of the server before the StartupMessage.
     pub(super) fn first_answer(&mut self, bytes: &[u8]) {
-        self.recorded(Direction::Backend, bytes.len() as u64);
+        self.accounts.count_recorded(Direction::Backend, bytes.len() as u64);
         if self.login.asked {
             self.login.asked = false;
             // `N`: the client may go on without. `S`, `G`: encrypted from here on. An ErrorResponse ends it.
@@ -87,10 +87,10 @@ impl Postgres {
 
     /// Writes SessionStart, and what had to wait for it.
     pub(super) fn announce(&mut self, time_ns: u64, ready_ns: Option<u64>, sink: &mut dyn Sink) {
-        if self.announced {
+        if self.accounts.announced {
             return;
         }
-        self.announced = true;
+        self.accounts.announced = true;
         let joined = self.phase == Phase::Running && ready_ns.is_none();
         self.login.joined = joined;
         let login = std::mem::take(&mut self.login);
@@ -130,8 +130,8 @@ impl Postgres {
             }));
         }
         self.login = Login { backend_pid: login.backend_pid, joined, early: login.early, ..Login::default() };
-        self.report(Direction::Frontend, time_ns, sink);
-        self.report(Direction::Backend, time_ns, sink);
+        self.accounts.report(Direction::Frontend, time_ns, sink);
+        self.accounts.report(Direction::Backend, time_ns, sink);
         if self.phase == Phase::Login {
             self.phase = Phase::Running;
         }

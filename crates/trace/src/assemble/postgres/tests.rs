@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use underpass_wire::{Header, startup};
 
 use super::*;
+use crate::LossReason;
 use crate::{Level, Protocol, SessionId, SessionStart, Source, Transport};
 
 #[derive(Debug, Default)]
