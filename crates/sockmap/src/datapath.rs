@@ -259,6 +259,16 @@ impl Datapath {
         if config.servers_max > SERVERS_MAX {
             return Err(Error::State("servers_max is above 1048576"));
         }
+        let old = kernel_is_older_than(NEW_VERIFIER);
+        match Self::load(config, old) {
+            // Stable kernels (6.6.15 and later) and those of distributions have the new verifier under an old number. In this order,
+            // because a verifier that is really old accepts the first, and would accept the second and cut code away.
+            Err(first @ Error::Load { .. }) if old => Self::load(config, false).map_err(|_| first),
+            outcome => outcome,
+        }
+    }
+
+    fn load(config: &Config, old_verifier: bool) -> Result<Self, Error> {
         let log = attach::capture_log();
         // The skeleton borrows this storage for its whole life; it is a pointer in size and opened once.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
@@ -269,7 +279,7 @@ impl Datapath {
         rodata.response_queue_bytes_max = config.response_queue_bytes_max;
         rodata.response_run_bytes_max = config.response_run_bytes_max;
         rodata.message_length_max = config.message_length_max;
-        rodata.old_verifier = u32::from(kernel_is_older_than(NEW_VERIFIER));
+        rodata.old_verifier = u32::from(old_verifier);
         let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
         let pools = config.pools_max.max(1);
         let sized = [

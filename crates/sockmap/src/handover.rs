@@ -16,7 +16,7 @@ use crate::socket;
 use crate::words::{
     CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD,
     LINK_LINKED, LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT,
-    LINK_STATUS_MASK, LINK_STATUS_SHIFT, PEER_LINKED, SRV_DIRTY, SRV_LOCAL, SRV_RETIRE,
+    LINK_STATUS_MASK, LINK_STATUS_SHIFT, PEER_LINKED, SRV_LOCAL, SRV_RETIRE,
 };
 
 /// How often a take looks again for a program that is just running before it asks to be called later.
@@ -57,8 +57,6 @@ pub struct LinkState {
     pub unnamed: bool,
     /// Session pooling: the kernel never releases this link.
     pub pinned: bool,
-    /// The server reported a changed parameter, a notification, or dropped its statements.
-    pub dirty: bool,
 }
 
 impl LinkState {
@@ -81,7 +79,6 @@ impl LinkState {
             extended: word & LINK_EXTENDED != 0,
             unnamed: false,
             pinned: word & LINK_PINNED != 0,
-            dirty: false,
         }
     }
 
@@ -191,7 +188,6 @@ impl Datapath {
         state.batch = flags & CLI_BATCH != 0;
         state.unnamed = server.is_some() && flags & CLI_UNNAMED != 0;
         if let Some(s) = server {
-            state.dirty = self.servers.flags(s).load(SeqCst) & SRV_DIRTY != 0;
             response = self.servers.response_state(s);
             self.servers.reason(s).store(0, SeqCst);
         }
@@ -219,7 +215,7 @@ impl Datapath {
     }
 
     /// Links a taken, unlinked client to a server that user space owns. The kernel forwards nothing yet: follow with
-    /// [`Self::give_server`], write the requests, then [`Self::give_client`]. Clears the server's dirty mark.
+    /// [`Self::give_server`], write the requests, then [`Self::give_client`].
     ///
     /// # Errors
     /// [`Error::Stale`]; [`Error::State`] when one of the two is not in user space's hands.
@@ -232,7 +228,6 @@ impl Datapath {
         if self.servers.peer(s).load(SeqCst) != 0 || self.servers.dir(s).load(SeqCst) & DIR_USER == 0 {
             return Err(Error::State("link: the server is not owned by user space"));
         }
-        self.servers.flags(s).fetch_and(!SRV_DIRTY, SeqCst);
         self.servers.run_bytes(s).store(0, Relaxed);
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
@@ -264,9 +259,6 @@ impl Datapath {
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
         let keep = old & !((1 << LINK_GEN_SHIFT) - 1) | LINK_HELD | LINK_LINKED | old & LINK_SERVER_MASK;
         self.clients.link(c).store(keep | state.word(), SeqCst);
-        if !state.dirty {
-            self.servers.flags(s).fetch_and(!SRV_DIRTY, SeqCst);
-        }
         Ok(())
     }
 
@@ -341,7 +333,16 @@ impl Datapath {
         if self.clients.req_dir(c).compare_exchange(DIR_USER | seen, seen, SeqCst, SeqCst).is_err() {
             return Ok(Give::Busy);
         }
-        self.clients.link(c).fetch_and(!LINK_HELD, SeqCst);
+        let given = self.clients.link(c).fetch_update(SeqCst, SeqCst, |now| {
+            let ended =
+                now & (LINK_LINKED | LINK_PINNED) == LINK_LINKED && LinkState::from_word(now).is_idle();
+            (!ended).then_some(now & !LINK_HELD)
+        });
+        if given.is_err() {
+            // The transaction ended since we looked: the hold stays until the link is taken.
+            self.clients.req_dir(c).fetch_or(DIR_USER, SeqCst);
+            return Ok(Give::Ended);
+        }
         Ok(Give::Done)
     }
 
@@ -425,7 +426,6 @@ impl Datapath {
         if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 {
             return Err(Error::State("push_idle: marked to be retired"));
         }
-        self.servers.flags(s).fetch_and(!SRV_DIRTY, SeqCst);
         match self.give_responses(s, read_total, &StreamState::BOUNDARY)? {
             Give::Done => {}
             other => return Ok(other),

@@ -24,7 +24,7 @@
 //! saves. Change the interest to `EPOLLIN | EPOLLRDHUP` *after* `take`, and back to `EPOLLRDHUP` *before* `give_*`;
 //! `EPOLL_CTL_MOD` looks at the present state, so no edge is lost. [`Datapath::event_fd`] is registered with `EPOLLIN`.
 //!
-//! **Start.** [`Datapath::open`], once; [`selftest`] tells what works. [`Datapath::add_pool`] per pool.
+//! **Start.** [`selftest::open`] loads the lanes, tells what works and hands them over if all does; else [`Datapath::open`]. [`Datapath::add_pool`] per pool.
 //!
 //! **A server logs in.** Read all it sent, then [`Datapath::register_server`] (with the process of BackendKeyData for
 //! lane A), then [`Datapath::push_idle`] with `read_total` 0. From here on both sides draw from the one idle set:
@@ -41,7 +41,7 @@
 //!    bytes that a program redirected earlier may still be on their way. (Poll it with a short timer; a client that
 //!    does not read can keep it false for ever, which then must block only this link.)
 //! 4. At the end of the transaction (nothing pending, `I`, both streams at a boundary, everything read is written):
-//!    [`Datapath::unlink`], clean the server if [`LinkState::dirty`], [`Datapath::push_idle`] or
+//!    [`Datapath::unlink`], clean the server if need be, [`Datapath::push_idle`] or
 //!    [`Datapath::link`] to the longest waiting client, and [`Datapath::give_client`]. Or give the link back in the
 //!    middle of a transaction: [`Datapath::set_link_state`], [`Datapath::give_server`], [`Datapath::give_client`].
 //! 5. If no server is set, the client wants one ([`Reason::NoServer`], [`Reason::Waiters`], ...) or is leaving
@@ -60,7 +60,7 @@
 //!
 //! **`Event::ServerUp`.** [`Datapath::claim_server`]. [`Claim::Owned`]: it is out of the idle set and yours: read what it
 //! says (a notice, a parameter, FATAL), then `push_idle` or close. [`Claim::Linked`]: `take` that client and run the
-//! link. [`Claim::Busy`]: next turn. [`Reason::Dirty`], [`Reason::Retire`] and [`Reason::Held`] come with the last
+//! link. [`Claim::Busy`]: next turn. [`Reason::Retire`] and [`Reason::Held`] come with the last
 //! response already forwarded: the link is idle and waits for `take`, `unlink`.
 //!
 //! **`EPOLLRDHUP` of a client.** `take`, read to the end; [`Taken::server`] tells what to cancel and roll back; `unlink`;

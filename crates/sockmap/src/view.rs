@@ -21,7 +21,7 @@ pub struct ClientInfo {
     pub in_kernel: bool,
     /// Its server.
     pub server: Option<ServerSlot>,
-    /// State of the link; `batch` and `dirty` are only known after a take.
+    /// State of the link; `batch` is only known after a take.
     pub link: LinkState,
     /// CLOCK_MONOTONIC nanoseconds of the last chunk a program forwarded, 0 if none.
     pub active_ns: u64,

@@ -21,7 +21,6 @@ pub(crate) const PEER_LINKED: u64 = 1 << 63;
 
 pub(crate) const SRV_LOCAL: u32 = 1;
 pub(crate) const SRV_RETIRE: u32 = 2;
-pub(crate) const SRV_DIRTY: u32 = 4;
 
 pub(crate) const CLI_UNNAMED: u32 = 1;
 pub(crate) const CLI_BATCH: u32 = 2;
@@ -63,7 +62,6 @@ mod tests {
             ("PEER_LINKED", super::PEER_LINKED),
             ("SRV_LOCAL", super::SRV_LOCAL.into()),
             ("SRV_RETIRE", super::SRV_RETIRE.into()),
-            ("SRV_DIRTY", super::SRV_DIRTY.into()),
             ("CLI_BATCH", super::CLI_BATCH.into()),
             ("POOL_CLOSED", super::POOL_CLOSED.into()),
             ("POOL_ORDINALS_MAX", crate::shared::POOL_ORDINALS_MAX as u64),

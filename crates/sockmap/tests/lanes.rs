@@ -481,7 +481,12 @@ fn retired_held_and_unexpected_releases_go_up() {
         send(&mut s.backend, &answer(b"x", b'I'));
         expect(&mut c.app, &answer(b"x", b'I'));
         rig.expect_server_up(&s, Reason::Retire);
-        rig.take(&c);
+        // The next request is not added to the link that waits for user space.
+        send(&mut c.app, &query("next"));
+        rig.expect_up(&c, Reason::Held);
+        expect_silence(&mut s.backend);
+        expect(&mut c.near, &query("next"));
+        let read = read + query("next").len() as u64;
         rig.dp.unlink(c.slot).unwrap();
         rig.dp.set_server_retire(s.slot, false).unwrap();
         assert_eq!(rig.dp.push_idle(s.slot, 0).unwrap(), Give::Done);

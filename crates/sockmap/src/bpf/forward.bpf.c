@@ -21,6 +21,8 @@ int forward_skb(struct __sk_buff *skb)
 {
 	__u64 own = bpf_get_socket_cookie(skb);
 
+	if (!skb->len)
+		return SK_PASS; /* a bare FIN; lanes.bpf.c says what a redirect of it would do */
 	/* Without a peer there is no redirect, and SK_PASS alone means the socket's own queue. */
 	(void)bpf_sk_redirect_hash(skb, &peers, &own, 0);
 	return SK_PASS;

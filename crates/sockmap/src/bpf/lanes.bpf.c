@@ -110,7 +110,7 @@ static long idle_step(__u32 i, void *context)
 		return 0;
 	/* Back with it: user space is just about to take it, and looks for it in the set. A backend that is not caught up
 	 * has CopyData of a failed COPY to read and to ignore. */
-	if (s->fingerprint != f->client->fingerprint || s->flags & (SRV_RETIRE | SRV_DIRTY) ||
+	if (s->fingerprint != f->client->fingerprint || s->flags & SRV_RETIRE ||
 	    (s->flags & SRV_LOCAL && !backend_caught_up(s))) {
 		push_idle(s);
 		return 0;

@@ -17,7 +17,7 @@ const volatile __u32 response_queue_bytes_max = 256 << 10;
 const volatile __u32 response_run_bytes_max = 0; /* 0: no limit */
 const volatile __u32 message_length_max = 1 << 30;
 /*
- * The verifier is older than Linux 6.7: it walks the function of a loop once, takes what it left for known and removes the code for
+ * The verifier is older than kernel commit ab5cfac139ab (Linux 6.7; in stable 6.6.15): it walks the function of a loop once, takes what it left for known and removes the code for
  * all else; and it does not learn from a comparison that a number is not 0. What helps it would make newer ones walk for ever.
  */
 const volatile __u32 old_verifier = 0;

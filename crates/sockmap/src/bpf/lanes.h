@@ -40,10 +40,9 @@
 /* Peer word of a server: PEER_LINKED | client slot. */
 #define PEER_LINKED (1ULL << 63)
 
-/* Flags of a server slot; user space sets and clears RETIRE, programs only set DIRTY. */
+/* Flags of a server slot, user space only. */
 #define SRV_LOCAL 1u   /* lane A: the backend's own socket is in backend_socks */
 #define SRV_RETIRE 2u  /* do not return it to the idle set: release goes to user space */
-#define SRV_DIRTY 4u   /* it reported a changed parameter or sent a notification */
 
 /* Flags of a client slot, programs only. */
 #define CLI_UNNAMED 1u /* an unnamed Parse went to the linked server since the link */
@@ -219,7 +218,7 @@ struct lane_event {
 	X(RFQ_UNEXPECTED, "rfq_unexpected", "A ReadyForQuery that nobody asked for, or with a bad status.")   \
 	X(DIRTY, "dirty", "The server reports a parameter or dropped statements: user space keeps the books.") \
 	X(RETIRE, "retire", "The server is to be closed or checked before its next use.")                     \
-	X(HELD, "held", "The transaction ended while user space held the link.")                              \
+	X(HELD, "held", "The link is held: by user space, or because its server may not be released.")                              \
 	X(TARGET, "target", "The target socket is gone or refused the redirect.")                             \
 	X(PARTIAL_SEND, "partial_send", "An earlier redirect was not written whole; the session is ended.")   \
 	X(UNKNOWN, "unknown", "A socket without a slot.")

@@ -99,8 +99,6 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 		if (idle && !(old & LINK_PINNED)) {
 			if (old & LINK_HELD)
 				out->hold = REASON_HELD;
-			else if (flags & SRV_DIRTY)
-				out->hold = REASON_DIRTY;
 			else if (flags & SRV_RETIRE)
 				out->hold = REASON_RETIRE;
 			/* From this word on nothing is added: the next request is for another server, by way of user space. */

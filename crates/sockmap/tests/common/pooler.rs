@@ -489,8 +489,8 @@ impl Pooler {
                     s.read += n as u64;
                     read += n;
                     let link = &mut c.link;
-                    s.responses.feed(&self.scratch[..n], |kind, status| match kind {
-                        b'Z' => {
+                    s.responses.feed(&self.scratch[..n], |kind, status| {
+                        if kind == b'Z' {
                             link.pending = link.pending.saturating_sub(1);
                             link.copy_in = false;
                             link.status = match status {
@@ -499,8 +499,6 @@ impl Pooler {
                                 _ => TransactionStatus::Failed,
                             };
                         }
-                        b'S' | b'A' => link.dirty = true,
-                        _ => {}
                     });
                     c.out.extend_from_slice(&self.scratch[..n]);
                 }
