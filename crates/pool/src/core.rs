@@ -103,6 +103,8 @@ struct Slot<S> {
     close_needed: bool,
     /// Cancel requests under way for it.
     cancels: u32,
+    /// Worker of the client that had it last, and so its home.
+    worker: Option<u16>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -156,6 +158,14 @@ impl<S> Idle<S> {
         match self {
             Idle::Own(set) => set.pop_from(from),
             Idle::Shared(shared) => shared.pop_from(from),
+        }
+    }
+
+    /// Takes the lowest that `fits`; none where programs take servers, too, which know no workers.
+    fn pop_fitting(&mut self, fits: impl Fn(u32) -> bool) -> Option<u32> {
+        match self {
+            Idle::Own(set) => set.pop_fitting(fits),
+            Idle::Shared(_) => None,
         }
     }
 
@@ -374,14 +384,14 @@ impl<S> Core<S> {
         let pool = self.at(pool);
         pool.last_used = now;
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_idle(pool_id, now) {
+            if let Some(granted) = pool.grant_idle(pool_id, client.worker, now) {
                 return granted;
             }
         }
         let after_failure = pool.failed_at.is_some();
         pool.waiting.insert(ticket, Waiter { client, since: now, after_failure });
         pool.tell_waiters();
-        pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
+        pool.look_again(pool_id, client.worker, now).unwrap_or(Acquired::Queued(ticket))
     }
 
     /// Gives the longest-waiting client an idle server, if there are both: after a program put one back, or after RESUME.
@@ -390,7 +400,8 @@ impl<S> Core<S> {
         if p.paused || p.waiting.is_empty() {
             return None;
         }
-        let (ordinal, server) = p.take_idle()?;
+        let worker = p.waiting.first_key_value()?.1.client.worker;
+        let (ordinal, server) = p.take_idle(worker)?;
         p.slots[ordinal as usize].state = State::Active;
         p.last_used = now;
         let (_, waiter) = p.waiting.pop_first()?;
@@ -428,7 +439,7 @@ impl<S> Core<S> {
         let pool = self.at(pool);
         // Whoever waits already has found no idle server either: the invariant holds for this client too.
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_idle(pool_id, now) {
+            if let Some(granted) = pool.grant_idle(pool_id, client.worker, now) {
                 return granted;
             }
         }
@@ -440,7 +451,7 @@ impl<S> Core<S> {
         pool.tell_waiters();
         // Two waiters never share a ticket: the head counts down from where the tail counts up.
         self.next_ticket = self.next_ticket.max(ticket + 1);
-        self.at(pool_id).look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
+        self.at(pool_id).look_again(pool_id, client.worker, now).unwrap_or(Acquired::Queued(ticket))
     }
 
     /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.
@@ -528,6 +539,7 @@ impl<S> Core<S> {
                 idle_since: now,
                 close_needed: false,
                 cancels: 0,
+                worker: None,
             });
         }
         let slot = &mut p.slots[ordinal];
@@ -536,6 +548,7 @@ impl<S> Core<S> {
         slot.connected_at = now;
         slot.close_needed = false;
         slot.cancels = 0;
+        slot.worker = None;
         let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
         p.connections += 1;
         p.logins += 1;
@@ -581,7 +594,10 @@ impl<S> Core<S> {
         let pool = self.at(id.pool);
         if was_login {
             pool.logins -= 1;
-            pool.failed_at = None;
+            // Connecting works again: who queued after a failure queues before the next one.
+            if pool.failed_at.take().is_some() {
+                pool.waiting.values_mut().for_each(|waiter| waiter.after_failure = false);
+            }
         }
         let age = now.saturating_duration_since(connected_at);
         let reason = if close_needed {
@@ -602,7 +618,8 @@ impl<S> Core<S> {
         if !pool.paused {
             if let Some((_, waiter)) = pool.waiting.pop_first() {
                 pool.tell_waiters();
-                pool.slots[id.ordinal as usize].state = State::Active;
+                let slot = &mut pool.slots[id.ordinal as usize];
+                (slot.state, slot.worker) = (State::Active, Some(waiter.client.worker));
                 return Released::Grant { client: waiter.client, since: waiter.since, server };
             }
         }
@@ -916,8 +933,8 @@ impl<S> Pool<S> {
         }
     }
 
-    fn grant_idle(&mut self, pool: PoolId, now: Instant) -> Option<Acquired<S>> {
-        let (ordinal, server) = self.take_idle()?;
+    fn grant_idle(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
+        let (ordinal, server) = self.take_idle(worker)?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
         let since = self.idle.since(ordinal, slot.idle_since);
@@ -927,11 +944,11 @@ impl<S> Pool<S> {
     }
 
     /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
-    fn look_again(&mut self, pool: PoolId, now: Instant) -> Option<Acquired<S>> {
+    fn look_again(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
         if !self.idle.is_shared() || self.waiting.len() != 1 || self.paused {
             return None;
         }
-        let granted = self.grant_idle(pool, now)?;
+        let granted = self.grant_idle(pool, worker, now)?;
         self.waiting.clear();
         self.tell_waiters();
         Some(granted)
@@ -951,11 +968,20 @@ impl<S> Pool<S> {
         }
     }
 
-    fn take_idle(&mut self) -> Option<(u32, S)> {
-        let from = if self.limits.round_robin { self.next_round } else { 0 };
-        let ordinal = self.idle.pop_from(from)?;
+    /// Takes an idle server for a client of this worker: the next in turn, or the lowest. One that is at home there goes first: to move it
+    /// costs system calls, and a wake-up of the worker that it leaves.
+    fn take_idle(&mut self, worker: u16) -> Option<(u32, S)> {
+        let ordinal = if self.limits.round_robin {
+            self.idle.pop_from(self.next_round)?
+        } else {
+            let is_near =
+                |ordinal: u32| self.slots[ordinal as usize].worker.is_none_or(|home| home == worker);
+            self.idle.pop_fitting(is_near).or_else(|| self.idle.pop_from(0))?
+        };
         self.next_round = ordinal + 1;
-        self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server))
+        let slot = &mut self.slots[ordinal as usize];
+        slot.worker = Some(worker);
+        slot.parked.take().map(|server| (ordinal, server))
     }
 
     fn take_oldest_idle(&mut self) -> Option<(u32, S)> {

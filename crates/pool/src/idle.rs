@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The set of idle servers of one pool: a bitmap of server ordinals, taken lowest first.
+//! The set of idle servers of one pool: a bitmap of server ordinals, taken lowest first, those near the client before the others.
 //!
 //! Lowest first means that a single client sees the same server each time (PgBouncer's LIFO, as far as one client can observe it), that
 //! few servers are kept warm and that the others age until `server_idle_timeout`. The words are atomic because a kernel lane takes
@@ -10,6 +10,9 @@ use std::time::Instant;
 
 /// Ordinals held by one word.
 const WORD_BITS: usize = u64::BITS as usize;
+
+/// How many idle servers are looked at for one that fits, under the core's lock.
+const FITTING_TRIES: usize = 64;
 
 /// Where a pool's idle servers are kept, if not in an [`IdleSet`] of user space alone: kernel lanes keep them where their programs take
 /// and return them too. All calls come under the core's lock; the kernel does not wait for it.
@@ -71,6 +74,11 @@ impl IdleSet {
             }
         }
         None
+    }
+
+    /// Takes the lowest idle ordinal that `fits`, of the first [`FITTING_TRIES`].
+    pub fn pop_fitting(&self, fits: impl Fn(u32) -> bool) -> Option<u32> {
+        self.iter().take(FITTING_TRIES).find(|&ordinal| fits(ordinal)).filter(|&ordinal| self.remove(ordinal))
     }
 
     /// Takes this very ordinal out; false if it was not in, for instance because somebody else took it first.

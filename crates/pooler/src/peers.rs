@@ -47,7 +47,7 @@ impl PeerQueues {
     pub fn enter(&self, peer: u16, limit: u32, waiting_max: u32, cancel: PeerCancel) -> Turn {
         let mut queues = lock(&self.0);
         let queue = queues.entry(peer).or_default();
-        if queue.in_flight < limit.max(1) {
+        if queue.waiting.is_empty() && queue.in_flight < limit.max(1) {
             queue.in_flight += 1;
             return Turn::Now(cancel);
         }

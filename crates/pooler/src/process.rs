@@ -14,7 +14,9 @@ use anyhow::Context as _;
 use caps::{CapSet, Capability};
 use nix::unistd::{Pid, User};
 use sd_notify::NotifyState;
-use underpass_config::{Config, KernelPath};
+use underpass_config::Config;
+
+use crate::lanes::Lanes;
 
 /// Refuses to serve as root, which PgBouncer does too: a bug must not cost the machine. Returns the user to become, if any.
 ///
@@ -57,21 +59,23 @@ pub(crate) fn become_user(user: &User) -> anyhow::Result<()> {
     switch().with_context(|| format!("cannot become user \"{}\"", user.name))
 }
 
-/// What kernel lanes need: BPF programs and maps (BPF), sockmaps and sk_msg (NET_ADMIN), reading kernel memory in programs (PERFMON),
-/// and the sockets of other processes of this host (SYS_PTRACE, for `same_host`).
-pub(crate) const LANE_CAPABILITIES: [Capability; 4] =
-    [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON, Capability::CAP_SYS_PTRACE];
+/// What kernel lanes need: BPF programs and maps (BPF), sockmaps and sk_msg (NET_ADMIN), reading kernel memory in programs (PERFMON).
+const LANE_CAPABILITIES: [Capability; 3] =
+    [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON];
 
-/// Gives up, for good, every capability that lanes do not need; all of them with `kernel_path = off`. No program started from here could
-/// get more (no_new_privs).
+/// Gives up, for good, every capability that the open lanes do not need; all of them without lanes. Lane A needs the sockets of other
+/// processes of this host (SYS_PTRACE), too. No program started from here could get more (no_new_privs).
 ///
 /// # Errors
 /// The kernel refuses, which leaves the process with more than it should have: it must not go on.
-pub(crate) fn restrict(kernel_path: KernelPath) -> anyhow::Result<()> {
-    let wanted: HashSet<Capability> = match kernel_path {
-        KernelPath::Off => HashSet::new(),
-        KernelPath::Auto | KernelPath::Require => LANE_CAPABILITIES.into(),
-    };
+pub(crate) fn restrict(lanes: Option<&Lanes>) -> anyhow::Result<()> {
+    let mut wanted: HashSet<Capability> = HashSet::new();
+    if let Some(lanes) = lanes {
+        wanted.extend(LANE_CAPABILITIES);
+        if lanes.is_local() {
+            wanted.insert(Capability::CAP_SYS_PTRACE);
+        }
+    }
     let limit = || -> anyhow::Result<()> {
         let permitted = caps::read(None, CapSet::Permitted)?;
         let kept: HashSet<Capability> = permitted.intersection(&wanted).copied().collect();

@@ -139,7 +139,7 @@ fn start(options: &Options) -> anyhow::Result<()> {
         process::become_user(user)?;
         process::warn_of_unreadable(config, &options.config_paths, user);
     }
-    process::restrict(config.underpass.kernel_path)?;
+    process::restrict(lanes.as_deref())?;
     logging::configure(config)?;
     let pidfile = config.pidfile.as_deref().filter(|path| !path.as_os_str().is_empty());
     let pidfile = pidfile.map(PidFile::create).transpose()?;

@@ -213,3 +213,32 @@ fn pause_queues_and_resume_grants() {
     let parked = core.unpark(id, |_| true).expect("parked");
     assert!(matches!(core.release(id, parked, now), Released::Grant { client: c, .. } if c == client(2)));
 }
+
+#[test]
+fn a_client_gets_the_lowest_server_that_is_at_home_at_its_worker() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let of_worker = |worker, slot| ClientRef { worker, slot, generation: 1 };
+    let ask = |core: &mut Core<u32>, pool, who| match core.acquire(pool, who, now) {
+        Acquired::Granted { id, server, .. } => (id, server),
+        other => panic!("{other:?}"),
+    };
+    let pool = core.pool(1, 1, limits, now);
+    for (worker, name) in [(0, 100), (1, 101)] {
+        assert!(matches!(core.acquire(pool, of_worker(worker, 1), now), Acquired::Queued(_)));
+        let (id, granted) = open(&mut core, pool, name, now);
+        assert!(matches!(granted, Released::Grant { .. }));
+        // While it is in use nobody else's is idle, so the second client gets one of its own.
+        if worker == 1 {
+            assert!(matches!(core.release(id, name, now), Released::Parked));
+            let first = ServerId { ordinal: 0, ..id };
+            assert!(matches!(core.release(first, 100, now), Released::Parked));
+        }
+    }
+    let (near, server) = ask(&mut core, pool, of_worker(1, 2));
+    assert_eq!((near.ordinal, server), (1, 101), "the first is lower, but at home elsewhere");
+    let (far, server) = ask(&mut core, pool, of_worker(1, 3));
+    assert_eq!((far.ordinal, server), (0, 100), "any is better than none");
+    core.release(near, 101, now);
+    core.release(far, 100, now);
+    assert_eq!(ask(&mut core, pool, of_worker(1, 2)).1, 100, "both are at home there now: the lowest");
+}

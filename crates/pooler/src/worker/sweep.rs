@@ -207,6 +207,12 @@ impl Worker {
             client.query_at = query.or(client.query_at);
             client.transaction_at = transaction.or(client.transaction_at);
         }
+        // A program may have held the link at the end of its transaction; nobody comes for it any more.
+        if let Some(&Phase::Linked(server)) = self.clients.get(key).map(|client| &client.phase)
+            && self.server(server).is_some_and(|server| server.link.is_quiescent())
+        {
+            self.transaction_over(server);
+        }
     }
 
     fn sweep_servers(&mut self, settings: &Settings) {

@@ -166,10 +166,8 @@ impl Worker {
         for (id, addresses) in
             shared.pools().iter().filter_map(|pool| Some((pool.id, shared.addresses(pool, name)?)))
         {
-            // Parked ones are everybody's.
-            if self.index == 0 {
-                lock(&shared.core).retire_parked(id, |server| server.has_moved(&addresses));
-            }
+            // Parked ones are everybody's, and each worker looks at them: one may be put there between the looks of two others.
+            lock(&shared.core).retire_parked(id, |server| server.has_moved(&addresses));
             known.insert(id, addresses);
         }
         for key in self.servers.keys() {
