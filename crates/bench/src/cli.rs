@@ -75,8 +75,8 @@ pub struct RunArgs {
     /// Rounds; without it 10, or what the profile says. Below 10 no limit is decided.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// Server connections per pool, a list: the first everywhere, further ones where clients exceed it.
-    #[arg(long, value_delimiter = ',', default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Server connections per pool, a list: the first everywhere, further ones where clients exceed it. Without it 20, or what the profile says.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub pool_size: Vec<u32>,
     /// Transactions per second of the experiments with a fixed rate.
     #[arg(long, default_value_t = 2000.0)]
