@@ -22,6 +22,8 @@ pub const COM_PROCESS_INFO: u8 = 0x0a;
 pub const COM_CHANGE_USER: u8 = 0x11;
 /// A replica's wish for the log.
 pub const COM_BINLOG_DUMP: u8 = 0x12;
+/// A replica's name, with a user and a password in it.
+pub const COM_REGISTER_SLAVE: u8 = 0x15;
 /// Prepares a statement.
 pub const COM_STMT_PREPARE: u8 = 0x16;
 /// Executes it.
@@ -72,7 +74,7 @@ pub fn name(command: u8) -> Option<&'static str> {
         COM_BINLOG_DUMP => "COM_BINLOG_DUMP",
         0x13 => "COM_TABLE_DUMP",
         0x14 => "COM_CONNECT_OUT",
-        0x15 => "COM_REGISTER_SLAVE",
+        COM_REGISTER_SLAVE => "COM_REGISTER_SLAVE",
         COM_STMT_PREPARE => "COM_STMT_PREPARE",
         COM_STMT_EXECUTE => "COM_STMT_EXECUTE",
         COM_STMT_SEND_LONG_DATA => "COM_STMT_SEND_LONG_DATA",
@@ -98,25 +100,28 @@ pub fn is_replication(command: u8) -> bool {
     matches!(command, COM_BINLOG_DUMP | COM_BINLOG_DUMP_GTID | 0x13)
 }
 
-/// The text of a COM_QUERY's payload, behind its attributes if there can be some.
+/// The text of a COM_QUERY's payload, behind its attributes if there are some.
+///
+/// No capabilities are needed to know: with attributes, the second number is that of their sets, always 1, and no SQL has a byte
+/// 0x01 there.
 ///
 /// # Errors
 /// [`Error`] when the attributes are malformed, [`Error::Unexpected`] for another command.
-pub fn query_text(payload: &[u8], capabilities: Capabilities) -> Result<&[u8], Error> {
+pub fn query_text(payload: &[u8]) -> Result<&[u8], Error> {
     let mut reader = Reader::new(payload);
     match reader.u8("the command")? {
         COM_QUERY => {}
         byte => return Err(Error::Unexpected { what: "COM_QUERY", byte }),
     }
-    if capabilities.has(capability::QUERY_ATTRIBUTES) {
-        let count = reader.integer("the number of attributes")?.min(PARAMETERS_MAX);
-        reader.integer("the number of sets")?;
-        if count > 0 {
-            let mut types = Vec::new();
-            value::decode(&mut reader, count as usize, true, &mut types, |_| false)?;
-        }
+    let mut attributes = reader;
+    let count = attributes.integer("the number of attributes");
+    let sets = attributes.integer("the number of sets");
+    let (Ok(count), Ok(1)) = (count, sets) else { return Ok(reader.rest()) };
+    if count > 0 {
+        let mut types = Vec::new();
+        value::decode(&mut attributes, count.min(PARAMETERS_MAX) as usize, true, &mut types, |_| false)?;
     }
-    Ok(reader.rest())
+    Ok(attributes.rest())
 }
 
 /// The number of the statement that a COM_STMT_EXECUTE, SEND_LONG_DATA, CLOSE, RESET, FETCH or BULK_EXECUTE is about.

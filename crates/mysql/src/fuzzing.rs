@@ -43,7 +43,7 @@ fn request(payload: &[u8], capabilities: Capabilities, types: &mut Vec<u16>) {
     if let Ok(First::Login(login)) = First::decode(payload) {
         assert!(login.attributes.len() <= payload.len());
     }
-    if let Ok(text) = command::query_text(payload, capabilities) {
+    if let Ok(text) = command::query_text(payload) {
         assert!(payload.ends_with(text));
     }
     for count in [0, 1, 9] {

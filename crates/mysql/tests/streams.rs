@@ -188,13 +188,14 @@ fn unverified_what_mysql_8_adds() {
     let switch = AuthSwitch::decode(b"\xfecaching_sha2_password\0abcdefghijklmnopqrst\0").unwrap();
     assert_eq!((switch.plugin, switch.nonce), (&b"caching_sha2_password"[..], &b"abcdefghijklmnopqrst"[..]));
     let modern = Capabilities(capability::PROTOCOL_41 | capability::QUERY_ATTRIBUTES);
-    assert_eq!(command::query_text(b"\x03\0\x01select 1", modern), Ok(&b"select 1"[..]));
+    assert_eq!(command::query_text(b"\x03\0\x01select 1"), Ok(&b"select 1"[..]));
     // One attribute, `a` of type VAR_STRING, with the value `xyz`.
-    assert_eq!(
-        command::query_text(b"\x03\x01\x01\0\x01\xfd\0\x01a\x03xyzselect 1", modern),
-        Ok(&b"select 1"[..])
-    );
-    assert_eq!(command::query_text(b"\x03select 1", Capabilities::default()), Ok(&b"select 1"[..]));
+    assert_eq!(command::query_text(b"\x03\x01\x01\0\x01\xfd\0\x01a\x03xyzselect 1"), Ok(&b"select 1"[..]));
+    for text in [&b"select 1"[..], b"", b"\0", b"x", b"\xfc\x01"] {
+        assert_eq!(command::query_text(&[b"\x03", text].concat()), Ok(text), "no attributes");
+    }
+    // The value is longer than the message.
+    assert!(command::query_text(b"\x03\x01\x01\0\x01\xfd\0\x01a\x30xyz").is_err());
     // Flag 8: the number of parameters is told, attributes included.
     let execute = b"\x17\x01\0\0\0\x08\x01\0\0\0\x02\0\x01\x03\0\0\xfd\0\x01a\x2a\0\0\0\x03xyz";
     let execute = Execute::decode(execute, 1, modern, &mut Vec::new(), |_| false).unwrap();

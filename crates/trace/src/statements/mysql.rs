@@ -73,7 +73,7 @@ impl Statements {
         let redaction = r.redaction;
         Some(match *payload.first()? {
             COM_QUERY => {
-                let text = command::query_text(&payload, self.capabilities).unwrap_or(&payload[1..]);
+                let text = command::query_text(&payload).unwrap_or(&payload[1..]);
                 Any::Query { text: text.into(), redaction }
             }
             COM_STMT_PREPARE => Any::Mysql(What::Prepare { text: payload[1..].into(), redaction }),
