@@ -2,7 +2,9 @@
 //! SQL text as tokens: enough to find literals, in PostgreSQL's rules ("Lexical Structure") and in MySQL's.
 //!
 //! Total: every byte of any text belongs to a token or is blank, and nothing fails. A literal without its end runs
-//! to the end of the text. `standard_conforming_strings` is taken to be on, as it is since PostgreSQL 9.1.
+//! to the end of the text. `standard_conforming_strings` is taken to be on, as it is since PostgreSQL 9.1, and MySQL's
+//! `NO_BACKSLASH_ESCAPES` off. Bytes below 0x80 are ASCII: of SJIS, GBK and their like, whose characters may end in a backslash or
+//! a quote, strings can be misread.
 
 use std::ops::Range;
 
@@ -72,7 +74,8 @@ impl<'a> Lexer<'a> {
 
     fn line_comment(&mut self, mark: usize) -> Token {
         let start = self.at + mark;
-        let end = self.text[start..].iter().position(|&byte| matches!(byte, b'\n' | b'\r'));
+        let mysql = self.is_mysql();
+        let end = self.text[start..].iter().position(|&byte| byte == b'\n' || byte == b'\r' && !mysql);
         self.at = end.map_or(self.text.len(), |end| start + end);
         Token { kind: Kind::Comment, inner: start..self.at }
     }
@@ -167,11 +170,11 @@ impl Iterator for Lexer<'_> {
                 self.at += 2;
                 self.quoted(Kind::String, b'\'', self.is_mysql())
             }
-            (b'u' | b'U', b'&') if self.peek(2) == b'\'' => {
+            (b'u' | b'U', b'&') if self.peek(2) == b'\'' && !self.is_mysql() => {
                 self.at += 3;
                 self.quoted(Kind::String, b'\'', false)
             }
-            (b'u' | b'U', b'&') if self.peek(2) == b'"' => {
+            (b'u' | b'U', b'&') if self.peek(2) == b'"' && !self.is_mysql() => {
                 self.at += 3;
                 self.quoted(Kind::Word, b'"', false)
             }
@@ -184,7 +187,10 @@ impl Iterator for Lexer<'_> {
                 self.at += 1;
                 self.quoted(Kind::Word, b'`', false)
             }
-            (b'-', b'-') => self.line_comment(2),
+            // In MySQL `5--1` is 6: a blank, a control character or the end (0 here) makes the comment.
+            (b'-', b'-') if !self.is_mysql() || self.peek(2) == b' ' || self.peek(2).is_ascii_control() => {
+                self.line_comment(2)
+            }
             (b'#', _) if self.is_mysql() => self.line_comment(1),
             (b'/', b'*') => self.block_comment(),
             (b'$', _) if !self.is_mysql() => {
@@ -261,6 +267,17 @@ mod tests {
             all.iter().filter(|(kind, _)| *kind == Kind::String).map(|(_, text)| *text).collect();
         assert_eq!(strings, ["it\\'s", "x", "y", "z"]);
         assert!(all.contains(&(Kind::Word, "c")));
+    }
+
+    #[test]
+    fn comments_of_mysql() {
+        let strings = |text: &'static str| -> Vec<_> {
+            let all = tokens(text, Protocol::Mysql);
+            all.into_iter().filter(|(kind, _)| *kind == Kind::String).map(|(_, text)| text).collect()
+        };
+        assert_eq!(strings("select 5--'a', 'b' -- 'no'\n, 'c' --\t'no'\n --\n'd' --"), ["a", "b", "c", "d"]);
+        assert_eq!(strings("select 1 # it's\r it's\n, 'a'"), ["a"]);
+        assert_eq!(strings("select u&'it\\'s', 'a'"), ["it\\'s", "a"]);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! * options whose name ends in `password`: `CREATE`/`ALTER USER MAPPING`, `SERVER`, `FOREIGN TABLE`;
 //! * `password=...` in connection strings and URLs with a password, wherever a string holds one: `CREATE
 //!   SUBSCRIPTION`, `dblink_connect`;
-//! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`.
+//! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`, `START REPLICA PASSWORD = '...'`,
+//!   their numbers like `0x...`, too.
 //!
 //! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
 //! has the form but not the sense (`... password 'x'` as a column of that type) is overwritten as well.
@@ -75,14 +76,16 @@ enum Expect {
     Password,
     /// Behind `password =` or `password (`.
     Value,
-    /// Behind `IDENTIFIED`: every string up to the next user or the end of the statement.
+    /// Behind `IDENTIFIED` and `SET PASSWORD`: every string up to the end of the statement, names of users included.
     Identified,
 }
 
 fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Vec<Range<usize>>) {
     let mut expect = Expect::Nothing;
     let mut sets = false;
+    let mut set = false;
     let mut first = true;
+    let mysql = dialect == Protocol::Mysql;
     for Token { kind, inner } in Lexer::new(text, dialect) {
         let content = &text[inner.clone()];
         match kind {
@@ -119,30 +122,42 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
             }
             Kind::Word => {
                 if first {
-                    sets = [&b"set"[..], b"change", b"grant"]
-                        .iter()
-                        .any(|word| content.eq_ignore_ascii_case(word));
+                    set = content.eq_ignore_ascii_case(b"set");
+                    sets = set
+                        || [&b"change"[..], b"grant", b"start"]
+                            .iter()
+                            .any(|word| content.eq_ignore_ascii_case(word));
                     first = false;
                 }
                 if expect == Expect::Identified {
                     // `IDENTIFIED WITH mysql_native_password AS '...'`
+                } else if mysql && set && content.eq_ignore_ascii_case(b"password") {
+                    // SET PASSWORD FOR 'somebody'@'%' = 'x' REPLACE 'y'
+                    expect = Expect::Identified;
                 } else if ends_in_password(content) {
                     expect = Expect::Password;
-                } else if dialect == Protocol::Mysql && content.eq_ignore_ascii_case(b"identified") {
+                } else if mysql && content.eq_ignore_ascii_case(b"identified") {
                     expect = Expect::Identified;
                 } else if sets && expect == Expect::Password && !content.eq_ignore_ascii_case(b"null") {
-                    // SET PASSWORD FOR somebody = 'x'
+                    // GRANT ... PASSWORD somebody = 'x', in a statement with an error
+                } else if mysql && content.starts_with(b"_") {
+                    // PASSWORD(_utf8mb4'x')
                 } else {
                     expect = Expect::Nothing;
                 }
             }
             Kind::Symbol(b';') => {
-                (expect, first, sets) = (Expect::Nothing, true, false);
+                (expect, first, sets, set) = (Expect::Nothing, true, false, false);
             }
             Kind::Symbol(b'(') if expect == Expect::Password => expect = Expect::Value,
             Kind::Symbol(b'=') if expect == Expect::Password && (sets || depth > 0) => expect = Expect::Value,
             Kind::Symbol(b'\\') if depth > 0 => {} // before a quote, in a string with escapes
             Kind::Symbol(b'@' | b'%' | b'.' | b':' | b'$') if sets && expect == Expect::Password => {}
+            Kind::Number
+                if mysql && expect != Expect::Nothing && matches!(content, [b'0', b'x' | b'X', ..]) =>
+            {
+                places.push(base + inner.start + 2..base + inner.end);
+            }
             Kind::Symbol(_) | Kind::Number => {
                 if expect != Expect::Identified {
                     expect = Expect::Nothing;
@@ -261,6 +276,21 @@ mod tests {
             "GRANT ALL ON *.* TO a IDENTIFIED BY 'S3cret'",
             "CHANGE MASTER TO MASTER_HOST='h', MASTER_PASSWORD='S3cret'",
             "/*! create user a identified by 'S3cret' */",
+            "/*!50100 set password for 'a'@'%' = 'S3cret' */",
+            "SET PASSWORD FOR 'a'@'b' = 'S3cret'",
+            "SET PASSWORD FOR CURRENT_USER() = 'S3cret'",
+            "SET PASSWORD = 'S3cret' REPLACE 'S3cret'",
+            "SET PASSWORD FOR a = OLD_PASSWORD('S3cret')",
+            "set statement max_statement_time = 1 for set password = 'S3cret'",
+            "START REPLICA USER = 'u' PASSWORD = 'S3cret'",
+            "start slave until master_log_file='f', master_log_pos=4 user='u' password='S3cret'",
+            "START GROUP_REPLICATION USER='u', PASSWORD='S3cret'",
+            "CHANGE REPLICATION SOURCE TO SOURCE_USER='u', SOURCE_PASSWORD='S3cret'",
+            "select password(_utf8mb4'S3cret')",
+            "ALTER USER a IDENTIFIED WITH mysql_native_password AS 0xS3cret",
+            "set password for a = 0xS3cret",
+            "select 5--1, '-- ', password('S3cret')",
+            "select 5--'x', password('S3cret')",
         ] {
             let text = covered(statement, Protocol::Mysql);
             assert!(!text.contains("S3cret"), "{text}");
@@ -280,6 +310,23 @@ mod tests {
         ] {
             assert_eq!(covered(statement, Protocol::Postgres), statement);
         }
+    }
+
+    #[test]
+    fn other_statements_of_mysql_stay() {
+        for statement in [
+            "update users set password = 'hash', name = 'x' where id = 1",
+            "set password_history = 5, sql_mode = 'x'",
+            "grant select (password) on t to 'a'@'b'",
+            "select password, 0x41 from users",
+            "start transaction; select password, 'x' from users",
+        ] {
+            assert_eq!(covered(statement, Protocol::Mysql), statement);
+        }
+        assert_eq!(
+            covered("set password = 'x'; select 'x'", Protocol::Mysql),
+            "set password = '*'; select 'x'"
+        );
     }
 
     #[test]
