@@ -7,7 +7,8 @@
 //!
 //! It is masking, not anonymity: lengths, punctuation, equality and frequency remain visible. What stays as it is,
 //! because it is structure: identifiers, numbers of one digit, numbers behind `LIMIT`, `OFFSET` and `FETCH`, the
-//! strings behind `INTERVAL`, words for booleans, values of settings without a dot in their name.
+//! strings behind `INTERVAL`, words for booleans, values of settings without a dot in their name. MySQL's `@variable` is no setting,
+//! `@@setting` is one, and behind a `;` nothing of MySQL's is: it may be a variable of a stored procedure.
 
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
@@ -51,6 +52,8 @@ impl Masker {
         let (mut settings, mut dotted, mut first) = (false, false, true);
         let tokens: Vec<_> = Lexer::new(text, dialect).collect();
         for token in tokens {
+            let at = token.inner.start;
+            let doubled = text.get(at + 1) == Some(&b'@') || at > 0 && text[at - 1] == b'@';
             let content = &mut text[token.inner];
             match token.kind {
                 Kind::Word => {
@@ -74,7 +77,11 @@ impl Masker {
                         self.number(content);
                     }
                 }
-                Kind::Symbol(b';') => (first, previous) = (true, Vec::new()),
+                Kind::Symbol(b';') => {
+                    (first, previous) = (dialect == Protocol::Postgres, Vec::new());
+                    settings &= first;
+                }
+                Kind::Symbol(b'@') if dialect == Protocol::Mysql && !doubled => dotted |= settings,
                 Kind::Symbol(b'.') => dotted |= settings,
                 Kind::Symbol(_) => previous.clear(),
             }
@@ -130,9 +137,11 @@ impl Masker {
 
     /// Masks digits; the exponent of a number and its sign stay.
     fn number(&self, number: &mut [u8]) {
-        let hexadecimal = number.len() > 2 && matches!(number[1], b'x' | b'X' | b'b' | b'B' | b'o' | b'O');
+        if let [b'0', radix @ (b'x' | b'X' | b'b' | b'B' | b'o' | b'O'), _, ..] = *number {
+            return self.radix(number, radix.to_ascii_lowercase());
+        }
         let mantissa = number.iter().position(|byte| matches!(byte, b'e' | b'E')).unwrap_or(number.len());
-        if hexadecimal || number.iter().filter(|byte| byte.is_ascii_digit()).count() <= 1 {
+        if number.iter().filter(|byte| byte.is_ascii_digit()).count() <= 1 {
             return;
         }
         let integer = number.iter().all(u8::is_ascii_digit);
@@ -154,6 +163,25 @@ impl Masker {
         let masked: Option<u64> = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok());
         if masked.is_none_or(|masked| masked > limit) {
             number[0] = b'1';
+        }
+    }
+
+    /// Masks the digits of `0x...`, `0b...` and `0o...`. The first digit changes only so far that an int4 or int8 remains one.
+    fn radix(&self, number: &mut [u8], radix: u8) {
+        let mut stream = self.stream(number);
+        for (at, byte) in number.iter_mut().enumerate().skip(2) {
+            *byte = match (radix, *byte) {
+                (b'b', first) if at == 2 => first,
+                (b'b', b'0' | b'1') => b'0' + stream.below(2),
+                (b'o', b'0' | b'1') if at == 2 => b'0' + stream.below(2),
+                (b'o', b'2'..=b'7') if at == 2 => b'2' + stream.below(6),
+                (b'x', b'8' | b'9') if at == 2 => b'8' + stream.below(2),
+                (b'x', b'8' | b'9') => b'0' + stream.below(10),
+                (b'x' | b'o', b'0'..=b'7') => b'0' + stream.below(8),
+                (_, b'a'..=b'f') => b'a' + stream.below(6),
+                (_, b'A'..=b'F') => b'A' + stream.below(6),
+                (_, other) => other,
+            };
         }
     }
 
@@ -258,6 +286,41 @@ mod tests {
             masked("select now() - interval '15 days', 3, $1 order by 1"),
             "select now() - interval '15 days', 3, $1 order by 1"
         );
+    }
+
+    #[test]
+    fn variables_of_mysql_are_no_settings() {
+        let masked = |text: &str| {
+            let mut bytes = text.as_bytes().to_vec();
+            Masker::new(b"key").sql(&mut bytes, Protocol::Mysql);
+            String::from_utf8(bytes).unwrap()
+        };
+        for setting in
+            ["set names 'latin1'", "set @@sql_mode = 'ANSI'", "set session sql_mode='ANSI', @@x='y'"]
+        {
+            assert_eq!(masked(setting), setting);
+        }
+        for text in [
+            "set @mail = 'Smith'",
+            "set @a := 1, @mail='Smith'",
+            "create procedure p() begin set x = 1; set y = 'Smith'; end",
+        ] {
+            assert!(!masked(text).contains("Smith"), "{text}");
+        }
+        let hex = masked("select 0x536d697468, X'536d697468', 0b1011011101111011");
+        assert!(!hex.contains("536d697468") && !hex.contains("1011011101111011"), "{hex}");
+        assert!(hex.starts_with("select 0x") && hex.contains(", X'") && hex.contains(", 0b"), "{hex}");
+    }
+
+    #[test]
+    fn numbers_of_other_radices_keep_their_type() {
+        for number in ["0x7fffffff", "0x1000_0000", "0x7fffffffffffffff", "0o17777777777", "0xFFFFFFFFF"] {
+            let masked = masked(number);
+            assert_ne!(masked, number);
+            let radix = if number.starts_with("0x") { 16 } else { 8 };
+            let parsed = |text: &str| i64::from_str_radix(&text[2..].replace('_', ""), radix).unwrap();
+            assert!(parsed(number) > i32::MAX.into() || parsed(&masked) <= i32::MAX.into(), "{masked}");
+        }
     }
 
     #[test]
