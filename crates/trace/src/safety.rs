@@ -13,8 +13,8 @@ mod strip;
 use std::borrow::Cow;
 
 use underpass_mysql::command::{
-    COM_CHANGE_USER, COM_QUERY, COM_STMT_BULK_EXECUTE, COM_STMT_EXECUTE, COM_STMT_PREPARE,
-    COM_STMT_SEND_LONG_DATA,
+    self, COM_CHANGE_USER, COM_QUERY, COM_REGISTER_SLAVE, COM_STMT_BULK_EXECUTE, COM_STMT_EXECUTE,
+    COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA,
 };
 use underpass_mysql::{packet, response};
 use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
@@ -33,15 +33,48 @@ pub(crate) struct Safety {
     masker: Option<Masker>,
     /// Requests with a password in them, whose error message might quote it; emptied by Ready.
     covered: foldhash::HashMap<SessionId, Vec<u64>>,
+    /// Sessions of MySQL's protocol whose client is sending something that is not a command.
+    sending: foldhash::HashMap<SessionId, Sending>,
+}
+
+/// What a client of MySQL's protocol sends in answer to its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sending {
+    /// A local file. Its packets are numbered on behind the server's, and wrap at 256: one with number 0 is no command.
+    File,
+    /// What a plugin wants for COM_CHANGE_USER.
+    Login,
+}
+
+/// What a message of MySQL's protocol is.
+enum Part {
+    Command(u8),
+    Sent(Sending),
 }
 
 impl Safety {
     pub(crate) fn new(protocol: Protocol, masker: Option<Masker>) -> Self {
-        Self { protocol, masker, covered: foldhash::HashMap::default() }
+        Self {
+            protocol,
+            masker,
+            covered: foldhash::HashMap::default(),
+            sending: foldhash::HashMap::default(),
+        }
     }
 
     /// The record as it may be stored. Borrowed when there is nothing to hide, which is nearly always.
     pub(crate) fn apply<'r>(&mut self, record: &'r Record<'_>) -> Cow<'r, Record<'r>> {
+        let sent = match record {
+            Record::Response(r) => Some(r.session),
+            Record::Ready(r) => Some(r.session),
+            Record::SessionEnd(r) => Some(r.session),
+            // Recording goes on at a command.
+            Record::Loss(r) => r.session,
+            _ => None,
+        };
+        if let Some(session) = sent {
+            self.sending.remove(&session);
+        }
         let changed = match record {
             Record::Frontend(r) => self.frontend(r),
             Record::Backend(r) => self.backend(r),
@@ -86,13 +119,29 @@ impl Safety {
         if self.protocol == Protocol::Postgres && tag == frontend::PASSWORD {
             return withhold(WithheldReason::Authentication);
         }
-        let command = mysql_command(&r.message).filter(|_| self.protocol == Protocol::Mysql);
-        if command == Some(COM_CHANGE_USER) {
-            return withhold(WithheldReason::Authentication);
-        }
         let mut message = Cow::Borrowed(&r.message[..]);
         let mut redaction = r.redaction;
-        let text = self.text_of(&message);
+        let mut command = None;
+        if self.protocol == Protocol::Mysql {
+            match self.part(r) {
+                Part::Sent(Sending::Login) | Part::Command(COM_CHANGE_USER | COM_REGISTER_SLAVE) => {
+                    return withhold(WithheldReason::Authentication);
+                }
+                Part::Sent(Sending::File) if self.masker.is_some() && redaction != Redaction::Masked => {
+                    return withhold(WithheldReason::Masking);
+                }
+                Part::Sent(Sending::File) => return None,
+                Part::Command(byte) => command = Some(byte),
+            }
+            if is_continued(&message) {
+                message =
+                    Cow::Owned([&message[..packet::HEADER_BYTES], &packet::payload(&r.message)].concat());
+            }
+        }
+        let Ok(text) = self.text_of(&message) else {
+            // Attributes that cannot be read: where the text begins, and what in it is a password, is not known.
+            return withhold(WithheldReason::Authentication);
+        };
         if passwords::may_have_password(&message, self.protocol) {
             let mut changed = message.to_vec();
             let mut covered = false;
@@ -123,18 +172,22 @@ impl Safety {
                     mask_function_call(masker, message.to_mut());
                     redaction = Redaction::Masked;
                 }
-                // Parameters of MySQL's binary protocol cannot be told apart without the statement: all of them go, and so do
-                // local files.
+                // Parameters of MySQL's binary protocol cannot be told apart without the statement: all of them go.
                 (Protocol::Mysql, _)
                     if matches!(
                         command,
-                        None | Some(COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA)
+                        Some(COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA)
                     ) =>
                 {
                     return withhold(WithheldReason::Masking);
                 }
                 _ => {
                     if let Some(text) = text {
+                        if self.protocol == Protocol::Mysql && text.start > HEADER {
+                            // No attributes in one set, and blanks before the text in their place.
+                            message.to_mut()[HEADER..HEADER + 2].copy_from_slice(&[0, 1]);
+                            message.to_mut()[HEADER + 2..text.start].fill(b' ');
+                        }
                         masker.sql(&mut message.to_mut()[text], self.protocol);
                         redaction = Redaction::Masked;
                     }
@@ -149,29 +202,69 @@ impl Safety {
                 offset: r.offset,
                 wire_len: r.wire_len,
                 redaction,
-                message: Cow::Owned(message),
+                message: Cow::Owned(if self.protocol == Protocol::Mysql {
+                    in_packets(message)
+                } else {
+                    message
+                }),
             })),
         }
     }
 
-    /// Where a message has SQL in it.
-    fn text_of(&self, message: &[u8]) -> Option<std::ops::Range<usize>> {
+    /// What a message of MySQL's protocol is: only who knows what came before it can tell.
+    fn part(&mut self, r: &Frontend<'_>) -> Part {
+        let sending = self.sending.get(&r.session).copied();
+        let sent = match (r.message.get(3), sending, r.message.get(packet::HEADER_BYTES)) {
+            (Some(0), None | Some(Sending::Login), Some(&byte)) => {
+                if byte == COM_CHANGE_USER {
+                    self.sending.insert(r.session, Sending::Login);
+                } else if sending.is_some() {
+                    self.sending.remove(&r.session);
+                }
+                return Part::Command(byte);
+            }
+            (_, Some(sending), _) => sending,
+            (_, None, _) => Sending::File,
+        };
+        if sent == Sending::File && r.message.len() <= packet::HEADER_BYTES {
+            // An empty packet ends it.
+            self.sending.remove(&r.session);
+        } else {
+            self.sending.insert(r.session, sent);
+        }
+        Part::Sent(sent)
+    }
+
+    /// Where a message has SQL in it; one of MySQL's in several packets is without the headers of all but the first.
+    ///
+    /// # Errors
+    /// The attributes before the text are malformed.
+    fn text_of(&self, message: &[u8]) -> Result<Option<std::ops::Range<usize>>, underpass_mysql::Error> {
+        if self.protocol == Protocol::Mysql {
+            return Ok(match message.get(packet::HEADER_BYTES) {
+                Some(&COM_QUERY) => {
+                    let text = command::query_text(&message[packet::HEADER_BYTES..])?;
+                    Some(message.len() - text.len()..message.len())
+                }
+                Some(&COM_STMT_PREPARE) => Some(HEADER..message.len()),
+                _ => None,
+            });
+        }
+        Ok(Self::text_of_postgres(message))
+    }
+
+    fn text_of_postgres(message: &[u8]) -> Option<std::ops::Range<usize>> {
         let to_nul = |from: usize| {
             let len = memchr::memchr(0, &message[from..]).unwrap_or(message.len() - from);
             Some(from..from + len)
         };
-        match self.protocol {
-            Protocol::Postgres => match *message.first()? {
-                frontend::QUERY if message.len() > HEADER => to_nul(HEADER),
-                frontend::PARSE => {
-                    let name = memchr::memchr(0, message.get(HEADER..)?)?;
-                    to_nul(HEADER + name + 1)
-                }
-                _ => None,
-            },
-            Protocol::Mysql => {
-                matches!(mysql_command(message)?, COM_QUERY | COM_STMT_PREPARE).then_some(5..message.len())
+        match *message.first()? {
+            frontend::QUERY if message.len() > HEADER => to_nul(HEADER),
+            frontend::PARSE => {
+                let name = memchr::memchr(0, message.get(HEADER..)?)?;
+                to_nul(HEADER + name + 1)
             }
+            _ => None,
         }
     }
 
@@ -257,12 +350,22 @@ impl Safety {
     }
 }
 
-/// Bytes of a message's type and length word.
+/// Bytes of a message's type and length word; in MySQL's protocol, of the packet's header and the command.
 const HEADER: usize = 5;
 
-/// The command of a message in MySQL's protocol; none for a part of a local file.
-fn mysql_command(message: &[u8]) -> Option<u8> {
-    (*message.get(3)? == 0).then(|| message.get(packet::HEADER_BYTES).copied())?
+/// Whether a message of MySQL's protocol is in several packets.
+fn is_continued(message: &[u8]) -> bool {
+    packet::Header::parse(message).is_some_and(packet::Header::is_continued)
+}
+
+/// A message of MySQL's protocol, given with its first header only, in its packets.
+fn in_packets(message: Vec<u8>) -> Vec<u8> {
+    if !is_continued(&message) {
+        return message;
+    }
+    let mut packets = Vec::with_capacity(message.len() + message.len() / packet::PAYLOAD_BYTES_MAX * 4);
+    packet::put_message(&mut packets, message[3], &message[packet::HEADER_BYTES..]);
+    packets
 }
 
 fn session_start(r: &SessionStart<'_>) -> Option<Record<'static>> {

@@ -7,6 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use common::{read_all, segments};
+use underpass_mysql::command::query_text;
+use underpass_mysql::packet::{HEADER_BYTES, PAYLOAD_BYTES_MAX, payload, put_message};
 use underpass_trace::*;
 use underpass_wire::backend::build as backend;
 use underpass_wire::frontend::build;
@@ -25,8 +27,18 @@ fn frontend(offset: u64, build: impl FnOnce(&mut Vec<u8>)) -> Record<'static> {
 
 /// Writes without compression, so that the secret would be seen in the file.
 fn write(directory: &Path, masker: Option<Masker>, records: &[Record<'_>]) -> Vec<Record<'static>> {
+    write_of(Protocol::Postgres, directory, masker, records)
+}
+
+fn write_of(
+    protocol: Protocol,
+    directory: &Path,
+    masker: Option<Masker>,
+    records: &[Record<'_>],
+) -> Vec<Record<'static>> {
     let options = Options { zstd_level: 0, masker, ..Options::default() };
-    let mut writer = Writer::create(directory, &Meta::default(), options).unwrap();
+    let meta = Meta { protocol, ..Meta::default() };
+    let mut writer = Writer::create(directory, &meta, options).unwrap();
     records.iter().for_each(|record| writer.write(record).unwrap());
     writer.finish().unwrap();
     for segment in segments(directory) {
@@ -175,4 +187,163 @@ fn masking_hides_values_and_keeps_equality() {
     assert_ne!(value(1), value(3));
     assert!(matches!(&read[4], Record::Withheld(withheld) if withheld.reason == WithheldReason::Masking));
     assert!(matches!(&read[6], Record::Withheld(withheld) if withheld.reason == WithheldReason::Masking));
+}
+
+/// A record of MySQL's protocol, the packets numbered from `sequence` on.
+fn mysql(offset: u64, sequence: u8, payload: &[u8]) -> Record<'static> {
+    let message = message(|out| _ = put_message(out, sequence, payload));
+    Record::Frontend(Frontend::new(SessionId(1), offset, offset, message))
+}
+
+fn stored_mysql(masker: Option<Masker>, records: &[Record<'_>]) -> Vec<Record<'static>> {
+    let parent = tempfile::tempdir().unwrap();
+    let read = write_of(Protocol::Mysql, &parent.path().join("trace"), masker, records);
+    assert_eq!(read.len(), records.len());
+    read
+}
+
+fn reason(record: &Record<'_>) -> WithheldReason {
+    let Record::Withheld(withheld) = record else { panic!("{record:?}") };
+    withheld.reason
+}
+
+fn text(record: &Record<'_>) -> Vec<u8> {
+    let Record::Frontend(frontend) = record else { panic!("{record:?}") };
+    let payload = payload(&frontend.message);
+    query_text(&payload).unwrap().to_vec()
+}
+
+fn ready(request: u64) -> Record<'static> {
+    Record::Ready(Ready {
+        session: SessionId(1),
+        time_ns: 9,
+        request,
+        offset: 90,
+        status: TransactionStatus::Idle,
+    })
+}
+
+/// One attribute with the secret as value, an odd quote in its name, and the text.
+fn with_attribute(text: &[u8]) -> Vec<u8> {
+    [b"\x03\x01\x01\0\x01\xfd\0\x02'a\x0c", SECRET, text].concat()
+}
+
+#[test]
+fn passwords_of_mysql_are_never_stored() {
+    let quoting = message(|out| _ = put_message(out, 1, b"\xff\x28\x04#42000near 'S3cretS3cret'"));
+    let records = [
+        mysql(0, 0, b"\x03set password for 'a'@'b' = 'S3cretS3cret'"),
+        error(0),
+        response_error(quoting),
+        ready(0),
+        mysql(100, 0, b"\x11bob\0\x0cS3cretS3cretshop\0"),
+        // What the plugin asks for, in a packet of its own.
+        mysql(200, 2, b"S3cretS3cret\0"),
+        ready(100),
+        mysql(300, 0, b"\x15\x01\0\0\0\x04host\x04repl\x0cS3cretS3cret"),
+        mysql(400, 0, b"\x16create user a identified by 'S3cretS3cret'"),
+        mysql(500, 0, b"\x03\x01\x01\0\x01\xfd\0\x02'a\x03xyzset password = 'S3cretS3cret'"),
+        // The attribute's value is longer than the message.
+        mysql(600, 0, b"\x03\x01\x01\0\x01\xfd\0\x01a\xf0set password = 'S3cretS3cret'"),
+    ];
+    let read = stored_mysql(None, &records);
+    assert_eq!(text(&read[0]), b"set password for '*'@'*' = '************'");
+    assert!(
+        matches!(&read[1], Record::Response(Response { outcome: Outcome::Error(error), .. }) if error.message.is_empty())
+    );
+    for at in [2, 4, 5, 7, 10] {
+        assert_eq!(reason(&read[at]), WithheldReason::Authentication, "{at}");
+    }
+    assert_eq!(text(&read[9]), b"set password = '************'");
+    for (stored, given) in read.iter().zip(&records) {
+        if let (Record::Frontend(stored), Record::Frontend(given)) = (stored, given) {
+            assert_eq!((stored.redaction, stored.message.len()), (Redaction::Password, given.message.len()));
+        }
+    }
+}
+
+#[test]
+fn masking_hides_values_of_mysql() {
+    let records = [
+        mysql(0, 0, &with_attribute(b"select 'S3cretS3cret', 0x533363726574")),
+        mysql(100, 0, b"\x17\x01\0\0\0\0\x01\0\0\0\0\x01\xfd\0\x0cS3cretS3cret"),
+        mysql(200, 0, b"\x18\x01\0\0\0\0\0S3cretS3cret"),
+        mysql(300, 0, b"\xfa\x01\0\0\0\x80\0\xfd\0\0\x0cS3cretS3cret"),
+        mysql(400, 0, b"\x03set @mail = 'S3cretS3cret'"),
+        mysql(500, 0, b"\x16select 'S3cretS3cret'"),
+        mysql(600, 0, b"\x03load data local infile 'f' into table t"),
+        mysql(700, 255, SECRET),
+        // The numbers wrap; it begins like COM_INIT_DB.
+        mysql(800, 0, b"\x02S3cretS3cret"),
+        mysql(900, 1, b""),
+        mysql(1000, 0, b"\x02shop"),
+    ];
+    let read = stored_mysql(Some(Masker::new(b"key")), &records);
+    for at in [1, 2, 3, 7, 8, 9] {
+        assert_eq!(reason(&read[at]), WithheldReason::Masking, "{at}");
+    }
+    let masked = text(&read[0]);
+    let start = masked.iter().position(|&byte| byte != b' ').unwrap();
+    assert!(masked[start..].starts_with(b"select '") && !masked.ends_with(b"533363726574"), "{masked:?}");
+    assert_eq!(masked[start + 8..start + 20], text(&read[4])[13..25], "equal values stay equal");
+    for at in [0, 4, 5, 6] {
+        let (Record::Frontend(stored), Record::Frontend(given)) = (&read[at], &records[at]) else {
+            panic!("{at}")
+        };
+        assert_eq!((stored.redaction, stored.message.len()), (Redaction::Masked, given.message.len()));
+    }
+    assert_eq!(read[10], records[10], "behind the file, a command is one");
+}
+
+#[test]
+fn a_local_file_is_no_command_however_its_packets_are_numbered() {
+    // As a command the second packet would be withheld, and the third covered.
+    let file = [mysql(0, 255, b"1,2"), mysql(100, 0, b"\x11a,b"), mysql(200, 0, b"\x03set password = 'x'")];
+    let read = stored_mysql(None, &file);
+    assert_eq!(read, file);
+    let loss = Record::Loss(Loss {
+        session: Some(SessionId(1)),
+        time_ns: 5,
+        direction: Direction::Frontend,
+        offset: 50,
+        len: 1,
+        reason: LossReason::Gap,
+    });
+    let end = Record::Response(Response {
+        session: SessionId(1),
+        request: 0,
+        offset: 0,
+        len: 10,
+        first_ns: 1,
+        last_ns: 1,
+        rows: 0,
+        outcome: Outcome::Complete { tag: b"OK 0"[..].into() },
+    });
+    for end in [end, ready(0), loss] {
+        let records = [mysql(0, 255, b"1,2"), end, mysql(100, 0, b"\x03set password = 'S3cretS3cret'")];
+        assert_eq!(text(&stored_mysql(None, &records)[2]), b"set password = '************'");
+    }
+}
+
+#[test]
+fn passwords_across_packets_of_16_mib_are_covered() {
+    // The second header is in the middle of the password.
+    let before = PAYLOAD_BYTES_MAX - 1 - b"set password = '".len() - 6;
+    let statement = [b"\x03set password = '", &b"S3cret"[..], b"S3cret'"].concat();
+    let blanks = vec![b' '; before];
+    let payload = [&statement[..1], &blanks, &statement[1..]].concat();
+    let record = mysql(0, 0, &payload);
+    let Record::Frontend(given) = &record else { unreachable!() };
+    assert_eq!(given.message.len(), payload.len() + 2 * HEADER_BYTES);
+    for masker in [None, Some(Masker::new(b"key"))] {
+        let read = stored_mysql(masker, std::slice::from_ref(&record));
+        let Record::Frontend(stored) = &read[0] else { panic!("a Frontend") };
+        assert_eq!(stored.message.len(), given.message.len());
+        let second = HEADER_BYTES + PAYLOAD_BYTES_MAX;
+        assert_eq!(
+            stored.message[second..second + HEADER_BYTES],
+            given.message[second..second + HEADER_BYTES]
+        );
+        assert!(stored.message.ends_with(b"******'") && stored.message[..second].ends_with(b"'******"));
+    }
 }

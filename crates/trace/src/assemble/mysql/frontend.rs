@@ -2,8 +2,8 @@
 //! The client's stream: commands, local files, and what plugins want for COM_CHANGE_USER.
 
 use underpass_mysql::command::{
-    self, COM_CHANGE_USER, COM_INIT_DB, COM_QUERY, COM_QUIT, COM_RESET_CONNECTION, COM_STATISTICS,
-    COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_FETCH, COM_STMT_PREPARE, COM_STMT_RESET,
+    self, COM_CHANGE_USER, COM_INIT_DB, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION,
+    COM_STATISTICS, COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_FETCH, COM_STMT_PREPARE, COM_STMT_RESET,
 };
 use underpass_mysql::exchange::Exchange;
 use underpass_mysql::packet::{self, HEADER_BYTES, Header};
@@ -157,7 +157,7 @@ impl Mysql {
             },
             _ => Vec::new(),
         };
-        if byte == COM_CHANGE_USER {
+        if matches!(byte, COM_CHANGE_USER | COM_REGISTER_SLAVE) {
             self.withhold(time_ns, at, message, sink);
         } else {
             self.record(time_ns, at, message, sink);
