@@ -9,6 +9,7 @@ use std::io::Write;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
+use underpass_trace::statements::LocalFiles;
 use underpass_trace::{ByteTotals, Outcome, Protocol, Reader, Record, SessionStart, TransactionStatus};
 use underpass_wire::frontend::{Message, Target};
 use underpass_wire::{Header, tag};
@@ -33,6 +34,7 @@ pub fn export(reader: &mut Reader, out: &mut dyn Write) -> Result<Summary, Error
     let meta = json!({ "kind": "meta", "meta": reader.meta() });
     writeln!(out, "{meta}")?;
     let mut utc = Utc::default();
+    let mut files = LocalFiles::default();
     let mut summary = Summary::default();
     loop {
         match reader.next() {
@@ -40,7 +42,12 @@ pub fn export(reader: &mut Reader, out: &mut dyn Write) -> Result<Summary, Error
                 if let Record::Clock(clock) = record {
                     utc.clock = Some(clock);
                 }
-                serde_json::to_writer(&mut *out, &object(&record, utc, protocol))
+                let says = match protocol {
+                    Protocol::Postgres => Says::Postgres,
+                    Protocol::Mysql if files.push(&record) => Says::File,
+                    Protocol::Mysql => Says::Mysql,
+                };
+                serde_json::to_writer(&mut *out, &object(&record, utc, says))
                     .map_err(std::io::Error::from)?;
                 out.write_all(b"\n")?;
                 summary.records += 1;
@@ -50,6 +57,15 @@ pub fn export(reader: &mut Reader, out: &mut dyn Write) -> Result<Summary, Error
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// What a message of a record is to be read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Says {
+    Postgres,
+    Mysql,
+    /// A part of a local file, in MySQL's protocol.
+    File,
 }
 
 /// An object that is put together.
@@ -81,7 +97,7 @@ impl Object {
     }
 }
 
-fn object(record: &Record<'_>, utc: Utc, protocol: Protocol) -> Value {
+fn object(record: &Record<'_>, utc: Utc, says: Says) -> Value {
     let mut o = Object(Map::new());
     o.put("kind", kind(record));
     if let Some(session) = record.session() {
@@ -95,7 +111,7 @@ fn object(record: &Record<'_>, utc: Utc, protocol: Protocol) -> Value {
             if r.redaction != underpass_trace::Redaction::None {
                 o.word("redaction", r.redaction);
             }
-            message(&mut o, &r.message, protocol, true);
+            message(&mut o, &r.message, says, true);
         }
         Record::Response(r) => {
             o.put("request", r.request).put("offset", r.offset).put("len", r.len);
@@ -125,7 +141,7 @@ fn object(record: &Record<'_>, utc: Utc, protocol: Protocol) -> Value {
         }
         Record::Backend(r) => {
             o.put("offset", r.offset);
-            message(&mut o, &r.message, protocol, false);
+            message(&mut o, &r.message, says, false);
         }
         Record::ParameterStatus(r) => {
             o.bytes("name", &r.name).bytes("value", &r.value);
@@ -202,8 +218,10 @@ fn session_start(o: &mut Object, r: &SessionStart<'_>) {
 }
 
 /// The fields of a message that this program takes apart, the body of any other.
-fn message(o: &mut Object, bytes: &[u8], protocol: Protocol, frontend: bool) {
-    if protocol == Protocol::Mysql && frontend {
+fn message(o: &mut Object, bytes: &[u8], says: Says, frontend: bool) {
+    if says == Says::File {
+        o.put("type", "file");
+    } else if says == Says::Mysql && frontend {
         match mysql::told(bytes) {
             Some(mysql::Told::Text { name, text }) => {
                 o.put("type", name).bytes("query", text);
@@ -215,14 +233,11 @@ fn message(o: &mut Object, bytes: &[u8], protocol: Protocol, frontend: bool) {
                     o.put("statement", number);
                 }
             }
-            Some(mysql::Told::File) => {
-                o.put("type", "file");
-            }
             None => {}
         }
     }
-    let header = match (protocol, Header::parse(bytes)) {
-        (Protocol::Postgres, Ok(Some(header))) if header.total() == bytes.len() => header,
+    let header = match (says, Header::parse(bytes)) {
+        (Says::Postgres, Ok(Some(header))) if header.total() == bytes.len() => header,
         _ => {
             o.put("message_base64", STANDARD.encode(bytes));
             return;

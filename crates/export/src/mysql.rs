@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use underpass_mysql::command::{self, COM_QUERY, COM_STMT_PREPARE};
 use underpass_mysql::packet::{self, HEADER_BYTES};
-use underpass_trace::statements::Statement;
+use underpass_trace::statements::{Request, Statement};
 
 /// A client's message, as far as it can be told without its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,17 +14,12 @@ pub(crate) enum Told<'a> {
     Text { name: &'static str, text: &'a [u8] },
     /// A command about a prepared statement, or of another kind.
     Command { name: &'static str, statement: Option<u32> },
-    /// A part of a local file.
-    File,
 }
 
-/// What a message is; `None` when it is none, and of a text in several packets.
+/// What a message is that is no part of a local file; `None` when it is none, and of a text in several packets.
 pub(crate) fn told(message: &[u8]) -> Option<Told<'_>> {
     if packet::message_len(message) != Ok(Some(message.len())) {
         return None;
-    }
-    if message[3] != 0 {
-        return Some(Told::File);
     }
     let payload = &message[HEADER_BYTES..];
     let (&byte, text) = payload.split_first()?;
@@ -43,8 +38,14 @@ pub(crate) fn script(statement: &Statement, text: &str) -> Result<String, String
     if text.get(..9).is_some_and(|verb| verb.eq_ignore_ascii_case("load data")) {
         return Err("LOAD DATA: its data is not in the script".into());
     }
+    if statement.max_rows > 0 {
+        return Err("rows of a cursor: the script has what opened it".into());
+    }
     let values = &statement.parameters.values;
     if values.is_empty() {
+        if statement.kind == Request::Extended && text.contains('?') {
+            return Err("a prepared statement with ? whose parameters are not known".into());
+        }
         // A text with a semicolon in it may be one statement, or be sent as several.
         let (before, end, after) = match text.contains(';') {
             true if text.contains("//") => {

@@ -6,13 +6,16 @@ use underpass_mysql::packet::put_message;
 use underpass_trace::*;
 
 /// Commands, and the tag that answers each.
-const WORK: [(&[u8], &[u8]); 6] = [
+const WORK: [(&[u8], &[u8]); 8] = [
     (b"\x03insert into t values ('it''s')", b"OK 1"),
     (b"\x16update t set a = ? where b = ? or c = ?", b"PREPARE 7 3"),
     (b"\x17\x07\0\0\0\0\x01\0\0\0\x04\x01\x08\0\xfd\0\x06\0\x2a\0\0\0\0\0\0\0\x04o'\\x", b"OK 2"),
     (b"\x17\x07\0\0\0\0\x01\0\0\0\x04\0\x2b\0\0\0\0\0\0\0\x01\xff", b"OK 0"),
     (b"\x03load data local infile 'x' into table t", b"OK 3"),
     (b"\x03select 1; select 2", b"ROWS 1"),
+    // Rows of a cursor; many rows of parameters, of MariaDB.
+    (b"\x1c\x07\0\0\0\x0a\0\0\0", b"ROWS 10"),
+    (b"\xfa\x07\0\0\0\0\0\0\0", b"OK 2"),
 ];
 
 fn trace(directory: &std::path::Path) -> Reader {
@@ -27,6 +30,16 @@ fn trace(directory: &std::path::Path) -> Reader {
         let request = offset;
         offset += message.len() as u64;
         writer.write(&Record::Frontend(Frontend::new(session, time_ns, request, message))).unwrap();
+        if payload.starts_with(b"\x03load") {
+            // Numbers wrap at 256.
+            for number in [255, 0] {
+                let mut message = Vec::new();
+                put_message(&mut message, number, b"\x03data");
+                let at = offset;
+                offset += message.len() as u64;
+                writer.write(&Record::Frontend(Frontend::new(session, time_ns, at, message))).unwrap();
+            }
+        }
         let (first_ns, last_ns) = (time_ns + 300, time_ns + 400);
         let outcome = Outcome::Complete { tag: (*tag).into() };
         let response = Response { session, request, offset: 0, len: 9, first_ns, last_ns, rows: 0, outcome };
@@ -46,7 +59,7 @@ fn a_script_for_the_servers_shell() {
     let mut reader = trace(&parent.path().join("trace"));
     let scripts = parent.path().join("scripts");
     let summary = sql::export(&mut reader, &scripts).unwrap();
-    assert_eq!((summary.files, summary.statements, summary.left_out), (1, 4, 1));
+    assert_eq!((summary.files, summary.statements, summary.left_out), (1, 4, 3));
     let script = std::fs::read_to_string(scripts.join("session-000001.sql")).unwrap();
     for part in [
         "insert into t values ('it''s')\n;\n",
@@ -55,6 +68,8 @@ fn a_script_for_the_servers_shell() {
          EXECUTE underpass USING @underpass_1, @underpass_2, @underpass_3;\nDEALLOCATE PREPARE underpass;\n",
         "SET @underpass_2 = X'ff';\n",
         "-- left out: LOAD DATA: its data is not in the script\n",
+        "-- left out: rows of a cursor",
+        "-- left out: a prepared statement with ? whose parameters are not known\n",
         "delimiter //\nselect 1; select 2\n//\ndelimiter ;\n",
     ] {
         assert!(script.contains(part), "{part}\n{script}");
@@ -72,6 +87,7 @@ fn lines_name_commands_and_leave_nothing_out() {
     let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).collect::<Vec<_>>();
     assert_eq!(of("COM_QUERY")[0]["query"], "insert into t values ('it''s')");
     assert_eq!(of("COM_STMT_PREPARE").len(), 1);
+    assert_eq!((of("file").len(), of("COM_QUERY").len()), (2, 3));
     assert_eq!(of("COM_STMT_EXECUTE")[0]["statement"], 7);
     assert!(of("COM_STMT_EXECUTE")[0]["message_base64"].is_string());
 }

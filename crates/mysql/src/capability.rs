@@ -34,6 +34,8 @@ pub const PLUGIN_AUTH_LENENC: u64 = 1 << 21;
 pub const SESSION_TRACK: u64 = 1 << 23;
 /// No EOF packet behind columns; an OK packet with the first byte of an EOF packet behind rows.
 pub const DEPRECATE_EOF: u64 = 1 << 24;
+/// The client may switch off the columns of results, each of which then begins with whether they follow.
+pub const OPTIONAL_RESULTSET_METADATA: u64 = 1 << 25;
 /// Packets are compressed after the login, by zstd.
 pub const ZSTD_COMPRESSION: u64 = 1 << 26;
 /// Attributes before the text of COM_QUERY (MySQL 8.0.23).

@@ -8,6 +8,8 @@
 
 mod mysql;
 
+pub use mysql::LocalFiles;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -117,6 +119,7 @@ pub enum Event {
 pub struct Statements {
     protocol: Protocol,
     sessions: foldhash::HashMap<SessionId, Session>,
+    files: LocalFiles,
 }
 
 #[derive(Debug, Default)]
@@ -197,12 +200,13 @@ struct Answer {
 impl Statements {
     /// For a trace of this protocol.
     pub fn new(protocol: Protocol) -> Self {
-        Self { protocol, sessions: foldhash::HashMap::default() }
+        Self { protocol, sessions: foldhash::HashMap::default(), files: LocalFiles::default() }
     }
 
     /// Takes the next record of the trace, and tells what it completes. `out` is emptied first.
     pub fn push(&mut self, record: &Record<'_>, out: &mut Vec<Event>) {
         out.clear();
+        let in_file = self.protocol == Protocol::Mysql && self.files.push(record);
         match record {
             Record::SessionStart(r) => {
                 let mysql = mysql::Statements::of(r);
@@ -212,9 +216,18 @@ impl Statements {
                 let session = self.sessions.entry(r.session).or_default();
                 let what = match self.protocol {
                     Protocol::Postgres => postgres(r),
+                    Protocol::Mysql if in_file => None,
                     Protocol::Mysql => session.mysql.what(r),
                 };
                 if let Some(what) = what {
+                    // It has no answer that would end it: with nothing before it, it has been done.
+                    let what = match what {
+                        What::Mysql(close @ mysql::What::Close(_)) if session.pending.is_empty() => {
+                            session.mysql.end(close, None);
+                            return;
+                        }
+                        what => what,
+                    };
                     if session.pending.is_empty() && !session.in_transaction {
                         session.start_ns = r.time_ns;
                     }

@@ -16,6 +16,38 @@ use underpass_mysql::value::Parameter;
 use super::{CAPABILITIES, Parameters, What as Any};
 use crate::model::*;
 
+/// Which sessions of a trace are sending a local file. The first packet of a file has a number other than 0, which no command has;
+/// but numbers wrap at 256, so in a file of many packets 0 comes again, and only the answer tells where the file ends.
+#[derive(Debug, Default)]
+pub struct LocalFiles(foldhash::HashSet<SessionId>);
+
+impl LocalFiles {
+    /// Takes the next record of a trace of MySQL's protocol. Returns whether it is a part of a file.
+    pub fn push(&mut self, record: &Record<'_>) -> bool {
+        match record {
+            Record::Frontend(r) => {
+                let is_numbered = packet::Header::parse(&r.message).is_some_and(|header| header.sequence != 0);
+                if is_numbered {
+                    self.0.insert(r.session);
+                }
+                return is_numbered || self.0.contains(&r.session);
+            }
+            Record::Response(Response { session, .. })
+            | Record::Ready(Ready { session, .. })
+            | Record::SessionStart(SessionStart { session, .. })
+            | Record::SessionEnd(SessionEnd { session, .. })
+            // Recording goes on at a command.
+            | Record::Loss(Loss { session: Some(session), .. }) => {
+                self.0.remove(session);
+            }
+            // Of sessions that nobody knows: a file that goes on tells so by its next number.
+            Record::Loss(_) => self.0.clear(),
+            _ => {}
+        }
+        false
+    }
+}
+
 /// A request that is not a text.
 #[derive(Debug)]
 pub(super) enum What {
@@ -59,16 +91,14 @@ struct Prepared {
 impl Statements {
     /// Of a session that begins.
     pub(super) fn of(start: &SessionStart<'_>) -> Self {
-        let flags = start.parameters.iter().find(|(name, _)| **name == *CAPABILITIES);
+        // The last: the client may have sent an attribute of that name, and what the recorder adds comes behind.
+        let flags = start.parameters.iter().rev().find(|(name, _)| **name == *CAPABILITIES);
         let flags = flags.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse().ok());
         Self { capabilities: Capabilities(flags.unwrap_or(0)), ..Self::default() }
     }
 
-    /// What a message asks for. Packets of a local file and commands that are no statements ask for nothing.
+    /// What a message asks for that is not a part of a local file ([`LocalFiles`]). Commands that are no statements ask for nothing.
     pub(super) fn what(&mut self, r: &Frontend<'_>) -> Option<Any> {
-        if *r.message.get(3)? != 0 {
-            return None;
-        }
         let payload = packet::payload(&r.message);
         let redaction = r.redaction;
         Some(match *payload.first()? {

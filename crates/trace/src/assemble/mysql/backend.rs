@@ -3,7 +3,7 @@
 
 use underpass_mysql::command::*;
 use underpass_mysql::exchange::{End, Step};
-use underpass_mysql::packet::{HEADER_BYTES, Header};
+use underpass_mysql::packet::{self, HEADER_BYTES, Header};
 use underpass_mysql::response::{self, status};
 
 use super::{Missing, Mysql};
@@ -15,8 +15,11 @@ use crate::{
 
 /// Bytes of a message that are kept to be understood: an error's text, changes of state. Rows are only counted.
 const HEAD_BYTES_MAX: usize = 4 << 10;
-/// Errors after which the server closes the connection: shutdown, KILL, idle for too long.
-const FATAL: [u16; 4] = [1053, 1927, 3169, 4031];
+/// Errors after which the server closes the connection: shutdown, KILL. What it says unasked before it closes is fatal whatever its
+/// number, so MySQL's 4031 (idle for too long) is not here: in MariaDB that is a missing trigger.
+const FATAL: [u16; 3] = [1053, 1927, 3169];
+/// Bytes of a message that are kept at most, where responses are recorded in full: neither server sends a longer one.
+const KEPT_BYTES_MAX: usize = if cfg!(test) { 32 << 20 } else { packet::MESSAGE_BYTES_MAX };
 /// A deadlock: the one error that ends the transaction.
 const DEADLOCK: u16 = 1213;
 
@@ -53,6 +56,14 @@ impl Back {
         self.response.take()
     }
 
+    /// Bytes of the message under way, where all of it is kept.
+    fn unfinished(&self) -> usize {
+        match self.header_len {
+            HEADER_BYTES => self.kept.len(),
+            part => self.kept.len() + part,
+        }
+    }
+
     /// Begins anew, at a boundary.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
@@ -72,12 +83,29 @@ impl Mysql {
         let (mut at, mut rest) = (position, bytes);
         while !rest.is_empty() && !self.lost {
             let taken = self.part(time_ns, at, rest, sink);
-            self.accounts.recorded(Direction::Backend, time_ns, taken as u64, sink);
+            if self.origin.level != Level::Full {
+                self.accounts.recorded(Direction::Backend, time_ns, taken as u64, sink);
+            }
             at += taken as u64;
             rest = &rest[taken..];
         }
+        if self.lost {
+            self.settle_unfinished(time_ns, sink);
+        }
         let why = Missing::Lost(LossReason::Resync);
         self.accounts.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
+    }
+
+    /// What is left of an answer's message when the stream ends, or is damaged: where whole messages are recorded, it is not.
+    pub(super) fn settle_unfinished(&mut self, time_ns: u64, sink: &mut dyn Sink) {
+        if self.origin.level != Level::Full {
+            return;
+        }
+        let len = self.back.unfinished() as u64;
+        self.back.kept = Vec::new();
+        self.back.header_len = 0;
+        let why = self.why_unfinished();
+        self.accounts.missing(Direction::Backend, time_ns, self.back.at, len, why, sink);
     }
 
     /// A part of a packet; returns how many bytes it was.
@@ -100,6 +128,10 @@ impl Mysql {
             (back.left, back.continued) = (header.len, header.is_continued());
             if self.origin.level == Level::Full {
                 back.kept.extend_from_slice(&back.header);
+                if back.kept.len() + header.len > KEPT_BYTES_MAX {
+                    self.lost = true;
+                    return taken;
+                }
             }
             if !self.is_next(header.sequence) {
                 self.lost = true;
@@ -139,6 +171,7 @@ impl Mysql {
         let head = std::mem::take(&mut self.back.head);
         let kept = std::mem::take(&mut self.back.kept);
         if self.origin.level == Level::Full {
+            self.accounts.recorded(Direction::Backend, time_ns, kept.len() as u64, sink);
             sink.record(Record::Backend(Backend {
                 session: self.origin.session,
                 time_ns,

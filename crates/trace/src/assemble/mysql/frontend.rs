@@ -68,6 +68,10 @@ impl Mysql {
             self.lost = false;
             self.give_up_pending(time_ns, sink);
             self.back.forget();
+            // What is missing is before this command, and its record as well.
+            for way in [Direction::Frontend, Direction::Backend] {
+                self.accounts.report(way, time_ns, sink);
+            }
         }
         if self.front.partial.is_empty() {
             let taken = self.whole_messages(time_ns, position, bytes, sink);
@@ -195,11 +199,16 @@ impl Mysql {
     pub(super) fn settle_partial(&mut self, time_ns: u64, sink: &mut dyn Sink) {
         let len = self.front.partial.len() as u64;
         self.front.partial.clear();
-        let why = match self.lost {
+        let why = self.why_unfinished();
+        self.accounts.missing(Direction::Frontend, time_ns, self.front.partial_at, len, why, sink);
+    }
+
+    /// Why a message that has begun is not in the trace.
+    pub(super) fn why_unfinished(&self) -> Missing {
+        match self.lost {
             true => Missing::Lost(LossReason::Resync),
             false => Missing::Withheld(WithheldReason::Incomplete),
-        };
-        self.accounts.missing(Direction::Frontend, time_ns, self.front.partial_at, len, why, sink);
+        }
     }
 
     /// Position of the first byte that is not part of a whole message.

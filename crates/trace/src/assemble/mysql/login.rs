@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The login: who it is, and what both ends agree on. None of its bytes is recorded.
 
+use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::exchange::Session;
 use underpass_mysql::handshake::{First, Greeting};
 use underpass_mysql::{packet, response};
@@ -22,7 +23,8 @@ pub(super) struct Login {
     /// Bytes of messages that are not whole, by direction.
     front: Vec<u8>,
     back: Vec<u8>,
-    greeted: bool,
+    /// What the server can do, from its greeting.
+    server: Option<Capabilities>,
     server_version: Vec<u8>,
     session: Option<Session>,
     user: Option<Vec<u8>>,
@@ -82,7 +84,9 @@ impl Mysql {
         match First::decode(payload) {
             Ok(First::SslRequest) => self.close(None),
             Ok(First::Login(login)) => {
-                self.login.session = Some(Session::new(login.capabilities));
+                // A client may ask for what the server does not offer: in use is what both have.
+                let server = self.login.server.map_or(u64::MAX, |server| server.0);
+                self.login.session = Some(Session::new(Capabilities(login.capabilities.0 & server)));
                 self.login.user = Some(login.user.to_vec());
                 self.login.database = login.database.map(<[u8]>::to_vec);
                 let owned = |(name, value): &(&[u8], &[u8])| (name.to_vec(), value.to_vec());
@@ -93,13 +97,15 @@ impl Mysql {
     }
 
     fn login_of_server(&mut self, time_ns: u64, position: u64, payload: &[u8], sink: &mut dyn Sink) {
-        if !self.login.greeted {
+        if self.login.server.is_none() {
             match Greeting::decode(payload) {
                 Ok(greeting) => {
-                    self.login.greeted = true;
+                    self.login.server = Some(greeting.capabilities);
                     self.login.server_version = greeting.server_version().to_vec();
                     self.connection_id = Some(greeting.connection_id);
                 }
+                // The greeting was before the first byte that we saw, so nobody knows what is in use.
+                Err(_) if self.login.session.is_some() => self.phase = Phase::Joining,
                 // Too many connections: nobody has said who it is, so there is no session.
                 Err(_) => self.close(None),
             }
@@ -109,6 +115,9 @@ impl Mysql {
         match payload.first() {
             Some(&response::OK) if session.capabilities.compressed() => {
                 self.close(Some("the compressed protocol"));
+            }
+            Some(&response::OK) if session.capabilities.has(capability::OPTIONAL_RESULTSET_METADATA) => {
+                self.close(Some("results without metadata"));
             }
             Some(&response::OK) => {
                 self.session = session;
@@ -192,7 +201,7 @@ impl Mysql {
             frontend_offset: at(Direction::Frontend),
             backend_offset: at(Direction::Backend),
         }));
-        if login.greeted {
+        if login.server.is_some() {
             sink.record(Record::ParameterStatus(ParameterStatus {
                 session,
                 time_ns,

@@ -116,6 +116,7 @@ impl Mysql {
         if direction == Direction::Frontend {
             self.settle_partial(time_ns, sink);
         }
+        self.settle_unfinished(time_ns, sink);
         self.accounts.missing(direction, time_ns, from, len, Missing::Lost(why), sink);
     }
 
@@ -210,6 +211,7 @@ impl Assemble for Mysql {
             return false;
         }
         self.settle_partial(time_ns, sink);
+        self.settle_unfinished(time_ns, sink);
         self.end_if_complete(time_ns, sink);
         self.give_up_pending(time_ns, sink);
         let (frontend, backend) = self.accounts.finish(time_ns, audit, sink);

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::handshake::Login;
-use underpass_mysql::packet::put_message;
+use underpass_mysql::packet::{self, put_message};
 
 use super::*;
 use crate::statements::{Event, Statements};
@@ -37,6 +37,15 @@ fn part(direction: Direction, mut sequence: u8, payloads: &[&[u8]]) -> Part {
 }
 
 fn login(capabilities: u64) -> Vec<Part> {
+    login_to(0x81ff_f7fe, capabilities)
+}
+
+/// A login to a server that has these of the lower 32 capabilities.
+fn login_to(offered: u64, capabilities: u64) -> Vec<Part> {
+    let mut greeting = GREETING.to_vec();
+    let at = 9 + greeting.windows(9).position(|bytes| bytes == b"abcdefgh\0").unwrap();
+    greeting[at..at + 2].copy_from_slice(&(offered as u16).to_le_bytes());
+    greeting[at + 5..at + 7].copy_from_slice(&((offered >> 16) as u16).to_le_bytes());
     let mut message = Vec::new();
     let login = Login {
         capabilities: Capabilities(capabilities),
@@ -47,7 +56,7 @@ fn login(capabilities: u64) -> Vec<Part> {
         attributes: vec![(b"program_name", b"till"), (b"_os", b"Linux")],
     };
     login.put(&mut message, 1, b"S3cret-hash");
-    vec![server(0, &[GREETING]), (Direction::Frontend, message), server(2, &[OK])]
+    vec![server(0, &[&greeting]), (Direction::Frontend, message), server(2, &[OK])]
 }
 
 /// What a client of a shop does after its login.
@@ -279,6 +288,8 @@ fn a_loss_is_counted_and_recording_goes_on_at_the_next_command() {
             found.ends_with(&outcomes_after.iter().map(|s| s.to_string()).collect::<Vec<_>>()),
             "{found:?}"
         );
+        let texts: Vec<String> = records.statements().into_iter().map(|(text, _)| text).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
         let unknown = found.iter().filter(|outcome| *outcome == "Unknown").count();
         assert_eq!(unknown, usize::from(direction == Direction::Backend), "{found:?}");
     }
@@ -286,16 +297,105 @@ fn a_loss_is_counted_and_recording_goes_on_at_the_next_command() {
 
 #[test]
 fn what_cannot_be_read_is_refused_by_name() {
-    for (capabilities, why) in
-        [(capability::COMPRESS, "compress"), (capability::ZSTD_COMPRESSION, "compress")]
-    {
+    for (capabilities, why) in [
+        (capability::COMPRESS, "compress"),
+        (capability::ZSTD_COMPRESSION, "compress"),
+        (capability::OPTIONAL_RESULTSET_METADATA, "metadata"),
+    ] {
         let mut session = machine(Level::Summary);
         let mut records = Records::default();
-        for (direction, bytes) in login(capabilities) {
+        for (direction, bytes) in login_to(u64::MAX, capabilities) {
             session.piece(direction, 1, Piece::Bytes(&bytes), &mut records);
         }
         assert!(session.refused().is_some_and(|refused| refused.contains(why)));
         assert!(!session.end(2, EndReason::Unknown, Audit::default(), &mut records) && records.0.is_empty());
+    }
+}
+
+#[test]
+fn what_the_server_does_not_offer_is_not_in_use() {
+    // With EOF packets, and texts without attributes, because the server knows of neither.
+    let wanted = capability::PROTOCOL_41 | capability::DEPRECATE_EOF | capability::QUERY_ATTRIBUTES;
+    let offered = 0x81ff_f7fe & !capability::DEPRECATE_EOF & !capability::QUERY_ATTRIBUTES;
+    let records = run(machine(Level::Summary), &[login_to(offered, wanted), work()].concat(), |_| 9);
+    assert_eq!(records.outcomes(), outcomes());
+    assert_eq!(records.statements()[0].0, "select a from t");
+    assert_eq!(records.end().backend.lost, 0);
+}
+
+#[test]
+fn a_session_without_its_greeting_is_joined() {
+    let parts = [login(capability::PROTOCOL_41)[1..].to_vec(), work()].concat();
+    let records = run(machine(Level::Summary), &parts, |_| usize::MAX);
+    assert_eq!(records.outcomes(), outcomes());
+    let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
+    assert_eq!((start.midstream, start.user.as_deref()), (true, Some(&b"ann"[..])));
+    records.end();
+}
+
+#[test]
+fn a_message_that_is_not_in_the_trace_is_not_counted_as_recorded() {
+    let row = [&[200_u8][..], &[b'x'; 200]].concat();
+    let query = || [login(capability::PROTOCOL_41), vec![client(0, &[b"\x03select a from t"])]].concat();
+    let answer = server(1, &[b"\x01", COLUMN, EOF, &row]).1;
+    for (cut, lost) in [(100, true), (100, false), (202, false)] {
+        let mut session = machine(Level::Full);
+        let mut records = Records::default();
+        let mut parts = query();
+        parts.push((Direction::Backend, answer[..answer.len() - cut].to_vec()));
+        for (way, bytes) in &parts {
+            session.piece(*way, 5, Piece::Bytes(bytes), &mut records);
+        }
+        if lost {
+            session.piece(Direction::Backend, 5, Piece::Lost(cut as u64, LossReason::Gap), &mut records);
+        }
+        session.end(9, EndReason::Unknown, Audit::default(), &mut records);
+        let kept = |r: &Record<'_>| if let Record::Backend(r) = r { r.message.len() as u64 } else { 0 };
+        let kept: u64 = records.0.iter().map(kept).sum();
+        let end = records.end().backend;
+        assert_eq!(end.recorded, kept, "{cut} {end:?}");
+        let whole = if lost { row.len() + 4 } else { 0 };
+        assert_eq!(end.lost, whole as u64, "{cut} {end:?}");
+    }
+}
+
+#[test]
+fn a_message_without_end_is_given_up() {
+    let mut session = machine(Level::Full);
+    let mut records = Records::default();
+    for (way, bytes) in [login(capability::PROTOCOL_41), vec![client(0, &[b"\x03select a from t"])]].concat()
+    {
+        session.piece(way, 5, Piece::Bytes(&bytes), &mut records);
+    }
+    let answer = server(1, &[b"\x01", COLUMN, EOF]).1;
+    session.piece(Direction::Backend, 5, Piece::Bytes(&answer), &mut records);
+    let body = vec![b'x'; packet::PAYLOAD_BYTES_MAX];
+    for sequence in 4..8 {
+        let header = [0xff, 0xff, 0xff, sequence];
+        session.piece(Direction::Backend, 5, Piece::Bytes(&header), &mut records);
+        session.piece(Direction::Backend, 5, Piece::Bytes(&body), &mut records);
+    }
+    for (way, bytes) in work() {
+        session.piece(way, 6, Piece::Bytes(&bytes), &mut records);
+    }
+    session.end(9, EndReason::Unknown, Audit::default(), &mut records);
+    assert_eq!(records.outcomes(), [&["Unknown"][..], &outcomes()].concat());
+    assert_eq!(records.end().backend.lost, 4 * (4 + body.len() as u64));
+}
+
+#[test]
+fn only_errors_that_end_the_session_are_fatal() {
+    for (code, fatal) in [(4031_u16, false), (1927, true)] {
+        let [low, high] = code.to_le_bytes();
+        let error = [&[0xff, low, high][..], b"#HY000no"].concat();
+        let parts = [client(0, &[b"\x03drop trigger t"]), server(1, &[&error])];
+        let records =
+            run(machine(Level::Summary), &[login(capability::PROTOCOL_41), parts.to_vec()].concat(), |_| 99);
+        let told = records.0.iter().find_map(|r| match r {
+            Record::Response(Response { outcome: Outcome::Error(error), .. }) => Some(error.fatal),
+            _ => None,
+        });
+        assert_eq!(told, Some(fatal), "{code}");
     }
 }
 
