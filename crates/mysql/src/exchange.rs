@@ -13,7 +13,6 @@
 
 use crate::capability::{self, Capabilities};
 use crate::command::*;
-use crate::handshake::{AUTH_MORE, AUTH_SWITCH};
 use crate::response::{self, EOF, ERR, LOCAL_INFILE, Ok as OkPacket, PROGRESS, PrepareOk, status};
 use crate::{Error, packet};
 
@@ -219,7 +218,8 @@ impl Exchange {
                 self.state = State::Done;
                 return Ok(Step::End { end: End::Text, last: true });
             }
-            (COM_CHANGE_USER, AUTH_SWITCH | AUTH_MORE) => return Ok(Step::Part),
+            // What a plugin says, of whichever kind.
+            (COM_CHANGE_USER, byte) if byte != response::OK => return Ok(Step::Part),
             (COM_FIELD_LIST, byte) if byte != EOF => return Ok(Step::Part),
             (COM_STMT_PREPARE, response::OK) => {
                 let answer = PrepareOk::decode(head)?;

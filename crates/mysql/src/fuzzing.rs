@@ -61,26 +61,8 @@ fn request(payload: &[u8], capabilities: Capabilities, types: &mut Vec<u16>) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    /// Over the corpus of `/fuzz/corpus`: whole, cut at each byte, and with each byte changed.
     #[test]
     fn corpus_of_messages() {
-        let directory = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/mysql_messages"));
-        let mut seeds = 0;
-        for entry in std::fs::read_dir(directory).expect("corpus") {
-            let bytes = std::fs::read(entry.expect("entry").path()).expect("seed");
-            super::messages(&bytes);
-            for at in 0..bytes.len().min(800) {
-                super::messages(&bytes[..at]);
-                for change in [0x01, 0x10, 0xff] {
-                    let mut changed = bytes.clone();
-                    changed[at] ^= change;
-                    super::messages(&changed);
-                }
-            }
-            seeds += 1;
-        }
-        assert!(seeds >= 2, "{seeds} seeds");
+        underpass_wire::fuzzing::over_corpus("mysql_messages", 2, 800, super::messages);
     }
 }

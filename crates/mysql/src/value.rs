@@ -154,7 +154,8 @@ fn parameter<'a>(reader: &mut Reader<'a>, wire_type: u16) -> Result<Parameter<'a
             let len = reader.u8(what)?;
             Parameter::Time(reader.take(len.into(), what)?)
         }
-        0 | 15 | 16 | 245..=255 => Parameter::Bytes(reader.string(what)?),
+        // VECTOR (MySQL 9) is 242.
+        0 | 15 | 16 | 242 | 245..=255 => Parameter::Bytes(reader.string(what)?),
         other => return Err(Error::Type(other)),
     })
 }

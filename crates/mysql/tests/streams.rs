@@ -70,6 +70,14 @@ fn results_with_and_without_eof_packets() {
 }
 
 #[test]
+fn a_change_of_user_ends_with_ok_whatever_the_plugin_says() {
+    let ok = b"\0\0\0\x02\0\0\0";
+    let messages: &[&[u8]] = &[b"\xfeplugin\0nonce\0", b"\x01key", b"\x02factor", b"\x08data", ok];
+    assert_eq!(told(0x11, &mut with_eof(), messages), "ccccO.");
+    assert_eq!(told(0x11, &mut with_eof(), &[b"\x01key", b"\xff\x15\x04#28000no"]), "cE.");
+}
+
+#[test]
 fn several_results_and_errors() {
     let ok_more = b"\0\x02\0\x0a\0\0\0";
     let messages: &[&[u8]] =
@@ -218,6 +226,7 @@ fn parameters_of_every_kind() {
         (12, b"\x0b\xe8\x07\x02\x1d\x0c\x22\x38\x40\xe2\x01\x00", Some("2024-02-29 12:34:56.123456")),
         (7, b"\0", Some("0000-00-00")),
         (11, b"\x08\x01\x01\0\0\0\x02\x03\x04", Some("-26:03:04")),
+        (242, b"\x04abcd", Some("abcd")),
         (246, b"\x0412.5", Some("12.5")),
         (252, b"\x02\0\xff", Some("\0\u{fffd}")),
         (253, b"\x00", Some("")),
