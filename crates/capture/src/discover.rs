@@ -4,7 +4,6 @@
 mod mysql;
 
 use std::fs;
-use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -82,7 +81,7 @@ impl Server {
             .is_some_and(|parent| parent == executable);
         // A server runs in its data directory.
         let inside = procfs::path(pid, "cwd");
-        let version = fs::read_to_string(inside.join("PG_VERSION")).ok()?.trim().to_owned();
+        let version = procfs::foreign_text(&inside.join("PG_VERSION"))?.trim().to_owned();
         if is_child || !inside.join("postmaster.pid").exists() {
             return None;
         }
@@ -131,9 +130,8 @@ pub fn servers() -> Vec<Server> {
 }
 
 fn system_identifier(data: &Path) -> Option<String> {
-    let mut word = [0; 8];
-    fs::File::open(data.join(PG_CONTROL)).ok()?.read_exact(&mut word).ok()?;
-    Some(u64::from_ne_bytes(word).to_string())
+    let control = procfs::foreign(&data.join(PG_CONTROL))?;
+    Some(u64::from_ne_bytes(*control.first_chunk()?).to_string())
 }
 
 /// The last part of a cgroup's path that names a service.

@@ -2,18 +2,40 @@
 //! What /proc tells of processes, their sockets and their place in the system.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use foldhash::{HashMap, HashMapExt as _};
+use rustix::fs::OFlags;
 
 /// State column of /proc/net/tcp.
 const LISTEN: &str = "0A";
 
 pub(crate) fn path(pid: u32, name: &str) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join(name)
+}
+
+/// Bytes that are read of a file of another process at most: identifiers and versions are in the first.
+const FOREIGN_BYTES_MAX: u64 = 4096;
+
+/// The beginning of a small file below another process's directory. Whoever owns the process chose what stands there, and we may be
+/// root: a link is not followed, a pipe not waited for, and what is no regular file, or is endless, not read.
+pub(crate) fn foreign(path: &Path) -> Option<Vec<u8>> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(FOREIGN_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The same as text.
+pub(crate) fn foreign_text(path: &Path) -> Option<String> {
+    Some(String::from_utf8_lossy(&foreign(path)?).into_owned())
 }
 
 /// All processes.
@@ -131,6 +153,21 @@ pub fn cgroup2_mount() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_foreign_files_only_regular_ones_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name| directory.path().join(name);
+        fs::write(at("file"), vec![b'x'; 10_000]).unwrap();
+        assert_eq!(foreign_text(&at("file")).map(|text| text.len() as u64), Some(FOREIGN_BYTES_MAX));
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for name in ["link", "directory", "pipe", "nothing"] {
+            assert_eq!(foreign(&at(name)), None, "{name}");
+        }
+    }
 
     #[test]
     fn addresses_of_the_socket_table_are_read() {

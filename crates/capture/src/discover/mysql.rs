@@ -26,7 +26,7 @@ impl Server {
         if !matches!(name, "mariadbd" | "mysqld") || !inside.join("mysql").is_dir() {
             return None;
         }
-        let uuid = fs::read_to_string(inside.join(AUTO_CNF)).ok();
+        let uuid = procfs::foreign_text(&inside.join(AUTO_CNF));
         let uuid = uuid.and_then(|text| {
             text.lines().find_map(|line| line.strip_prefix("server-uuid=").map(|uuid| uuid.trim().to_owned()))
         });
@@ -45,7 +45,7 @@ pub(super) fn is_mariadb(executable: &Path) -> bool {
 
 fn version(data: &Path) -> String {
     let text =
-        VERSION_FILES.iter().find_map(|name| fs::read_to_string(data.join(name)).ok()).unwrap_or_default();
+        VERSION_FILES.iter().find_map(|name| procfs::foreign_text(&data.join(name))).unwrap_or_default();
     text.split(|c: char| c.is_whitespace() || c == '\0').next().unwrap_or_default().to_owned()
 }
 
