@@ -364,10 +364,16 @@ impl Script {
 
     /// Notes a CancelRequest for the unit that was executed then; `false` if there was none that is played.
     fn cancel(&mut self, time_ns: u64) -> bool {
-        let executed = |unit: &&mut Unit| {
-            unit.sent_ns <= time_ns && unit.ready_ns.is_none_or(|ready_ns| time_ns <= ready_ns)
-        };
-        match self.session.units.iter_mut().find(executed) {
+        let units = &mut self.session.units;
+        // The server answers in order: before an answer everything is over, also what has lost its own.
+        let over = |unit: &Unit| unit.ready_ns.is_some_and(|ready_ns| ready_ns < time_ns);
+        let from = units.iter().rposition(over).map_or(0, |last| last + 1);
+        let asked = units.partition_point(|unit| unit.sent_ns <= time_ns).max(from);
+        let asked = &mut units[from..asked];
+        // One that has lost its answer was over, as a rule, when the next was sent.
+        let answered = asked.iter().position(|unit| unit.ready_ns.is_some());
+        let executed = answered.or(asked.len().checked_sub(1));
+        match executed.map(|at| &mut asked[at]) {
             Some(unit) if unit.omitted.is_none() => {
                 unit.cancel_after_ns.get_or_insert(time_ns - unit.sent_ns);
                 true

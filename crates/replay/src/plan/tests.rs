@@ -220,6 +220,19 @@ fn a_cancel_request_belongs_to_the_unit_that_was_executed_then() {
     let cancels: Vec<Option<u64>> = plan.sessions[0].units.iter().map(|unit| unit.cancel_after_ns).collect();
     assert_eq!(cancels, [Some(7), None]);
     assert_eq!(plan.omitted.units.get(&Reason::Cancel), Some(&2));
+
+    // A unit whose answer was not seen is not executed for ever.
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.send(1, 10, |out| build::query(out, b"select 1"));
+    trace.query(1, 30, 40, "select 2", I);
+    trace.send(1, 50, |out| build::query(out, b"select 3"));
+    trace.send(1, 60, |out| build::query(out, b"select 4"));
+    trace.records.extend([cancel(Some(1), 35), cancel(Some(1), 45), cancel(Some(1), 67)]);
+    let plan = trace.plan(&Options::default());
+    let cancels: Vec<Option<u64>> = plan.sessions[0].units.iter().map(|unit| unit.cancel_after_ns).collect();
+    assert_eq!(cancels, [None, Some(5), None, Some(7)]);
+    assert_eq!(plan.omitted.units.get(&Reason::Cancel), Some(&1));
 }
 
 #[test]
