@@ -177,15 +177,30 @@ pub fn data_of<'a>(
     (data.rows > 0).then_some((name.as_str(), *data))
 }
 
-/// How long a point was measured: seconds of a sample times rounds.
+/// How long a point was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Time {
+    /// Of a sample.
+    pub seconds: f64,
+    /// Samples of a system.
+    pub rounds: usize,
+}
+
+impl std::fmt::Display for Time {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} s in each of {} rounds", self.seconds, self.rounds)
+    }
+}
+
+/// How long a point was measured.
 #[must_use]
-pub fn time_of(view: &View<'_>, point: &Point) -> String {
+pub fn time_of(view: &View<'_>, point: &Point) -> Time {
     let systems = view.systems_at(point);
     let of = |name| systems.iter().flat_map(|system| view.values(system, point, name)).collect::<Vec<_>>();
     let medians = [metric::WINDOW, metric::SECONDS].iter().filter_map(|name| Summary::of(&of(name)));
     let seconds = medians.map(|summary| summary.median).fold(0.0, f64::max);
     let rounds = systems.iter().map(|system| view.samples(system, point).len()).max().unwrap_or(0);
-    format!("{seconds:.1} s in each of {rounds} rounds")
+    Time { seconds, rounds }
 }
 
 /// Rows, MB, clients and seconds of a point beside the paper's.

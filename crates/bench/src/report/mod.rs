@@ -87,6 +87,10 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
             .collect::<Vec<_>>()
             .join("; ")
     };
+    let longest = points
+        .iter()
+        .map(|point| table::time_of(view, point))
+        .max_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.rounds.cmp(&b.rounds)));
     let largest = used.iter().map(|(_, data)| data.mb).fold(0.0, f64::max);
     let verdict = if experiment.scale.clients == "-" {
         "no paper has this experiment"
@@ -99,7 +103,7 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
         "<div class=\"scroll\"><table><tr><th>scale</th><th>data</th><th>clients</th><th>seconds</th></tr>\
          <tr><td>here, at most</td><td>{ours}</td><td>{most_clients}</td><td>{}</td></tr>\
          <tr><td>paper</td><td>{}</td><td>{}</td><td>{}</td></tr></table></div><p class=\"paper\">{verdict}</p>",
-        points.iter().map(|point| table::time_of(view, point)).max().unwrap_or_default(),
+        longest.map_or_else(String::new, |time| time.to_string()),
         escape(experiment.scale.data),
         escape(experiment.scale.clients),
         escape(experiment.scale.seconds),
@@ -247,6 +251,20 @@ mod tests {
         assert!(page.contains("a &lt;b&gt; &amp; c"));
         let without_script = page.replace(underpass_charts::ECHARTS, "");
         assert!(without_script.contains("width=device-width") && !without_script.contains("https://"));
+    }
+
+    #[test]
+    fn the_longest_time_is_told() {
+        let experiment = crate::experiments::find("many").unwrap();
+        let mut results = Results::default();
+        for (clients, seconds) in [(8, 9.5), (16, 10.0)] {
+            let mut one = sample("direct", 0, &Point::default().with("clients", clients), 1.0, 1.0);
+            one.experiment = "many".into();
+            one.metrics.insert(crate::sample::metric::SECONDS.into(), seconds);
+            results.samples.push(one);
+        }
+        let text = scale(experiment, &View::of(&results, "many"), &results);
+        assert!(text.contains("10.0 s in each of 1 rounds"), "{text}");
     }
 
     #[test]
