@@ -3,6 +3,7 @@
 
 use crate::experiments::{Options, Rounds, Step, Work};
 use crate::pgbench::{Load, Protocol};
+use crate::profiles::POOL_SIZE;
 use crate::sample::Point;
 use crate::systems::{Login, PoolMode, Setup};
 use crate::tasks::{CopyDirection, Task};
@@ -19,7 +20,7 @@ const PROOF_ROUNDS: u32 = 30;
 const SPARE_CLIENTS: u32 = 20;
 
 fn first_pool(options: &Options) -> u32 {
-    options.pool_sizes.first().copied().unwrap_or(20)
+    options.pool_sizes.first().copied().unwrap_or(POOL_SIZE)
 }
 
 fn setup(options: &Options, most_clients: u32) -> Setup {

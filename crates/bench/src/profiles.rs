@@ -13,6 +13,8 @@ const TABLE: &str = include_str!("../../../bench/profiles.toml");
 /// Seconds of one measurement and rounds without a profile.
 const SECONDS: f64 = 1.0;
 const ROUNDS: u32 = 10;
+/// Server connections per pool without a profile: PgBouncer's `default_pool_size`.
+pub const POOL_SIZE: u32 = 20;
 /// Seconds of a stop without a profile: queues fill within one.
 const PAUSE_S: u64 = 10;
 
@@ -129,7 +131,8 @@ fn entry(experiment: &'static Experiment, arguments: &RunArgs, part: Option<&Par
         options: Options {
             clients: some(first(&arguments.clients, part.map(|p| &p.clients))),
             modes: some(first(&arguments.modes, part.map(|p| &p.modes))),
-            pool_sizes: first(&arguments.pool_size, part.map(|part| &part.pool_sizes)),
+            pool_sizes: some(first(&arguments.pool_size, part.map(|part| &part.pool_sizes)))
+                .unwrap_or_else(|| vec![POOL_SIZE]),
             workloads: some(first(&arguments.workloads, part.map(|p| &p.workloads))),
             rate: arguments.rate,
             scale: arguments.scale,
@@ -183,7 +186,11 @@ mod tests {
         assert!(
             entries.iter().all(|e| e.experiment.name == "tax" && e.rounds == 3 && e.systems == ["direct"])
         );
-        assert_eq!(of(&[]).unwrap().len(), EXPERIMENTS.len());
+        let all = of(&[]).unwrap();
+        assert_eq!(all.len(), EXPERIMENTS.len());
+        for entry in all {
+            assert!(!(entry.experiment.plan)(&entry.options).is_empty(), "{}", entry.experiment.name);
+        }
         assert!(of(&["--profile", "nope"]).unwrap_err().to_string().contains("reference"));
         assert!(of(&["--quick", "-e", "dump"]).unwrap_err().to_string().contains("no experiment dump"));
     }
