@@ -76,7 +76,7 @@ impl IdleSet {
         None
     }
 
-    /// Takes the lowest idle ordinal that `fits`, of the first [`FITTING_TRIES`].
+    /// Takes the lowest idle ordinal that `fits`, of the first 64.
     pub fn pop_fitting(&self, fits: impl Fn(u32) -> bool) -> Option<u32> {
         self.iter().take(FITTING_TRIES).find(|&ordinal| fits(ordinal)).filter(|&ordinal| self.remove(ordinal))
     }
