@@ -186,13 +186,15 @@ def show_pools(t):
     p = t.tx()
     idle, busy = t.connect(p), t.connect(p)
     idle.query("SELECT 1")
+    # An answer may reach its client a moment before the server is free.
+    host.wait_until(lambda: p.pool()["sv_idle"] == "1", what="the server is idle")
     busy.query("BEGIN")
     row = p.pool()
     same({k: row[k] for k in ("cl_active", "cl_waiting", "sv_active", "sv_idle", "sv_used", "sv_login", "pool_mode")},
          {"cl_active": "2", "cl_waiting": "0", "sv_active": "1", "sv_idle": "0", "sv_used": "0", "sv_login": "0",
           "pool_mode": "transaction"})
     busy.query("COMMIT")
-    same((p.pool()["sv_active"], p.pool()["sv_idle"]), ("0", "1"))
+    host.wait_until(lambda: (p.pool()["sv_active"], p.pool()["sv_idle"]) == ("0", "1"), what="the server is idle again")
 
 
 @check("show/clients/row")
