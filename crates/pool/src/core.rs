@@ -14,9 +14,16 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 
-use crate::idle::{IdleSet, SharedIdle};
+use crate::idle::IdleSet;
 
+mod closing;
+mod counts;
 mod failing;
+mod parked;
+
+pub use closing::CloseReason;
+pub use counts::PoolCounts;
+use parked::Idle;
 
 /// Index of a pool, valid for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,87 +122,6 @@ struct Waiter {
     after_failure: bool,
 }
 
-/// Counters of a pool, as `SHOW POOLS` has them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PoolCounts {
-    /// Clients in the queue.
-    pub clients_waiting: u32,
-    /// Linked servers.
-    pub active: u32,
-    /// Idle servers, used within the check delay.
-    pub idle: u32,
-    /// Idle servers, due for a check.
-    pub used: u32,
-    /// Servers being reset or checked.
-    pub tested: u32,
-    /// Servers logging in.
-    pub login: u32,
-    /// Servers held back for a cancel request.
-    pub being_canceled: u32,
-    /// Longest present wait.
-    pub max_wait: Duration,
-}
-
-/// The idle servers of a pool.
-#[derive(Debug)]
-enum Idle<S> {
-    Own(IdleSet),
-    Shared(Box<dyn SharedIdle<S>>),
-}
-
-impl<S> Idle<S> {
-    fn push(&mut self, ordinal: u32, server: &mut S) -> bool {
-        match self {
-            Idle::Own(set) => {
-                set.push(ordinal);
-                true
-            }
-            Idle::Shared(shared) => shared.push(ordinal, server),
-        }
-    }
-
-    fn pop_from(&mut self, from: u32) -> Option<u32> {
-        match self {
-            Idle::Own(set) => set.pop_from(from),
-            Idle::Shared(shared) => shared.pop_from(from),
-        }
-    }
-
-    /// Takes the lowest that `fits`; none where programs take servers, too, which know no workers.
-    fn pop_fitting(&mut self, fits: impl Fn(u32) -> bool) -> Option<u32> {
-        match self {
-            Idle::Own(set) => set.pop_fitting(fits),
-            Idle::Shared(_) => None,
-        }
-    }
-
-    fn remove(&mut self, ordinal: u32) -> bool {
-        match self {
-            Idle::Own(set) => set.remove(ordinal),
-            Idle::Shared(shared) => shared.remove(ordinal),
-        }
-    }
-
-    fn ordinals(&self) -> Vec<u32> {
-        match self {
-            Idle::Own(set) => set.iter().collect(),
-            Idle::Shared(shared) => shared.ordinals(),
-        }
-    }
-
-    fn is_shared(&self) -> bool {
-        matches!(self, Idle::Shared(_))
-    }
-
-    /// Since when a server is idle that user space put in at `pushed`.
-    fn since(&self, ordinal: u32, pushed: Instant) -> Instant {
-        match self {
-            Idle::Own(_) => pushed,
-            Idle::Shared(shared) => shared.returned_at(ordinal).map_or(pushed, |at| at.max(pushed)),
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Pool<S> {
     database: u32,
@@ -250,37 +176,6 @@ pub enum Released<S> {
     Held(S),
     /// It has something to say (lanes only): listen, then release again.
     Unready(S),
-}
-
-/// Why the core has a server closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CloseReason {
-    /// `server_lifetime`.
-    Lifetime,
-    /// `server_idle_timeout`.
-    IdleTimeout,
-    /// RECONNECT, RELOAD with other settings, DNS change.
-    CloseNeeded,
-    /// More connections than `pool_size` after a reload.
-    PoolShrunk,
-    /// Another pool of the same database or user needs the place.
-    Evicted,
-    /// KILL, PAUSE or shutdown.
-    Stopped,
-}
-
-impl CloseReason {
-    /// PgBouncer's words.
-    pub fn text(self) -> &'static str {
-        match self {
-            CloseReason::Lifetime => "server lifetime over",
-            CloseReason::IdleTimeout => "server idle timeout",
-            CloseReason::CloseNeeded => "obsolete connection",
-            CloseReason::PoolShrunk => "too many servers in the pool",
-            CloseReason::Evicted => "evicted",
-            CloseReason::Stopped => "server shutting down",
-        }
-    }
 }
 
 /// What [`Core::launch`] says.
@@ -407,29 +302,6 @@ impl<S> Core<S> {
         let (_, waiter) = p.waiting.pop_first()?;
         p.tell_waiters();
         Some((waiter.client, waiter.since, server))
-    }
-
-    /// Keeps the pool's idle servers elsewhere from now on. Only while it has no connections.
-    pub fn share_idle(&mut self, pool: PoolId, idle: Box<dyn SharedIdle<S>>) {
-        let pool = self.at(pool);
-        debug_assert_eq!(pool.connections, 0);
-        pool.idle = Idle::Shared(idle);
-    }
-
-    /// Takes a parked server out that the caller has claimed from a lane: it speaks without being linked.
-    pub fn unpark_claimed(&mut self, id: ServerId) -> Option<S> {
-        let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
-        slot.state = State::Tested;
-        let server = slot.parked.take();
-        self.at(id.pool).idle.remove(id.ordinal);
-        server
-    }
-
-    /// Takes a parked server out that a lane has linked to a client, whose link user space takes over.
-    pub fn unpark_linked(&mut self, id: ServerId) -> Option<S> {
-        let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
-        slot.state = State::Active;
-        slot.parked.take()
     }
 
     /// Asks again for a client whose server turned out dead: another idle one if there is any, else the head of the queue.
@@ -651,65 +523,6 @@ impl<S> Core<S> {
         }
     }
 
-    /// The parked server itself, to note something in it.
-    pub fn parked_server(&mut self, id: ServerId) -> Option<&mut S> {
-        self.slot(id)?.parked.as_mut()
-    }
-
-    /// Whether the slot belongs to a connection that must not be used again.
-    pub fn is_close_needed(&mut self, id: ServerId) -> bool {
-        self.slot(id).is_none_or(|slot| slot.close_needed)
-    }
-
-    /// Takes a parked server out because its socket has something to say, if it is still the caller's.
-    pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
-        let pool = self.pools.get_mut(id.pool.0 as usize)?;
-        let slot = pool.slots.get_mut(id.ordinal as usize)?;
-        if slot.generation != id.generation
-            || slot.state != State::Idle
-            || !slot.parked.as_ref().is_some_and(is_mine)
-        {
-            return None;
-        }
-        if !pool.idle.remove(id.ordinal) {
-            return None;
-        }
-        slot.state = State::Tested;
-        slot.parked.take()
-    }
-
-    /// The connection is gone, or never came to be.
-    pub fn closed(&mut self, id: ServerId, failed_login: bool, now: Instant) {
-        let Some(slot) = self.slot(id) else { return };
-        let was_login = slot.state == State::Login;
-        let pool = self.at(id.pool);
-        if was_login {
-            pool.logins -= 1;
-            if failed_login {
-                pool.failed_at = Some(now);
-            }
-        }
-        self.free(id);
-    }
-
-    fn free(&mut self, id: ServerId) {
-        let pool = &mut self.pools[id.pool.0 as usize];
-        let slot = &mut pool.slots[id.ordinal as usize];
-        slot.state = State::Free;
-        slot.parked = None;
-        if let Idle::Shared(idle) = &mut pool.idle {
-            idle.forget(id.ordinal);
-        }
-        pool.connections -= 1;
-        for (counts, key) in
-            [(&mut self.database_connections, pool.database), (&mut self.user_connections, pool.user)]
-        {
-            if let Some(count) = counts.get_mut(&key) {
-                *count -= 1;
-            }
-        }
-    }
-
     /// A cancel request for this server sets out: it must not go to another client before [`Core::cancel_done`].
     pub fn cancel_begun(&mut self, id: ServerId) -> bool {
         self.slot(id).map(|slot| slot.cancels += 1).is_some()
@@ -749,176 +562,6 @@ impl<S> Core<S> {
     pub fn is_login(&mut self, id: ServerId) -> bool {
         self.slot(id).is_some_and(|slot| slot.state == State::Login)
     }
-
-    /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
-    /// close when they are released.
-    pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
-        let p = self.at(pool);
-        for (ordinal, slot) in p.slots.iter_mut().enumerate() {
-            slot.close_needed = slot.state != State::Free;
-            if let (Idle::Shared(idle), State::Idle) = (&p.idle, slot.state) {
-                idle.retire(ordinal as u32);
-            }
-        }
-        self.take_all_idle(pool)
-    }
-
-    /// Marks the parked servers that are `old`: they close as those of [`Core::obsolete`] do, idle ones with the next [`Core::expire`].
-    pub fn retire_parked(&mut self, pool: PoolId, old: impl Fn(&S) -> bool) {
-        let p = self.at(pool);
-        for (ordinal, slot) in p.slots.iter_mut().enumerate() {
-            if slot.parked.as_ref().is_some_and(&old) {
-                slot.close_needed = true;
-                if let Idle::Shared(idle) = &p.idle {
-                    idle.retire(ordinal as u32);
-                }
-            }
-        }
-    }
-
-    /// Marks a server that somebody uses.
-    pub fn retire(&mut self, id: ServerId) {
-        if let Some(slot) = self.slot(id) {
-            slot.close_needed = true;
-        }
-    }
-
-    /// Hands out all idle servers for closing.
-    pub fn take_all_idle(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
-        let mut taken = Vec::new();
-        while let Some((ordinal, server)) = self.at(pool).take_oldest_idle() {
-            let id = ServerId { pool, ordinal, generation: self.at(pool).slots[ordinal as usize].generation };
-            self.free(id);
-            taken.push((id, server));
-        }
-        taken
-    }
-
-    /// Connections that are obsolete and still there, for WAIT_CLOSE.
-    pub fn close_needed(&self, pool: PoolId) -> u32 {
-        let slots = &self.pools[pool.0 as usize].slots;
-        slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
-    }
-
-    /// Idle servers that are due to be closed: over their lifetime, or idle for too long above the minimum.
-    pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
-        let mut expired = Vec::new();
-        let p = self.at(pool);
-        p.set_aside_unchecked(now);
-        if let Idle::Shared(shared) = &p.idle {
-            // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
-            for (ordinal, slot) in p.slots.iter().enumerate() {
-                let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
-                if slot.state == State::Idle && over {
-                    shared.retire(ordinal as u32);
-                }
-            }
-        }
-        for ordinal in p.idle.ordinals() {
-            let p = self.at(pool);
-            let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
-            let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
-            let reason = if slot.close_needed {
-                CloseReason::CloseNeeded
-            } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
-                CloseReason::Lifetime
-            } else if p.connections > limits.size {
-                CloseReason::PoolShrunk
-            } else if !limits.idle_timeout.is_zero()
-                && idle_for >= limits.idle_timeout
-                && p.connections > limits.size_min
-            {
-                CloseReason::IdleTimeout
-            } else {
-                continue;
-            };
-            let id = ServerId { pool, ordinal, generation: slot.generation };
-            if !p.idle.remove(ordinal) {
-                continue;
-            }
-            if let Some(server) = p.slots[ordinal as usize].parked.take() {
-                self.free(id);
-                expired.push((id, server, reason));
-            }
-        }
-        expired
-    }
-
-    /// Connections of the pool in any state.
-    pub fn connections(&self, pool: PoolId) -> u32 {
-        self.pools[pool.0 as usize].connections
-    }
-
-    /// Whether the pool has connections that are past their login.
-    pub fn has_servers(&self, pool: PoolId) -> bool {
-        let pool = &self.pools[pool.0 as usize];
-        pool.connections > pool.logins
-    }
-
-    /// Connections of a database over all its pools.
-    pub fn database_connections(&self, database: u32) -> u32 {
-        count(&self.database_connections, database)
-    }
-
-    /// Connections of a user over all its pools.
-    pub fn user_connections(&self, user: u32) -> u32 {
-        count(&self.user_connections, user)
-    }
-
-    /// Whether clients wait in the pool.
-    pub fn has_waiting(&self, pool: PoolId) -> bool {
-        !self.pools[pool.0 as usize].waiting.is_empty()
-    }
-
-    /// Counters for `SHOW POOLS`.
-    pub fn counts(&self, pool: PoolId, now: Instant) -> PoolCounts {
-        let pool = &self.pools[pool.0 as usize];
-        let mut counts = PoolCounts {
-            clients_waiting: pool.waiting.len() as u32,
-            max_wait: pool
-                .waiting
-                .values()
-                .next()
-                .map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since)),
-            ..PoolCounts::default()
-        };
-        let in_set = pool.idle.is_shared().then(|| pool.idle.ordinals());
-        for (ordinal, slot) in pool.slots.iter().enumerate() {
-            match slot.state {
-                // Parked, but linked by a lane.
-                State::Idle if in_set.as_ref().is_some_and(|set| !set.contains(&(ordinal as u32))) => {
-                    counts.active += 1
-                }
-                State::Free => {}
-                State::Login => counts.login += 1,
-                State::Active => counts.active += 1,
-                State::Tested => counts.tested += 1,
-                State::BeingCanceled => counts.being_canceled += 1,
-                State::Idle => {
-                    let since = pool.idle.since(ordinal as u32, slot.idle_since);
-                    let due =
-                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
-                    *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
-                }
-            }
-        }
-        counts
-    }
-
-    /// The parked servers of a pool, for `SHOW SERVERS`.
-    ///
-    /// With each: since when it is idle, and whether it is obsolete. Obsolete ones are parked only while a lane has them linked.
-    pub fn parked(&self, pool: PoolId) -> impl Iterator<Item = (ServerId, &S, Instant, bool)> {
-        self.pools[pool.0 as usize].slots.iter().enumerate().filter_map(move |(ordinal, slot)| {
-            let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
-            slot.parked.as_ref().map(|server| (id, server, slot.idle_since, slot.close_needed))
-        })
-    }
-
-    /// Since when a pool has had neither client nor server use.
-    pub fn last_used(&self, pool: PoolId) -> Instant {
-        self.pools[pool.0 as usize].last_used
-    }
 }
 
 fn count(counts: &HashMap<u32, u32, RandomState>, key: u32) -> u32 {
@@ -930,68 +573,6 @@ impl<S> Pool<S> {
     fn tell_waiters(&self) {
         if let Idle::Shared(idle) = &self.idle {
             idle.set_waiters(self.waiting.len() as u32);
-        }
-    }
-
-    fn grant_idle(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
-        let (ordinal, server) = self.take_idle(worker)?;
-        let slot = &mut self.slots[ordinal as usize];
-        slot.state = State::Active;
-        let since = self.idle.since(ordinal, slot.idle_since);
-        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay);
-        let id = ServerId { pool, ordinal, generation: slot.generation };
-        Some(Acquired::Granted { id, server, check })
-    }
-
-    /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
-    fn look_again(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
-        if !self.idle.is_shared() || self.waiting.len() != 1 || self.paused {
-            return None;
-        }
-        let granted = self.grant_idle(pool, worker, now)?;
-        self.waiting.clear();
-        self.tell_waiters();
-        Some(granted)
-    }
-
-    /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.
-    fn set_aside_unchecked(&mut self, now: Instant) {
-        let (Idle::Shared(shared), Some(delay)) = (&mut self.idle, self.limits.check_delay) else { return };
-        for ordinal in shared.ordinals() {
-            let slot = &mut self.slots[ordinal as usize];
-            let since = shared.returned_at(ordinal).map_or(slot.idle_since, |at| at.max(slot.idle_since));
-            if now.saturating_duration_since(since) > delay {
-                if let Some(server) = &mut slot.parked {
-                    shared.set_aside(ordinal, server);
-                }
-            }
-        }
-    }
-
-    /// Takes an idle server for a client of this worker: the next in turn, or the lowest. One that is at home there goes first: to move it
-    /// costs system calls, and a wake-up of the worker that it leaves.
-    fn take_idle(&mut self, worker: u16) -> Option<(u32, S)> {
-        let ordinal = if self.limits.round_robin {
-            self.idle.pop_from(self.next_round)?
-        } else {
-            let is_near =
-                |ordinal: u32| self.slots[ordinal as usize].worker.is_none_or(|home| home == worker);
-            self.idle.pop_fitting(is_near).or_else(|| self.idle.pop_from(0))?
-        };
-        self.next_round = ordinal + 1;
-        let slot = &mut self.slots[ordinal as usize];
-        slot.worker = Some(worker);
-        slot.parked.take().map(|server| (ordinal, server))
-    }
-
-    fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
-        loop {
-            let since = |&ordinal: &u32| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
-            let ordinal = self.idle.ordinals().into_iter().min_by_key(since)?;
-            // A program may have taken it meanwhile; there are others.
-            if self.idle.remove(ordinal) {
-                return self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server));
-            }
         }
     }
 }

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How connections end: why, and which are due.
+
+use std::time::Instant;
+
+use super::parked::Idle;
+use super::{Core, PoolId, ServerId, State};
+
+/// Why the core has a server closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseReason {
+    /// `server_lifetime`.
+    Lifetime,
+    /// `server_idle_timeout`.
+    IdleTimeout,
+    /// RECONNECT, RELOAD with other settings, DNS change.
+    CloseNeeded,
+    /// More connections than `pool_size` after a reload.
+    PoolShrunk,
+    /// Another pool of the same database or user needs the place.
+    Evicted,
+    /// KILL, PAUSE or shutdown.
+    Stopped,
+}
+
+impl CloseReason {
+    /// PgBouncer's words.
+    pub fn text(self) -> &'static str {
+        match self {
+            CloseReason::Lifetime => "server lifetime over",
+            CloseReason::IdleTimeout => "server idle timeout",
+            CloseReason::CloseNeeded => "obsolete connection",
+            CloseReason::PoolShrunk => "too many servers in the pool",
+            CloseReason::Evicted => "evicted",
+            CloseReason::Stopped => "server shutting down",
+        }
+    }
+}
+
+impl<S> Core<S> {
+    /// Whether the slot belongs to a connection that must not be used again.
+    pub fn is_close_needed(&mut self, id: ServerId) -> bool {
+        self.slot(id).is_none_or(|slot| slot.close_needed)
+    }
+
+    /// The connection is gone, or never came to be.
+    pub fn closed(&mut self, id: ServerId, failed_login: bool, now: Instant) {
+        let Some(slot) = self.slot(id) else { return };
+        let was_login = slot.state == State::Login;
+        let pool = self.at(id.pool);
+        if was_login {
+            pool.logins -= 1;
+            if failed_login {
+                pool.failed_at = Some(now);
+            }
+        }
+        self.free(id);
+    }
+
+    pub(super) fn free(&mut self, id: ServerId) {
+        let pool = &mut self.pools[id.pool.0 as usize];
+        let slot = &mut pool.slots[id.ordinal as usize];
+        slot.state = State::Free;
+        slot.parked = None;
+        if let Idle::Shared(idle) = &mut pool.idle {
+            idle.forget(id.ordinal);
+        }
+        pool.connections -= 1;
+        for (counts, key) in
+            [(&mut self.database_connections, pool.database), (&mut self.user_connections, pool.user)]
+        {
+            if let Some(count) = counts.get_mut(&key) {
+                *count -= 1;
+            }
+        }
+    }
+
+    /// Marks every connection of the pool as obsolete (RECONNECT, changed settings): idle ones are handed out for closing now, the others
+    /// close when they are released.
+    pub fn obsolete(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
+        let p = self.at(pool);
+        for (ordinal, slot) in p.slots.iter_mut().enumerate() {
+            slot.close_needed = slot.state != State::Free;
+            if let (Idle::Shared(idle), State::Idle) = (&p.idle, slot.state) {
+                idle.retire(ordinal as u32);
+            }
+        }
+        self.take_all_idle(pool)
+    }
+
+    /// Marks the parked servers that are `old`: they close as those of [`Core::obsolete`] do, idle ones with the next [`Core::expire`].
+    pub fn retire_parked(&mut self, pool: PoolId, old: impl Fn(&S) -> bool) {
+        let p = self.at(pool);
+        for (ordinal, slot) in p.slots.iter_mut().enumerate() {
+            if slot.parked.as_ref().is_some_and(&old) {
+                slot.close_needed = true;
+                if let Idle::Shared(idle) = &p.idle {
+                    idle.retire(ordinal as u32);
+                }
+            }
+        }
+    }
+
+    /// Marks a server that somebody uses.
+    pub fn retire(&mut self, id: ServerId) {
+        if let Some(slot) = self.slot(id) {
+            slot.close_needed = true;
+        }
+    }
+
+    /// Hands out all idle servers for closing.
+    pub fn take_all_idle(&mut self, pool: PoolId) -> Vec<(ServerId, S)> {
+        let mut taken = Vec::new();
+        while let Some((ordinal, server)) = self.at(pool).take_oldest_idle() {
+            let id = ServerId { pool, ordinal, generation: self.at(pool).slots[ordinal as usize].generation };
+            self.free(id);
+            taken.push((id, server));
+        }
+        taken
+    }
+
+    /// Connections that are obsolete and still there, for WAIT_CLOSE.
+    pub fn close_needed(&self, pool: PoolId) -> u32 {
+        let slots = &self.pools[pool.0 as usize].slots;
+        slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
+    }
+
+    /// Idle servers that are due to be closed: over their lifetime, or idle for too long above the minimum.
+    pub fn expire(&mut self, pool: PoolId, now: Instant) -> Vec<(ServerId, S, CloseReason)> {
+        let mut expired = Vec::new();
+        let p = self.at(pool);
+        p.set_aside_unchecked(now);
+        if let Idle::Shared(shared) = &p.idle {
+            // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
+            for (ordinal, slot) in p.slots.iter().enumerate() {
+                let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
+                if slot.state == State::Idle && over {
+                    shared.retire(ordinal as u32);
+                }
+            }
+        }
+        for ordinal in p.idle.ordinals() {
+            let p = self.at(pool);
+            let (limits, slot) = (&p.limits, &p.slots[ordinal as usize]);
+            let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
+            let reason = if slot.close_needed {
+                CloseReason::CloseNeeded
+            } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
+                CloseReason::Lifetime
+            } else if p.connections > limits.size {
+                CloseReason::PoolShrunk
+            } else if !limits.idle_timeout.is_zero()
+                && idle_for >= limits.idle_timeout
+                && p.connections > limits.size_min
+            {
+                CloseReason::IdleTimeout
+            } else {
+                continue;
+            };
+            let id = ServerId { pool, ordinal, generation: slot.generation };
+            if !p.idle.remove(ordinal) {
+                continue;
+            }
+            if let Some(server) = p.slots[ordinal as usize].parked.take() {
+                self.free(id);
+                expired.push((id, server, reason));
+            }
+        }
+        expired
+    }
+}

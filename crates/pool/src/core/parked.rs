@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The servers that a pool has at rest, in the pool's own idle set or in one that a lane's programs take from too.
+
+use std::time::Instant;
+
+use super::{Acquired, Core, Pool, PoolId, ServerId, State};
+use crate::idle::{IdleSet, SharedIdle};
+
+/// The idle servers of a pool.
+#[derive(Debug)]
+pub(super) enum Idle<S> {
+    Own(IdleSet),
+    Shared(Box<dyn SharedIdle<S>>),
+}
+
+impl<S> Idle<S> {
+    pub(super) fn push(&mut self, ordinal: u32, server: &mut S) -> bool {
+        match self {
+            Idle::Own(set) => {
+                set.push(ordinal);
+                true
+            }
+            Idle::Shared(shared) => shared.push(ordinal, server),
+        }
+    }
+
+    pub(super) fn pop_from(&mut self, from: u32) -> Option<u32> {
+        match self {
+            Idle::Own(set) => set.pop_from(from),
+            Idle::Shared(shared) => shared.pop_from(from),
+        }
+    }
+
+    /// Takes the lowest that `fits`; none where programs take servers, too, which know no workers.
+    pub(super) fn pop_fitting(&mut self, fits: impl Fn(u32) -> bool) -> Option<u32> {
+        match self {
+            Idle::Own(set) => set.pop_fitting(fits),
+            Idle::Shared(_) => None,
+        }
+    }
+
+    pub(super) fn remove(&mut self, ordinal: u32) -> bool {
+        match self {
+            Idle::Own(set) => set.remove(ordinal),
+            Idle::Shared(shared) => shared.remove(ordinal),
+        }
+    }
+
+    pub(super) fn ordinals(&self) -> Vec<u32> {
+        match self {
+            Idle::Own(set) => set.iter().collect(),
+            Idle::Shared(shared) => shared.ordinals(),
+        }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self, Idle::Shared(_))
+    }
+
+    /// Since when a server is idle that user space put in at `pushed`.
+    pub(super) fn since(&self, ordinal: u32, pushed: Instant) -> Instant {
+        match self {
+            Idle::Own(_) => pushed,
+            Idle::Shared(shared) => shared.returned_at(ordinal).map_or(pushed, |at| at.max(pushed)),
+        }
+    }
+}
+
+impl<S> Core<S> {
+    /// Keeps the pool's idle servers elsewhere from now on. Only while it has no connections.
+    pub fn share_idle(&mut self, pool: PoolId, idle: Box<dyn SharedIdle<S>>) {
+        let pool = self.at(pool);
+        debug_assert_eq!(pool.connections, 0);
+        pool.idle = Idle::Shared(idle);
+    }
+
+    /// Takes a parked server out that the caller has claimed from a lane: it speaks without being linked.
+    pub fn unpark_claimed(&mut self, id: ServerId) -> Option<S> {
+        let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
+        slot.state = State::Tested;
+        let server = slot.parked.take();
+        self.at(id.pool).idle.remove(id.ordinal);
+        server
+    }
+
+    /// Takes a parked server out that a lane has linked to a client, whose link user space takes over.
+    pub fn unpark_linked(&mut self, id: ServerId) -> Option<S> {
+        let slot = self.slot(id).filter(|slot| slot.state == State::Idle)?;
+        slot.state = State::Active;
+        slot.parked.take()
+    }
+
+    /// The parked server itself, to note something in it.
+    pub fn parked_server(&mut self, id: ServerId) -> Option<&mut S> {
+        self.slot(id)?.parked.as_mut()
+    }
+
+    /// Takes a parked server out because its socket has something to say, if it is still the caller's.
+    pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
+        let pool = self.pools.get_mut(id.pool.0 as usize)?;
+        let slot = pool.slots.get_mut(id.ordinal as usize)?;
+        if slot.generation != id.generation
+            || slot.state != State::Idle
+            || !slot.parked.as_ref().is_some_and(is_mine)
+        {
+            return None;
+        }
+        if !pool.idle.remove(id.ordinal) {
+            return None;
+        }
+        slot.state = State::Tested;
+        slot.parked.take()
+    }
+
+    /// The parked servers of a pool, for `SHOW SERVERS`.
+    ///
+    /// With each: since when it is idle, and whether it is obsolete. Obsolete ones are parked only while a lane has them linked.
+    pub fn parked(&self, pool: PoolId) -> impl Iterator<Item = (ServerId, &S, Instant, bool)> {
+        self.pools[pool.0 as usize].slots.iter().enumerate().filter_map(move |(ordinal, slot)| {
+            let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
+            slot.parked.as_ref().map(|server| (id, server, slot.idle_since, slot.close_needed))
+        })
+    }
+}
+
+impl<S> Pool<S> {
+    pub(super) fn grant_idle(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
+        let (ordinal, server) = self.take_idle(worker)?;
+        let slot = &mut self.slots[ordinal as usize];
+        slot.state = State::Active;
+        let since = self.idle.since(ordinal, slot.idle_since);
+        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay);
+        let id = ServerId { pool, ordinal, generation: slot.generation };
+        Some(Acquired::Granted { id, server, check })
+    }
+
+    /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
+    pub(super) fn look_again(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
+        if !self.idle.is_shared() || self.waiting.len() != 1 || self.paused {
+            return None;
+        }
+        let granted = self.grant_idle(pool, worker, now)?;
+        self.waiting.clear();
+        self.tell_waiters();
+        Some(granted)
+    }
+
+    /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.
+    pub(super) fn set_aside_unchecked(&mut self, now: Instant) {
+        let (Idle::Shared(shared), Some(delay)) = (&mut self.idle, self.limits.check_delay) else { return };
+        for ordinal in shared.ordinals() {
+            let slot = &mut self.slots[ordinal as usize];
+            let since = shared.returned_at(ordinal).map_or(slot.idle_since, |at| at.max(slot.idle_since));
+            if now.saturating_duration_since(since) > delay {
+                if let Some(server) = &mut slot.parked {
+                    shared.set_aside(ordinal, server);
+                }
+            }
+        }
+    }
+
+    /// Takes an idle server for a client of this worker: the next in turn, or the lowest. One that is at home there goes first: to move it
+    /// costs system calls, and a wake-up of the worker that it leaves.
+    pub(super) fn take_idle(&mut self, worker: u16) -> Option<(u32, S)> {
+        let ordinal = if self.limits.round_robin {
+            self.idle.pop_from(self.next_round)?
+        } else {
+            let is_near =
+                |ordinal: u32| self.slots[ordinal as usize].worker.is_none_or(|home| home == worker);
+            self.idle.pop_fitting(is_near).or_else(|| self.idle.pop_from(0))?
+        };
+        self.next_round = ordinal + 1;
+        let slot = &mut self.slots[ordinal as usize];
+        slot.worker = Some(worker);
+        slot.parked.take().map(|server| (ordinal, server))
+    }
+
+    pub(super) fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
+        loop {
+            let since = |&ordinal: &u32| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
+            let ordinal = self.idle.ordinals().into_iter().min_by_key(since)?;
+            // A program may have taken it meanwhile; there are others.
+            if self.idle.remove(ordinal) {
+                return self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server));
+            }
+        }
+    }
+}
