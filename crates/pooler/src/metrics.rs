@@ -199,8 +199,35 @@ fn collect(shared: &Shared) -> Option<Metrics> {
 }
 
 fn client_errors(shared: &Shared) -> Vec<(String, u64)> {
-    let name = |told: &Option<SqlState>| told.map_or_else(|| "none".to_owned(), |state| state.to_string());
-    lock(&shared.client_errors).iter().map(|(told, count)| (name(told), *count)).collect()
+    lock(&shared.client_errors).iter().map(|(told, count)| (told.label(), *count)).collect()
+}
+
+/// What a client was told when it was closed for an error. As many values as PostgreSQL has codes, whatever a server makes up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Told {
+    Code(SqlState),
+    /// Nothing could be said.
+    Nothing,
+    /// A code of the server's own.
+    Other,
+}
+
+impl Told {
+    pub fn of(sqlstate: Option<SqlState>) -> Self {
+        match sqlstate {
+            None => Told::Nothing,
+            Some(code) if code.condition().is_some() => Told::Code(code),
+            Some(_) => Told::Other,
+        }
+    }
+
+    fn label(self) -> String {
+        match self {
+            Told::Code(code) => code.to_string(),
+            Told::Nothing => "none".to_owned(),
+            Told::Other => "other".to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -218,6 +245,13 @@ mod tests {
         assert_eq!(read("GET /metrics?name[]=a HTTP/1.0\r\n\r\n"), get("/metrics"));
         assert_eq!(read("POST / HTTP/1.1\r\n\r\n").unwrap().method, Method::Other);
         assert_eq!(read("HEAD / HTTP/1.1\r\n\r\n").unwrap().method, Method::Head);
+    }
+
+    #[test]
+    fn codes_that_a_server_makes_up_have_one_label() {
+        let label = |code: &[u8]| Told::of(SqlState::new(code)).label();
+        assert_eq!([label(b"28P01"), label(b"ZZ001"), label(b"ZZ002")], ["28P01", "other", "other"]);
+        assert_eq!(Told::of(None).label(), "none");
     }
 
     #[test]

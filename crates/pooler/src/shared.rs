@@ -16,13 +16,13 @@ use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
-use underpass_wire::SqlState;
 
 use crate::control::Control;
 use crate::deriver::Deriver;
 use crate::gather::Periods;
 use crate::lanes::Lanes;
 use crate::logging;
+use crate::metrics::Told;
 use crate::mirrors::Mirrors;
 use crate::peers::PeerQueues;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
@@ -109,7 +109,7 @@ pub(crate) struct Shared {
     /// Cancel requests whose key was nobody's.
     pub cancel_keys_unknown: AtomicU64,
     /// Clients that were closed for an error, by what they were told.
-    pub client_errors: Mutex<BTreeMap<Option<SqlState>, u64>>,
+    pub client_errors: Mutex<BTreeMap<Told, u64>>,
     pub clients: AtomicU32,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,

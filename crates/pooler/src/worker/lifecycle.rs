@@ -18,6 +18,7 @@ use underpass_wire::backend::{Report, Severity};
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
 use crate::logging;
+use crate::metrics::Told;
 use crate::pool::{ConnectError, Pool};
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
@@ -605,7 +606,7 @@ impl Worker {
         client.request_at = self.now;
         if !client.is_silent {
             if farewell.is_error {
-                let told = farewell.report.as_ref().map(|(sqlstate, _)| *sqlstate);
+                let told = Told::of(farewell.report.as_ref().map(|(sqlstate, _)| *sqlstate));
                 *lock(&self.shared.client_errors).entry(told).or_default() += 1;
             }
             let config = &self.shared.settings.load().config;
