@@ -440,7 +440,8 @@ impl Datapath {
     }
 
     /// Takes the lowest idle server for user space, one with this fingerprint if given. Its responses come to user
-    /// space from now on.
+    /// space from now on. One that is marked to be retired stays, for [`Self::take_idle`]: a program may have put it
+    /// back while it was being marked.
     ///
     /// # Errors
     /// [`Error::Stale`].
@@ -456,10 +457,13 @@ impl Datapath {
                 if fingerprint.is_some_and(|wanted| wanted != print.load(SeqCst)) {
                     continue;
                 }
+                let s = member.load(SeqCst);
+                if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 {
+                    continue;
+                }
                 if self.pools.idle(p, word).fetch_and(!bit, SeqCst) & bit == 0 {
                     continue;
                 }
-                let s = member.load(SeqCst);
                 self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
                 return Ok(Some(self.server_slot(s)));
             }

@@ -469,6 +469,7 @@ fn retired_held_and_unexpected_releases_go_up() {
         send(&mut c.app, &query("q"));
         rig.expect_up(&c, Reason::NoServer);
         expect(&mut c.near, &query("q"));
+        assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "user space grants it to nobody either");
         assert_eq!(rig.dp.claim_server(s.slot).unwrap(), Claim::Owned);
         rig.dp.set_server_retire(s.slot, false).unwrap();
         assert_eq!(rig.dp.push_idle(s.slot, 0).unwrap(), Give::Done);
