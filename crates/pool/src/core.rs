@@ -22,6 +22,7 @@ mod failing;
 mod parked;
 
 pub use closing::CloseReason;
+use closing::Old;
 pub use counts::PoolCounts;
 use parked::Idle;
 
@@ -108,6 +109,8 @@ struct Slot<S> {
     idle_since: Instant,
     /// Close instead of using again (RECONNECT, changed configuration, ...).
     close_needed: bool,
+    /// PostgreSQL has refused this login. It may go on: see [`Core::refused`].
+    is_refused: bool,
     /// Cancel requests under way for it.
     cancels: u32,
     /// Worker of the client that had it last, and so its home.
@@ -118,7 +121,7 @@ struct Slot<S> {
 struct Waiter {
     client: ClientRef,
     since: Instant,
-    /// Connecting had failed when it queued: it hopes for a connection that stood then, and for nothing else.
+    /// Connecting had failed, or was just failing, when it queued: it hopes for a connection that stood then, and for nothing else.
     after_failure: bool,
 }
 
@@ -137,6 +140,8 @@ struct Pool<S> {
     paused: bool,
     /// Last failed connection, for `server_login_retry`.
     failed_at: Option<Instant>,
+    /// Connections that are to close when they come to rest.
+    old: Option<Old<S>>,
     last_used: Instant,
 }
 
@@ -191,7 +196,7 @@ pub enum Launch<S> {
     /// First close this idle server of another pool, then ask again.
     Evict(ServerId, S),
     /// Refuse these, which wait no more: the last connection that they queued for has closed, and logins fail. Then ask again.
-    Refuse(Vec<ClientRef>),
+    Refuse(Vec<(ClientRef, Ticket)>),
     /// Nothing to do now.
     Not,
 }
@@ -246,6 +251,7 @@ impl<S> Core<S> {
             next_round: 0,
             paused: false,
             failed_at: None,
+            old: None,
             last_used: now,
         });
         self.by_name.insert((database, user), id);
@@ -283,7 +289,7 @@ impl<S> Core<S> {
                 return granted;
             }
         }
-        let after_failure = pool.failed_at.is_some();
+        let after_failure = pool.failed_at.is_some() || pool.is_refused();
         pool.waiting.insert(ticket, Waiter { client, since: now, after_failure });
         pool.tell_waiters();
         pool.look_again(pool_id, client.worker, now).unwrap_or(Acquired::Queued(ticket))
@@ -410,6 +416,7 @@ impl<S> Core<S> {
                 connected_at: now,
                 idle_since: now,
                 close_needed: false,
+                is_refused: false,
                 cancels: 0,
                 worker: None,
             });
@@ -419,6 +426,7 @@ impl<S> Core<S> {
         slot.generation += 1;
         slot.connected_at = now;
         slot.close_needed = false;
+        slot.is_refused = false;
         slot.cancels = 0;
         slot.worker = None;
         let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
@@ -467,11 +475,12 @@ impl<S> Core<S> {
         if was_login {
             pool.logins -= 1;
             // Connecting works again: who queued after a failure queues before the next one.
-            if pool.failed_at.take().is_some() {
-                pool.waiting.values_mut().for_each(|waiter| waiter.after_failure = false);
-            }
+            pool.failed_at = None;
+            pool.waiting.values_mut().for_each(|waiter| waiter.after_failure = false);
         }
         let age = now.saturating_duration_since(connected_at);
+        let close_needed =
+            close_needed || pool.old.as_ref().is_some_and(|old| old.has(connected_at, &server));
         let reason = if close_needed {
             Some(CloseReason::CloseNeeded)
         } else if !was_login && age >= pool.limits.lifetime {

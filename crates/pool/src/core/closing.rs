@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How connections end: why, and which are due.
 
+use std::fmt;
 use std::time::Instant;
 
 use super::parked::Idle;
@@ -34,6 +35,24 @@ impl CloseReason {
             CloseReason::Evicted => "evicted",
             CloseReason::Stopped => "server shutting down",
         }
+    }
+}
+
+/// Which connections are old, for those that somebody uses when it is found out: see [`Core::retire_old`].
+pub(super) struct Old<S> {
+    opened_until: Instant,
+    is_old: Box<dyn Fn(&S) -> bool + Send>,
+}
+
+impl<S> Old<S> {
+    pub(super) fn has(&self, connected_at: Instant, server: &S) -> bool {
+        connected_at <= self.opened_until && (self.is_old)(server)
+    }
+}
+
+impl<S> fmt::Debug for Old<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Old").field("opened_until", &self.opened_until).finish_non_exhaustive()
     }
 }
 
@@ -88,17 +107,38 @@ impl<S> Core<S> {
         self.take_all_idle(pool)
     }
 
-    /// Marks the parked servers that are `old`: they close as those of [`Core::obsolete`] do, idle ones with the next [`Core::expire`].
-    pub fn retire_parked(&mut self, pool: PoolId, old: impl Fn(&S) -> bool) {
+    /// Marks the connections opened until now that are old by this rule: idle ones are handed out for closing, the others close when they
+    /// are released, wherever they are now.
+    pub fn retire_old(
+        &mut self,
+        pool: PoolId,
+        now: Instant,
+        is_old: impl Fn(&S) -> bool + Send + 'static,
+    ) -> Vec<(ServerId, S)> {
         let p = self.at(pool);
         for (ordinal, slot) in p.slots.iter_mut().enumerate() {
-            if slot.parked.as_ref().is_some_and(&old) {
+            if slot.parked.as_ref().is_some_and(&is_old) {
                 slot.close_needed = true;
                 if let Idle::Shared(idle) = &p.idle {
                     idle.retire(ordinal as u32);
                 }
             }
         }
+        p.old = Some(Old { opened_until: now, is_old: Box::new(is_old) });
+        let mut taken = Vec::new();
+        for ordinal in p.idle.ordinals() {
+            let p = self.at(pool);
+            let slot = &mut p.slots[ordinal as usize];
+            let id = ServerId { pool, ordinal, generation: slot.generation };
+            if slot.close_needed
+                && p.idle.remove(ordinal)
+                && let Some(server) = slot.parked.take()
+            {
+                self.free(id);
+                taken.push((id, server));
+            }
+        }
+        taken
     }
 
     /// Marks a server that somebody uses.

@@ -4,15 +4,25 @@
 //! Clients that queued before the first failure wait, as with PgBouncer: a server that restarts is back soon. Those that ask later are
 //! refused at once if nothing but logins stands ([`Core::is_failing`]); if a connection still stands they queue for it, and are refused
 //! when the last one closes ([`Launch::Refuse`](super::Launch::Refuse)), as if they had asked then.
+//!
+//! A login that PostgreSQL has refused may have a second try (`server_tls_sslmode` prefer and allow), and fails when that one does. Who
+//! asks in between waits for its outcome, and counts as one who asked after the failure ([`Core::refused`]).
 
 use std::time::Instant;
 
-use super::{ClientRef, Core, PoolId, ServerId, count};
+use super::{ClientRef, Core, Pool, PoolId, ServerId, State, Ticket, count};
 
 impl<S> Core<S> {
     /// Whether the last attempt to connect failed, and nothing has succeeded since.
     pub fn last_connect_failed(&self, pool: PoolId) -> bool {
         self.pools[pool.0 as usize].failed_at.is_some()
+    }
+
+    /// PostgreSQL has refused this login, before that is told or logged: [`Core::closed`] follows, or a second try.
+    pub fn refused(&mut self, id: ServerId) {
+        if let Some(slot) = self.slot(id) {
+            slot.is_refused = true;
+        }
     }
 
     /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
@@ -44,19 +54,26 @@ impl<S> Core<S> {
     }
 
     /// Takes those out of the queue who came after the failure for the sake of a connection that stands no more.
-    pub(super) fn take_stranded(&mut self, pool: PoolId) -> Vec<ClientRef> {
+    pub(super) fn take_stranded(&mut self, pool: PoolId) -> Vec<(ClientRef, Ticket)> {
         if !self.is_failing(pool) {
             return Vec::new();
         }
         let pool = self.at(pool);
-        let stranded: Vec<ClientRef> = pool
+        let stranded: Vec<_> = pool
             .waiting
             .extract_if(.., |_, waiter| waiter.after_failure)
-            .map(|(_, waiter)| waiter.client)
+            .map(|(ticket, waiter)| (waiter.client, ticket))
             .collect();
         if !stranded.is_empty() {
             pool.tell_waiters();
         }
         stranded
+    }
+}
+
+impl<S> Pool<S> {
+    /// Whether PostgreSQL has refused a login that is still under way.
+    pub(super) fn is_refused(&self) -> bool {
+        self.logins > 0 && self.slots.iter().any(|slot| slot.state == State::Login && slot.is_refused)
     }
 }

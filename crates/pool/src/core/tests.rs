@@ -143,13 +143,13 @@ fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes
     let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
     core.closed(id, true, now);
     assert!(!core.is_failing(pool), "the obsolete server still stands");
-    queue(&mut core, pool, 3, now);
+    let after = queue(&mut core, pool, 3, now);
     assert!(matches!(core.launch(pool, now), Launch::Not), "it may still come free");
 
     assert!(matches!(core.release(old, 10, now), Released::Close(10, CloseReason::CloseNeeded)));
     assert!(core.is_failing(pool));
     match core.launch(pool, now) {
-        Launch::Refuse(clients) => assert_eq!(clients, [client(3)]),
+        Launch::Refuse(clients) => assert_eq!(clients, [(client(3), after)]),
         other => panic!("{other:?}"),
     }
     assert!(
@@ -159,6 +159,40 @@ fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes
     let Launch::Open { id, .. } = core.launch(pool, now + Duration::from_secs(15)) else { panic!() };
     assert!(matches!(core.release(id, 11, now), Released::Grant { client: c, .. } if c == client(2)));
     assert!(!core.cancel_wait(pool, before, client(2)));
+}
+
+#[test]
+fn who_queues_between_a_refusal_and_its_second_try_is_refused_with_it() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    let before = queue(&mut core, pool, 1, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.refused(id);
+    assert!(!core.is_failing(pool), "the second try may succeed");
+    let between = queue(&mut core, pool, 2, now);
+    core.closed(id, true, now);
+    match core.launch(pool, now) {
+        Launch::Refuse(clients) => assert_eq!(clients, [(client(2), between)]),
+        other => panic!("{other:?}"),
+    }
+    assert!(core.cancel_wait(pool, before, client(1)), "it queued before anything failed");
+}
+
+#[test]
+fn who_queues_between_a_refusal_and_a_second_try_that_succeeds_waits_as_any_other() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.refused(id);
+    let between = queue(&mut core, pool, 2, now);
+    assert!(matches!(core.release(id, 10, now), Released::Grant { client: c, .. } if c == client(1)));
+    let Launch::Open { id: next, .. } = core.launch(pool, now) else { panic!() };
+    core.closed(id, false, now);
+    core.closed(next, true, now);
+    assert!(core.is_failing(pool));
+    assert!(matches!(core.launch(pool, now), Launch::Not), "nothing had failed for good when it queued");
+    assert!(core.cancel_wait(pool, between, client(2)));
 }
 
 #[test]
@@ -182,21 +216,30 @@ fn lifetime_idle_timeout_and_obsolete() {
 }
 
 #[test]
-fn retired_servers_close_and_the_others_stay() {
+fn old_servers_close_wherever_they_are_and_the_others_stay() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
-    (1..=2).for_each(|who| {
+    let pool = core.pool(1, 1, || PoolLimits { size: 4, ..limits() }, now);
+    (1..=4).for_each(|who| {
         queue(&mut core, pool, who, now);
     });
-    let (a, _) = open(&mut core, pool, 10, now);
-    let (b, _) = open(&mut core, pool, 11, now);
-    assert!(matches!(core.release(a, 10, now), Released::Parked));
-    core.retire_parked(pool, |&server| server == 11);
-    assert!(core.expire(pool, now).is_empty(), "11 is not parked");
-    core.retire(b);
-    assert!(matches!(core.release(b, 11, now), Released::Close(11, CloseReason::CloseNeeded)));
-    core.retire_parked(pool, |&server| server == 10);
-    assert!(matches!(core.expire(pool, now)[..], [(_, 10, CloseReason::CloseNeeded)]));
+    let ids = [10, 11, 12, 13].map(|name| open(&mut core, pool, name, now).0);
+    assert!(matches!(core.release(ids[0], 10, now), Released::Parked));
+    assert!(matches!(core.release(ids[1], 11, now), Released::Parked));
+    let later = now + Duration::from_secs(1);
+    let taken = core.retire_old(pool, later, |&server| server % 2 == 0);
+    assert_eq!(taken, [(ids[0], 10)], "of the idle ones, the old one goes at once");
+    // These were on their way between two threads, who asked neither of them.
+    assert!(matches!(core.release(ids[2], 12, later), Released::Close(12, CloseReason::CloseNeeded)));
+    assert!(matches!(core.release(ids[3], 13, later), Released::Parked));
+
+    (1..=3).for_each(|who| match core.acquire(pool, client(who), later) {
+        Acquired::Granted { .. } | Acquired::Queued(_) => {}
+    });
+    let after = later + Duration::from_secs(1);
+    let (new, granted) = open(&mut core, pool, 14, after);
+    assert!(matches!(granted, Released::Grant { .. }), "what is opened afterwards is not old");
+    core.retire(new);
+    assert!(matches!(core.release(new, 14, after), Released::Close(14, CloseReason::CloseNeeded)));
 }
 
 #[test]

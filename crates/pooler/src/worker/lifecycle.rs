@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::event::epoll;
 use underpass_config::PoolMode;
 use underpass_console::text::{self, reason};
-use underpass_pool::core::{Acquired, ClientRef, Launch, Released};
+use underpass_pool::core::{Acquired, ClientRef, Launch, Released, Ticket};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
 use underpass_wire::SqlState;
@@ -444,8 +444,11 @@ impl Worker {
                 Launch::Open { id, from_reserve } => self.open_server(id, from_reserve),
                 Launch::Evict(_, server) => self.bury(server, "evicted"),
                 Launch::Refuse(clients) => {
-                    for client in clients {
-                        self.post(client.worker, Box::new(move |worker| worker.refuse(key_of(client), pool)));
+                    for (client, ticket) in clients {
+                        self.post(
+                            client.worker,
+                            Box::new(move |worker| worker.refuse(key_of(client), pool, ticket)),
+                        );
                     }
                 }
                 Launch::Not => return,
@@ -486,14 +489,16 @@ impl Worker {
         // A host that refuses the user is there: the others are not asked, as libpq does.
         let tries_next = matches!(&error, Some((turn, ConnectError { refused: None, .. }))
             if self.tries_next_host(&pool, *turn));
-        lock(&self.shared.core).closed(id, error.is_some() && !tries_next, self.now);
+        let has_failed = error.is_some() && !tries_next;
+        let is_refused = matches!(&error, Some((_, error)) if error.refused.is_some());
+        // Whoever sees the failure can tell what it was.
         if let Some((_, error)) = error {
-            let is_refused = error.refused.is_some();
             pool.last_error.store(Some(Arc::new(error)));
-            if is_refused {
-                let pool = pool.clone();
-                self.shared.broadcast(move |worker| worker.refuse_logins(&pool));
-            }
+        }
+        lock(&self.shared.core).closed(id, has_failed, self.now);
+        if is_refused {
+            let pool = pool.clone();
+            self.shared.broadcast(move |worker| worker.refuse_logins(&pool));
         }
         let affected = match &server.work {
             Work::Client(client) => Some((*client, false)),
@@ -565,10 +570,10 @@ impl Worker {
     }
 
     /// Ends a client that the core has taken out of the queue of `pool`.
-    fn refuse(&mut self, key: Key, pool: PoolId) {
+    fn refuse(&mut self, key: Key, pool: PoolId, taken: Ticket) {
         let waits = match self.clients.get(key).map(|client| &client.phase) {
-            Some(Phase::Waiting { .. }) => true,
-            Some(Phase::Login(login)) => login.ticket.is_some_and(|(waits_for, _)| waits_for == pool),
+            Some(&Phase::Waiting { ticket, .. }) => ticket == taken,
+            Some(Phase::Login(login)) => login.ticket == Some((pool, taken)),
             _ => false,
         };
         if waits {

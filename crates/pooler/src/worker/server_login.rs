@@ -184,10 +184,10 @@ impl Worker {
     /// There is not even a socket.
     fn connect_failed(&mut self, plan: Plan, message: String) {
         let Plan { id, pool, turn, replication, .. } = plan;
-        log::warn!("S: {}/{} {message}", pool.database.name, pool.user.name);
         pool.last_error.store(Some(Arc::new(ConnectError { message: message.clone(), refused: None })));
         let tries_next = self.tries_next_host(&pool, turn);
         lock(&self.shared.core).closed(id, !tries_next, self.now);
+        log::warn!("S: {}/{} {message}", pool.database.name, pool.user.name);
         match replication {
             Some(replication) if tries_next => self.open_replication(pool.clone(), replication),
             Some((client, _)) => {
@@ -390,6 +390,8 @@ impl Worker {
             b'E' => {
                 let (severity, text) = (crate::error_field(body, b'S'), crate::error_field(body, b'M'));
                 let failed = text::server_login_failed(Some((&severity, &text)));
+                // Whoever reads the line, and asks then, asks after the failure.
+                lock(&self.shared.core).refused(server.id);
                 logging::phrase(Some(server.label()), &failed);
                 server.refusal = Some(body.to_vec());
                 return Err(failed.text);

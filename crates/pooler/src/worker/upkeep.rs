@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What workers do for the control plane: pauses, kills, drains, statistics periods, forgetting what nobody uses.
 
-use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use underpass_config::PoolMode;
 use underpass_console::text::{self, reason};
+use underpass_pool::PoolId;
 use underpass_wire::SqlState;
 
 use super::{Entry, Farewell, Worker};
@@ -155,25 +157,31 @@ impl Worker {
         self.forget_unused(settings);
         for name in self.shared.resolver.take_moved() {
             log::info!("{name} has another address now: connections to the old one are obsolete");
-            self.shared.broadcast(move |worker| worker.retire_moved(&name));
+            self.retire_moved(&name);
         }
     }
 
     /// Servers at an address that their pool's hosts, `name` among them, do not have any more close when they come to rest.
     fn retire_moved(&mut self, name: &str) {
-        let shared = self.shared.clone();
-        let mut known = HashMap::new();
-        for (id, addresses) in
-            shared.pools().iter().filter_map(|pool| Some((pool.id, shared.addresses(pool, name)?)))
-        {
-            // Parked ones are everybody's, and each worker looks at them: one may be put there between the looks of two others.
-            lock(&shared.core).retire_parked(id, |server| server.has_moved(&addresses));
-            known.insert(id, addresses);
+        for pool in self.shared.pools() {
+            let Some(addresses) = self.shared.addresses(&pool, name) else { continue };
+            let addresses: Arc<[IpAddr]> = addresses.into();
+            let known = addresses.clone();
+            let idle =
+                lock(&self.shared.core).retire_old(pool.id, self.now, move |server| server.has_moved(&known));
+            idle.into_iter().for_each(|(_, server)| self.bury(server, reason::OBSOLETE));
+            // The core sees the others when they come back. Until then they are shown, waited for and closed early as obsolete ones are.
+            let (id, now) = (pool.id, self.now);
+            self.shared.broadcast(move |worker| worker.mark_moved(id, now, &addresses));
         }
+    }
+
+    fn mark_moved(&mut self, pool: PoolId, opened_until: Instant, addresses: &[IpAddr]) {
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
-            if known.get(&server.pool.id).is_some_and(|addresses| server.has_moved(addresses)) {
-                lock(&shared.core).retire(server.id);
+            let is_old = server.connected_at <= opened_until && server.has_moved(addresses);
+            if server.pool.id == pool && is_old {
+                lock(&self.shared.core).retire(server.id);
             }
         }
     }
