@@ -173,7 +173,8 @@ fn dead_idle_servers_are_found_before_they_are_used() -> Result<()> {
     let options = pooler.options("postgres", "postgres");
     let mut client = Client::connect(&options)?;
     let first = pid(&mut client)?;
-    server.sql(&format!("select pg_terminate_backend({first})"))?;
+    // With a limit in ms it waits until the process is gone: the socket tells it then.
+    server.sql(&format!("select pg_terminate_backend({first}, 10000)"))?;
     assert_ne!(pid(&mut client)?, first, "another one, and no error");
     // Mid-transaction there is nothing to save.
     client.query("begin")?.ok()?;
