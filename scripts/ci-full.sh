@@ -20,22 +20,22 @@ git diff --quiet HEAD -- . ":!$summary" || revision="$revision-with-local-change
 state=$target/ci-full/$revision
 
 # Name, minutes on two quiet processors with everything built and fetched, what it is.
-parts="lint|2|formatting, clippy, documentation, rules of the tree
-test|12|every cargo test, with real servers
+parts="lint|1|formatting, clippy, documentation, rules of the tree
+test|10|every cargo test, with real servers
 compat|1|console and behaviour as PgBouncer's
 compat-lanes|1|the same with the kernel lanes allowed
-compat-pgbouncer|2|the same checks against Debian's PgBouncer
-drivers|2|nine client libraries and programs, session and transaction pooling
-drivers-lanes|2|the same with the kernel lanes allowed
-regress|2|PostgreSQL's regression suite, directly and through session pooling
+compat-pgbouncer|7|the same checks against Debian's PgBouncer
+drivers|1|nine client libraries and programs, session and transaction pooling
+drivers-lanes|1|the same with the kernel lanes allowed
+regress|1|PostgreSQL's regression suite, directly and through session pooling
 versions|1|PostgreSQL 14 to 18
-kernels|8|Debian's 6.1 kernel in an emulated machine
-soak|15|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
-soak-lane-d|5|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
-soak-lane-a|5|the same through lane A
+kernels|1|Debian's 6.1 kernel in an emulated machine
+soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
+soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
+soak-lane-a|2|the same through lane A
 soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
-soak-direct|2|the checker itself: no pooler, 200000 transactions
+soak-direct|1|the checker itself: no pooler, 200000 transactions
 fuzz|15|every fuzz target for ${FUZZ_SECONDS:-60} s"
 
 names() { cut -d '|' -f 1 <<<"$parts"; }

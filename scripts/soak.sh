@@ -81,8 +81,8 @@ case $kind in
         (cd "$directory" && exec env UNDERPASS_TEST_FLIP=500 "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
             >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
-        # Half of the checker's transactions are of kinds that lanes do not carry, and faults keep servers away for a while, so that clients
-        # wait and lanes rest; how much they carried is printed and has a lower bound below.
+        # In steady state lane D carries about 44 % of them (quiet machine, release build); SHOW KERNEL counts the others mostly as no_server
+        # (no idle one has the client's parameters), named_statement and batch. How many were carried is printed and has a lower bound below.
         exec_soak=("$target/underpass-soak" --transactions "$transactions" --clients 60 --progress 10 --require-faults "$faults"
             --console-user admin --port "$port" --prepared) ;;
     *) die "POOLER is underpass, lane-d, lane-a, pgbouncer or direct" ;;
@@ -96,6 +96,6 @@ case $kind in
         value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
         carried=$(value "${lane^^}" xacts) taken=$(value all taken) given=$(value all given)
         say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $taken times taken, $given times given"
-        [ "$taken" -ge 10000 ] && [ "$given" -ge 10000 ] && [ "$carried" -ge $((transactions / 50)) ] ||
+        [ "$taken" -ge 10000 ] && [ "$given" -ge 10000 ] && [ "$carried" -ge $((transactions / 8)) ] ||
             die "too little of it went through the lane or changed sides" ;;
 esac
