@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
-use common::{LIMIT, Running, Site, wait};
+use common::{LIMIT, Running, Site, output, wait};
 use nix::sys::signal::Signal;
 use underpass_testkit::{Client, Options, service_user};
 
@@ -106,7 +106,7 @@ fn a_descriptor_that_is_no_listener_is_refused() {
     let site = Site::new("logfile = {dir}/log");
     let socket = UnixDatagram::unbound().unwrap();
     let fd = inheritable(&socket);
-    let ended = common::output(&mut activated(&site, &[fd.as_raw_fd()], &["-q"]));
+    let ended = output(&mut activated(&site, &[fd.as_raw_fd()], &["-q"]));
     let err = String::from_utf8(ended.stderr).unwrap();
     assert!(
         ended.status.code() == Some(1) && err.contains("descriptor 3 is not a listening stream socket"),
@@ -180,6 +180,41 @@ fn of_root_only_the_capabilities_of_lanes_are_left() {
             assert!(status(task, "Uid").split('\t').all(|uid| uid == user.uid.to_string()));
         }
     }
+}
+
+#[test]
+fn without_the_privilege_for_lanes_user_space_serves_and_require_refuses() {
+    // As root, but as a container's: SYS_ADMIN would stand for the others.
+    let lacks = "-bpf,-net_admin,-perfmon,-sys_ptrace,-sys_admin";
+    let unprivileged = |site: &Site| {
+        let pooler = site.command(&[]);
+        let mut command = if service_user().is_some() {
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set", lacks, "--inh-caps", lacks]).arg(pooler.get_program());
+            command
+        } else {
+            Command::new(pooler.get_program())
+        };
+        command.args(pooler.get_args()).current_dir(site.path("")).stdin(Stdio::null());
+        command
+    };
+    let site = |path: &str| {
+        let keys = format!("kernel_path = {path}");
+        Site::with_database("x = host=127.0.0.1", "logfile = {dir}/log", &keys)
+    };
+    let serves = site("auto");
+    let _pooler = Running(unprivileged(&serves).stderr(Stdio::null()).spawn().unwrap());
+    serves.wait_serving();
+    let log = serves.read("log");
+    assert!(
+        log.contains("kernel lanes are off, all traffic goes through user space: missing CAP_BPF"),
+        "{log}"
+    );
+
+    let refuses = output(&mut unprivileged(&site("require")));
+    let text = String::from_utf8(refuses.stderr).unwrap();
+    assert_eq!(refuses.status.code(), Some(1), "{text}");
+    assert!(text.contains("kernel_path = require, but the lanes do not work: missing CAP_BPF"), "{text}");
 }
 
 #[test]
