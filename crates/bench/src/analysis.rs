@@ -8,12 +8,15 @@ use underpass_stats::Estimate;
 
 /// The system that every tax is taken from.
 pub const DIRECT: &str = "direct";
+/// The one in its place at points that have it: a thousand direct connections cost more than a pooler does.
+pub const DIRECT_FEW: &str = "direct-few";
 /// The system that every ratio is taken to.
 pub const BASELINE: &str = "pgbouncer";
 
 /// A view of results that answers questions about one experiment.
 #[derive(Debug)]
 pub struct View<'a> {
+    experiment: String,
     without: &'a BTreeMap<String, String>,
     samples: BTreeMap<&'a str, BTreeMap<&'a Point, Vec<&'a Sample>>>,
 }
@@ -26,7 +29,13 @@ impl<'a> View<'a> {
         for sample in results.samples.iter().filter(|s| s.experiment == experiment && s.error.is_none()) {
             samples.entry(&sample.system).or_default().entry(&sample.point).or_default().push(sample);
         }
-        Self { without: &results.meta.without, samples }
+        Self { experiment: experiment.to_owned(), without: &results.meta.without, samples }
+    }
+
+    /// The experiment's name.
+    #[must_use]
+    pub fn experiment(&self) -> &str {
+        &self.experiment
     }
 
     /// Points in reading order.
@@ -54,7 +63,8 @@ impl<'a> View<'a> {
         self.samples.get(system).and_then(|points| points.get(point)).map_or(&[], Vec::as_slice)
     }
 
-    /// A metric by round. The tax is the CPU above the direct connection's of the same round; what a mirror adds is
+    /// A metric by round. The tax is the CPU above the direct connection's of the same round, of as few connections as the pool
+    /// has where that was measured; what a mirror adds is
     /// above the same system without it.
     #[must_use]
     pub fn by_round(&self, system: &str, point: &Point, name: &str) -> BTreeMap<u32, f64> {
@@ -66,7 +76,8 @@ impl<'a> View<'a> {
         };
         let without = self.without.get(system).map(String::as_str);
         let (name, base) = match name {
-            metric::TAX => (metric::CPU, Some(DIRECT)),
+            metric::TAX if self.samples(DIRECT_FEW, point).is_empty() => (metric::CPU, Some(DIRECT)),
+            metric::TAX => (metric::CPU, Some(DIRECT_FEW)),
             metric::ADDED_CPU => (metric::CPU, without),
             metric::ADDED_LATENCY => (metric::LATENCY_MEAN, without),
             stored => return plain(system, stored),
@@ -148,6 +159,16 @@ pub(crate) mod tests {
         assert_eq!(view.values("pgbouncer", &point, metric::TAX), vec![10.0, 15.0]);
         let ratio = view.ratio("ours-off", "pgbouncer", &point, metric::TAX).unwrap();
         assert!((ratio.median - 0.8).abs() < 1e-9 && ratio.half_width() < 1e-9);
+    }
+
+    #[test]
+    fn the_tax_is_taken_from_few_direct_connections_where_they_were_measured() {
+        let point = Point::default().with("clients", 1000);
+        let mut results = Results::default();
+        for (system, cpu) in [("direct", 90.0), ("direct-few", 60.0), ("pgbouncer", 76.0)] {
+            results.samples.push(sample(system, 0, &point, cpu, 1.0));
+        }
+        assert_eq!(View::of(&results, "tax").values("pgbouncer", &point, metric::TAX), vec![16.0]);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use crate::experiments::EXPERIMENTS;
 use crate::hosts::Topology;
 use crate::pgbench::Protocol;
 use crate::sample::Results;
-use crate::{forward, limits, profiles, proof, report, run, systems, table, workloads};
+use crate::terminal::say;
+use crate::{forward, limits, profiles, proof, report, run, systems, table, terminal, workloads};
 
 #[derive(Parser)]
 #[command(version, about, max_term_width = 110)]
@@ -28,9 +29,10 @@ enum Command {
     Run(Box<RunArgs>),
     /// Make tables and the page again from result files.
     Report {
-        /// Result file of a run.
-        results: PathBuf,
-        /// Where the page goes; next to the result file without this.
+        /// Result files; those of several runs make one page.
+        #[arg(required = true)]
+        results: Vec<PathBuf>,
+        /// Where the page goes; next to the first result file without this.
         #[arg(long)]
         html: Option<PathBuf>,
     },
@@ -96,6 +98,9 @@ pub struct RunArgs {
     /// The profile `quick`: some minutes.
     #[arg(short, long)]
     pub quick: bool,
+    /// Only say what would be measured and how long it would take.
+    #[arg(long)]
+    pub plan: bool,
     /// Result file; the page gets the same name with .html.
     #[arg(short, long, default_value = "target/bench/results.json")]
     pub output: PathBuf,
@@ -118,8 +123,8 @@ pub fn run() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Report { results, html } => {
-            let page = html.unwrap_or_else(|| results.with_extension("html"));
-            report(&Results::read(&results)?, &page)?;
+            let page = html.unwrap_or_else(|| results[0].with_extension("html"));
+            report(&Results::read_all(&results)?, &page)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Forward { listen, to, kernel } => {
@@ -138,44 +143,45 @@ pub fn run() -> Result<ExitCode> {
 /// # Errors
 /// When the page cannot be written.
 pub fn report(results: &Results, page: &Path) -> Result<()> {
+    let limits = limits::table()?;
     for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
-        print!("{}", table::of_experiment(experiment, results));
+        terminal::write(format_args!("{}", table::of_experiment(experiment, results, &limits)));
     }
     let findings = proof::findings(results, &systems::table(None)?);
-    print!("{}", table::of_proof(&findings));
-    let judged = limits::judge(&limits::table()?, results);
-    print!("{}", table::of_limits(&judged));
-    report::write(results, &judged, &findings, page)?;
-    println!("\npage: {}", page.display());
+    terminal::write(format_args!("{}", table::of_proof(&findings)));
+    let judged = limits::judge(&limits, results);
+    terminal::write(format_args!("{}", table::of_limits(&judged)));
+    report::write(results, &limits, &judged, &findings, page)?;
+    say!("\npage: {}", page.display());
     Ok(())
 }
 
 fn list() -> Result<()> {
-    println!("Experiments");
+    say!("Experiments");
     for experiment in EXPERIMENTS {
-        println!("  {:12} {} ({})", experiment.name, experiment.title, experiment.paper);
+        say!("  {:12} {} ({})", experiment.name, experiment.title, experiment.paper);
     }
-    println!("\nProfiles");
+    say!("\nProfiles");
     for profile in profiles::table()? {
-        println!("  {:12} {}", profile.name, profile.title);
+        say!("  {:12} {}", profile.name, profile.title);
     }
-    println!("\nSystems");
+    say!("\nSystems");
     for system in systems::table(None)? {
         let state = if system.is_pooler() {
             system.version_line().unwrap_or_else(|error| format!("missing: {error}"))
         } else {
             "no pooler".to_owned()
         };
-        println!("  {:18} {} ({state})", system.name, system.title);
+        say!("  {:18} {} ({state})", system.name, system.title);
     }
-    println!("\nWorkloads");
+    say!("\nWorkloads");
     for workload in workloads::WORKLOADS {
         let of_benchbase = match workload.benchbase_rows {
             0 => String::new(),
             rows => format!(", {} times BenchBase's scale factor 1", workload.rows as f64 / rows as f64),
         };
         let names: Vec<&str> = workload.transactions.iter().map(|transaction| transaction.name).collect();
-        println!(
+        say!(
             "  {:12} rows = {} at --scale 1{of_benchbase}: {}",
             workload.name,
             workload.rows,

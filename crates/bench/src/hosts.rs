@@ -73,6 +73,10 @@ impl Hosts {
         for namespace in hosts.names() {
             ip(&["netns", "add", namespace])?;
             ip(&["-n", namespace, "link", "set", "lo", "up"])?;
+            // As on loopback: else a connection per transaction runs out of ports within seconds, all in TIME_WAIT.
+            let reuse = "echo 1 > /proc/sys/net/ipv4/tcp_tw_reuse; \
+                         echo 1024 65535 > /proc/sys/net/ipv4/ip_local_port_range";
+            ip(&["netns", "exec", namespace, "sh", "-ec", reuse])?;
         }
         hosts.join(&name("client"), &name("pooler"), 1)?;
         hosts.join(&name("pooler"), &name("server"), 2)?;

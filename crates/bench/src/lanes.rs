@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 
+use crate::sample::metric;
 use crate::systems::{Instance, Place};
 
 /// Share of transactions that a lane must carry for a row to count as one about that lane.
@@ -37,15 +38,27 @@ fn parse(text: &str) -> Option<Lanes> {
 }
 
 impl Lanes {
-    /// Share of `lane` in what ended since `before`, 0 to 1; `None` when nothing did.
+    /// True when that lane is among them, though it may have carried nothing.
     #[must_use]
-    pub fn share_since(&self, before: &Self, lane: &str) -> Option<f64> {
+    pub fn has(&self, lane: &str) -> bool {
+        self.0.contains_key(lane)
+    }
+
+    /// The share of each lane in what ended since `before`, 0 to 1, by metric: that of `lane` also as the one that decides
+    /// whether a row counts. Empty when nothing ended.
+    #[must_use]
+    pub fn shares_since(&self, before: &Self, lane: &str) -> BTreeMap<String, f64> {
         let count = |name: &str| {
             let at = |lanes: &Self| lanes.0.get(name).copied().unwrap_or(0);
             at(self).saturating_sub(at(before)) as f64
         };
         let all: f64 = self.0.keys().map(|name| count(name)).sum();
-        (all > 0.0).then(|| count(lane) / all)
+        if all == 0.0 {
+            return BTreeMap::new();
+        }
+        let own = (metric::LANE_SHARE.to_owned(), count(lane) / all);
+        let each = self.0.keys().map(|name| (metric::share(name), count(name) / all));
+        each.chain([own]).collect()
     }
 }
 
@@ -61,9 +74,10 @@ mod tests {
             )
         };
         let (before, after) = (parse(&text(100, 50)).unwrap(), parse(&text(190, 60)).unwrap());
-        assert_eq!(after.share_since(&before, "D"), Some(0.9));
-        assert_eq!(after.share_since(&before, "A"), Some(0.0));
-        assert_eq!(before.share_since(&before, "D"), None);
+        let shares = after.shares_since(&before, "D");
+        assert_eq!((shares["share_d"], shares["share_user"], shares[metric::LANE_SHARE]), (0.9, 0.1, 0.9));
+        assert_eq!(after.shares_since(&before, "A")[metric::LANE_SHARE], 0.0);
+        assert!(before.shares_since(&before, "D").is_empty());
         assert_eq!(parse("lane|off|kernel_path = off|0|count\n"), None);
     }
 }

@@ -248,7 +248,7 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
         for point in view.points() {
             let Some(bounds) = limit.bounds(point) else { continue };
             let Some(estimate) = limit.estimate(&view, point) else { continue };
-            let carried = limit.any_path || carried(&view, &limit.system, point) != Some(false);
+            let carried = limit.any_path || carried(limits, &view, &limit.system, point) != Some(false);
             let verdict = if carried { limit.verdict(&bounds, &estimate) } else { Verdict::NotCarried };
             judged.push(Judged { limit: limit.clone(), point: point.clone(), bounds, estimate, verdict });
         }
@@ -256,9 +256,18 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
     judged
 }
 
-/// Whether the system's lane carried what it should at a point; `None` for a system without a lane.
+/// Whether the system's lane carried what it should at a point; `None` for a system without a lane, and where the demand lets
+/// user space serve or asks only to see the share (clients with several application names).
 #[must_use]
-pub fn carried(view: &View<'_>, system: &str, point: &Point) -> Option<bool> {
+pub fn carried(limits: &[Limit], view: &View<'_>, system: &str, point: &Point) -> Option<bool> {
+    let free = |limit: &Limit| {
+        limit.any_path
+            && (limit.experiment.as_str(), limit.system.as_str()) == (view.experiment(), system)
+            && limit.bounds(point).is_some()
+    };
+    if !point.get("names").is_empty() || limits.iter().any(free) {
+        return None;
+    }
     let share = Summary::of(&view.values(system, point, metric::LANE_SHARE))?;
     Some(share.median >= SHARE_MIN)
 }
@@ -374,6 +383,24 @@ mod tests {
             sample.metrics.insert(metric::LANE_SHARE.to_owned(), 0.96);
         }
         assert_eq!(judge(&[limit], &results)[0].verdict, Verdict::Met);
+    }
+
+    #[test]
+    fn a_row_may_rest_its_lane_where_the_demand_lets_it() {
+        let limits = table().unwrap();
+        let at = |clients: u32, pool: u32| {
+            let point = Point::default().with("clients", clients).with("pool", pool).with("mode", "simple");
+            let mut results = Results::default();
+            for system in ["ours-a", "ours-d"] {
+                let mut one = crate::analysis::tests::sample(system, 0, &point, 1.0, 1.0);
+                one.metrics.insert(metric::LANE_SHARE.to_owned(), 0.1);
+                results.samples.push(one);
+            }
+            let view = View::of(&results, "tax");
+            ["ours-a", "ours-d"].map(|system| carried(&limits, &view, system, &point))
+        };
+        assert_eq!(at(8, 20), [Some(false), Some(false)]);
+        assert_eq!(at(64, 64), [Some(false), None]);
     }
 
     #[test]

@@ -33,6 +33,7 @@ mod systems;
 mod table;
 mod tasks;
 mod template;
+mod terminal;
 mod workloads;
 
 use std::process::ExitCode;

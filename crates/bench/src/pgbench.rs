@@ -10,9 +10,9 @@
 //! belong to the same time. Logging costs about a microsecond of CPU per transaction, the same for every system:
 //! it is in the direct connection's figures too and not in any tax.
 //!
-//! A load with a fixed rate is held too. What fell due meanwhile, but for the last hundredths of a second, pgbench then skips
-//! (`--latency-limit`), and the rest is worked off while it settles. A transaction skipped *within* a window was at least
-//! so late: it counts with that latency, and more than a few of them make the sample fail.
+//! A load with a fixed rate is not held: what fell due meanwhile would come in one burst when it goes on, and the latency of an
+//! open loop counts from the moment at which a transaction should have begun. It is started for each sample, like one that
+//! writes, and pgbench's schedule begins when all clients are connected.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -29,7 +29,7 @@ use nix::unistd::{AccessFlags, access};
 use serde::Deserialize;
 
 use crate::counters::{Busy, Reading, Tree, Window};
-use crate::placement::Placement;
+use crate::placement::{Pattern, Placement};
 use crate::procs::{Launch, Running, find_program};
 use crate::sample::{Latency, metric};
 use crate::systems::{Instance, Place};
@@ -46,22 +46,22 @@ const SETTLE: Duration = Duration::from_millis(60);
 /// How long threads stay where a draw put them; the rest of [`SETTLE`] is the scheduler's.
 const PLACED: Duration = Duration::from_millis(10);
 
-/// The same with a fixed rate: the transactions that it is late with when it goes on come in one burst, which may send a lane's
-/// clients to user space for half a second.
-const SETTLE_AT_A_RATE: Duration = Duration::from_millis(600);
+/// How long before a window the console may be asked: the few milliseconds of psql are over then.
+const SETTLE_AFTER_A_LOOK: Duration = Duration::from_millis(100);
 
-/// How late a transaction of a fixed rate may begin before it is skipped, in milliseconds. Far above the latencies that are
-/// measured, and little enough that the burst after a hold is 60 transactions at 2,000 a second.
-const LATE_MS: u64 = 30;
+/// Share of transactions that waited while the load was held above which a sample says nothing about latency: they are the
+/// slow ones, and how long they would have waited is not known.
+const WAITED_MAX: f64 = 0.01;
 
-/// Share of skipped transactions above which a sample says nothing about the latency at that rate.
-const SKIPPED_MAX: f64 = 0.01;
+/// By how many standard deviations fewer transactions than due may end in a window of an open loop, whose moments are random.
+const MISSED_DEVIATIONS_MAX: f64 = 5.0;
 
 /// Transactions of each client before the first window, which fill the caches of its server process.
 const WARM_TRANSACTIONS: u64 = 50;
 
-/// The same with a fixed rate, where clients take turns at random: after three mean intervals 95 % have had one.
-const WARM_TRANSACTIONS_AT_A_RATE: u64 = 3;
+/// The same with a fixed rate, where clients take turns: with the first a client gets to know its pooler, or its lane gets the
+/// client, the second is like all others.
+const WARM_TRANSACTIONS_AT_A_RATE: u64 = 2;
 
 /// How long a load goes on after that before it is first held. Poolers react to a load by time too: a lane keeps clients in user
 /// space for a tenth of a second after a queue, and at the start of a pool there is one.
@@ -132,20 +132,14 @@ impl Load {
     }
 
     /// Into how many slices a sample of `seconds` is divided.
-    ///
-    /// At a fixed rate nothing is gained by more than one: the machine idles between transactions, so
-    /// the scheduler places them anew all the time.
     #[must_use]
     pub fn slices(&self, seconds: f64) -> u32 {
-        if self.rate.is_some() || !self.can_be_held() {
-            1
-        } else {
-            ((seconds / SLICE_S).round() as u32).max(1)
-        }
+        if !self.can_be_held() { 1 } else { ((seconds / SLICE_S).round() as u32).max(1) }
     }
 
     /// Whether it may be stopped wherever it stands. One that writes may hold locks there, for which the loads of all other
-    /// systems would wait: such a load is started for each turn.
+    /// systems would wait; one with a rate falls behind. Such a load is started for each sample. Nothing is lost by its one slice
+    /// at a rate: the machine idles between transactions, so the scheduler places them anew all the time.
     #[must_use]
     pub fn can_be_held(&self) -> bool {
         let writes = |script: &str| {
@@ -153,13 +147,22 @@ impl Load {
             words
                 .any(|word| ["insert", "update", "delete"].iter().any(|verb| word.eq_ignore_ascii_case(verb)))
         };
-        !self.scripts.iter().any(|(script, _)| writes(script))
+        self.rate.is_none() && !self.scripts.iter().any(|(script, _)| writes(script))
     }
 
-    /// How long it runs after it was held before its window begins.
+    /// About how many seconds a sample of `seconds` takes besides: what it needs to get going.
     #[must_use]
-    pub fn settle(&self) -> Duration {
-        if self.rate.is_some() { SETTLE_AT_A_RATE } else { SETTLE }
+    pub fn overhead_s(&self, seconds: f64) -> f64 {
+        // A thousand logins a second through the slowest system.
+        let logins_s = f64::from(self.clients) / 1000.0;
+        match self.rate {
+            Some(rate) => {
+                let turns_s = (WARM_TRANSACTIONS_AT_A_RATE * u64::from(self.clients)) as f64 / rate;
+                0.8 + logins_s / 2.0 + turns_s
+            }
+            None if self.can_be_held() => 0.3 + SETTLE.as_secs_f64() * f64::from(self.slices(seconds)),
+            None => 0.8 + logins_s,
+        }
     }
 
     /// Bytes of log from which on it counts as warm.
@@ -181,8 +184,7 @@ pub struct Driver {
     messages: Vec<String>,
     warm_bytes: u64,
     patience: Duration,
-    settle: Duration,
-    rate: bool,
+    rate: Option<f64>,
     held: bool,
     was_held: bool,
 }
@@ -220,8 +222,7 @@ impl Driver {
             warm_bytes: load.warm_bytes(),
             // Logins of many clients through a slow system take their time.
             patience: Duration::from_secs(60 + u64::from(load.clients / 50)),
-            settle: load.settle(),
-            rate: load.rate.is_some(),
+            rate: load.rate,
             held: false,
             was_held: false,
         })
@@ -256,17 +257,19 @@ impl Driver {
     pub fn slice(
         &mut self,
         seconds: f64,
+        place: Pattern,
         instance: &Instance,
+        server: u32,
         stop: &AtomicBool,
         during: impl FnMut(),
     ) -> Result<Window> {
         self.check_running()?;
-        let processes = self.processes.iter().map(Running::pid).chain(instance.pid());
-        let placement = Placement::draw(processes);
+        let clients: Vec<u32> = self.processes.iter().map(Running::pid).collect();
+        let placement = Placement::take(place, &clients, instance.pid(), server);
         self.go_on();
         thread::sleep(PLACED);
         drop(placement);
-        thread::sleep(self.settle.saturating_sub(PLACED));
+        thread::sleep(SETTLE.saturating_sub(PLACED));
         let window = window(seconds, instance, stop, during);
         self.hold();
         window
@@ -322,7 +325,7 @@ impl Driver {
                 return Err(self.failure());
             }
         }
-        Log::read(self.folder.path(), self.rate, self.was_held.then_some(self.settle))
+        Log::read(self.folder.path(), self.rate, self.was_held.then_some(SETTLE))
     }
 
     fn signal(&self, signal: Signal) {
@@ -359,14 +362,14 @@ impl Drop for Driver {
 pub struct Log {
     /// End in microseconds since 1970, and latency in microseconds; `None` where it failed or was skipped.
     entries: Vec<(u64, Option<u32>)>,
-    /// Transactions were due at a rate.
-    rate: bool,
+    /// At which rate transactions were due.
+    rate: Option<f64>,
     /// How long before each window it went on, if it had been held: what began before that waited for us.
     held_until: Option<Duration>,
 }
 
 impl Log {
-    fn read(folder: &Path, rate: bool, held_until: Option<Duration>) -> Result<Self> {
+    fn read(folder: &Path, rate: Option<f64>, held_until: Option<Duration>) -> Result<Self> {
         let mut log = Self { entries: Vec::new(), rate, held_until };
         for path in log_files(folder)? {
             let text = fs::read_to_string(&path)?;
@@ -377,41 +380,41 @@ impl Log {
 
     /// What happened within the windows of one sample, which do not overlap.
     ///
+    /// A transaction that began before its load was last held counts from the moment it went on, which is less than it would
+    /// have waited; more than a few of them, and the sample has no latency.
+    ///
     /// # Errors
     /// When no transaction ended in them, or the rate was not kept.
     pub fn measured(&self, windows: &[Window]) -> Result<Measured> {
-        let (mut latencies_ms, mut late_ms, mut failed, mut waited_for_us) = (Vec::new(), Vec::new(), 0, 0);
+        let (mut latencies_ms, mut failed, mut waited) = (Vec::new(), 0, 0);
         for (end_us, latency_us) in &self.entries {
             let within = |window: &&Window| (window.from.wall_us..window.to.wall_us).contains(end_us);
             let Some(window) = windows.iter().find(within) else { continue };
-            let held =
-                self.held_until.map(|before| window.from.wall_us.saturating_sub(before.as_micros() as u64));
-            match latency_us {
-                Some(us) if held.is_some_and(|until| end_us.saturating_sub(u64::from(*us)) < until) => {
-                    waited_for_us += 1;
-                }
-                Some(us) => latencies_ms.push(f64::from(*us) / 1e3),
-                None => {
-                    failed += 1;
-                    // It would have taken longer; nothing else can be said of it.
-                    late_ms.extend(self.rate.then_some(LATE_MS as f64));
-                }
-            }
+            let Some(latency_us) = latency_us else {
+                failed += 1;
+                continue;
+            };
+            let began_us = end_us.saturating_sub(u64::from(*latency_us));
+            let went_on_us = self
+                .held_until
+                .map_or(0, |before| window.from.wall_us.saturating_sub(before.as_micros() as u64));
+            waited += u32::from(began_us < went_on_us);
+            latencies_ms.push((end_us - began_us.max(went_on_us)) as f64 / 1e3);
         }
-        let transactions = (latencies_ms.len() + waited_for_us) as f64;
-        latencies_ms.extend(late_ms);
+        let transactions = latencies_ms.len() as f64;
         let Some(latency) = Latency::of(latencies_ms) else { bail!("no transaction ended in the window") };
-        if self.rate && f64::from(failed) > SKIPPED_MAX * transactions {
-            bail!("the rate was not kept: {failed} transactions were skipped and {transactions} done");
-        }
+        let latency = (f64::from(waited) <= WAITED_MAX * transactions).then_some(latency);
         let seconds: f64 = windows.iter().map(Window::seconds).sum();
+        if let Some(due) = self.rate.map(|rate| rate * seconds)
+            && transactions < due - MISSED_DEVIATIONS_MAX * due.sqrt()
+        {
+            bail!("the rate was not kept: {transactions} transactions ended and {due:.0} were due");
+        }
         let busy: Busy = windows.iter().map(Window::busy).sum();
         let pooler: Tree = windows.iter().map(|window| window.to.pooler.since(&window.from.pooler)).sum();
         let each = |value: f64| value / transactions;
         let metrics = [
             (metric::TPS, transactions / seconds),
-            (metric::LATENCY_MEAN, latency.mean),
-            (metric::LATENCY_P99, latency.p99),
             (metric::CPU, each(busy.total_us)),
             (metric::CPU_USER, each(busy.user_us)),
             (metric::CPU_SYSTEM, each(busy.system_us)),
@@ -424,11 +427,14 @@ impl Log {
             (metric::FAILED, f64::from(failed)),
             (metric::WINDOW, seconds),
         ];
-        Ok((metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(), Some(latency)))
+        let times = latency.map(|l| [(metric::LATENCY_MEAN, l.mean), (metric::LATENCY_P99, l.p99)]);
+        let all = metrics.into_iter().chain(times.into_iter().flatten());
+        Ok((all.map(|(name, value)| (name.to_owned(), value)).collect(), latency))
     }
 }
 
 /// Runs a load of its own start and end for `seconds`: one that cannot be held, or stands beside something that is measured.
+/// `when_warm` may look at the system just before the window.
 ///
 /// # Errors
 /// When pgbench fails or hangs, or `stop` is set.
@@ -438,10 +444,13 @@ pub fn measure(
     instance: &Instance,
     place: Place<'_>,
     stop: &AtomicBool,
+    when_warm: impl FnOnce() -> Result<()>,
     during: impl FnMut(),
 ) -> Result<Measured> {
     let mut driver = Driver::start(load, instance, place)?;
     driver.wait_until_warm(stop)?;
+    when_warm()?;
+    thread::sleep(SETTLE_AFTER_A_LOOK);
     let window = window(seconds, instance, stop, during)?;
     driver.finish()?.measured(&[window])
 }
@@ -510,7 +519,6 @@ fn command(
         .args(["-M", load.protocol.name(), "-T", &UNTIL_ENDED_S.to_string()]);
     if let Some(rate) = load.rate {
         command.args(["-R", &(rate / f64::from(load.application_names)).to_string()]);
-        command.args(["-L", &LATE_MS.to_string()]);
     }
     if load.reconnect {
         command.arg("-C");
@@ -540,6 +548,8 @@ fn parse_log(line: &str) -> Option<(u64, Option<u32>)> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     #[test]
@@ -558,7 +568,7 @@ mod tests {
         (from.wall_us, to.wall_us) = (1_000, 2_001_000);
         to.at = from.at + Duration::from_secs(2);
         let mut log = Log {
-            rate: false,
+            rate: None,
             held_until: None,
             entries: vec![
                 (999, Some(9000)),
@@ -573,7 +583,9 @@ mod tests {
         assert!((metrics[metric::LATENCY_MEAN] - 0.2).abs() < 1e-9);
         assert_eq!((metrics[metric::FAILED], latency.unwrap().count), (1.0, 2));
         assert!(Log::default().measured(&[Window { from, to }]).is_err());
-        log.rate = true;
+        log.rate = Some(1.0);
+        assert!(log.measured(&[Window { from, to }]).is_ok());
+        log.rate = Some(50.0);
         let error = log.measured(&[Window { from, to }]).unwrap_err().to_string();
         assert!(error.contains("rate was not kept"), "{error}");
     }
@@ -586,12 +598,20 @@ mod tests {
             from: at(from_ms * 1000, start + Duration::from_millis(from_ms)),
             to: at(to_ms * 1000, start + Duration::from_millis(to_ms)),
         };
-        let entry = |ms: u64| (ms * 1000, Some(if ms == 710 { 61_000 } else { 100 }));
-        let held_until = Some(Duration::from_millis(50));
-        let log = Log { rate: false, held_until, entries: (0..1000).map(entry).collect() };
-        let (metrics, latency) = log.measured(&[window(100, 200), window(700, 800)]).unwrap();
-        // One began before the load went on: it was done in the window, but how long it took is not known.
-        assert_eq!(latency.map(|latency| (latency.count, latency.max)), Some((199, 0.1)));
+        // These began before the load went on, 50 ms before a window: they count from there.
+        let log = |waited: Range<u64>| Log {
+            rate: None,
+            held_until: Some(Duration::from_millis(50)),
+            entries: (0..1000)
+                .map(|ms| (ms * 1000, Some(if waited.contains(&ms) { 300_000 } else { 100 })))
+                .collect(),
+        };
+        let windows = [window(100, 200), window(700, 800)];
+        let (metrics, latency) = log(710..712).measured(&windows).unwrap();
+        assert_eq!(latency.map(|latency| (latency.count, latency.max)), Some((200, 61.0)));
+        assert!((metrics[metric::TPS] - 1000.0).abs() < 1e-6);
+        let (metrics, latency) = log(710..713).measured(&windows).unwrap();
+        assert!(latency.is_none() && !metrics.contains_key(metric::LATENCY_P99), "more than 1 % waited");
         assert!((metrics[metric::TPS] - 1000.0).abs() < 1e-6);
     }
 
@@ -616,6 +636,6 @@ mod tests {
         assert!(load.warm_bytes() > 1000 * 1000);
         load.rate = Some(2000.0);
         assert_eq!(load.slices(0.6), 1);
-        assert!(load.warm_bytes() < 100 * 1000 && load.settle() > SETTLE);
+        assert!(load.warm_bytes() < 100 * 1000 && !load.can_be_held());
     }
 }

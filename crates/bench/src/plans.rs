@@ -68,7 +68,8 @@ fn group_of(index: usize, mode: Protocol) -> u32 {
 pub fn tax(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(if options.quick { &[1, 8] } else { &[1, 8, 64] });
     let modes = with_extended(options.modes_or(if options.quick { &[Protocol::Simple] } else { ALL_MODES }));
-    let several = options.pool_sizes.len() > 1;
+    // Where clients may have to share, the point says among how many.
+    let shared = |count: u32| options.pool_sizes.len() > 1 || count > POOL_SIZE;
     let mut steps = Vec::new();
     for (index, &count) in clients.iter().enumerate() {
         for (nth, &pool) in options.pool_sizes.iter().enumerate() {
@@ -77,7 +78,7 @@ pub fn tax(options: &Options) -> Vec<Step> {
             }
             for &mode in &modes {
                 let mut point = Point::default().with("clients", count).with("mode", mode.name());
-                if several {
+                if shared(count) {
                     point = point.with("pool", pool);
                 }
                 let group = group_of(index * options.pool_sizes.len() + nth, mode);
@@ -324,10 +325,13 @@ pub fn logins(options: &Options) -> Vec<Step> {
     for &count in &clients {
         let pool_modes = [PoolMode::Transaction, PoolMode::Session];
         for &pool_mode in if options.quick { &pool_modes[..1] } else { &pool_modes } {
-            for (login, client_tls, name) in
-                [(Login::Trust, false, "trust"), (Login::Scram, false, "scram"), (Login::Trust, true, "tls")]
-            {
-                let setup = Setup { pool_mode, login, client_tls, ..setup(options, most(&clients)) };
+            for (login, client_tls, rsa, name) in [
+                (Login::Trust, false, false, "trust"),
+                (Login::Scram, false, false, "scram"),
+                (Login::Trust, true, false, "tls"),
+                (Login::Trust, true, true, "tls-rsa4096"),
+            ] {
+                let setup = Setup { pool_mode, login, client_tls, rsa, ..setup(options, most(&clients)) };
                 let mut load = Load::new(count, Protocol::Simple, SELECT_1);
                 load.reconnect = true;
                 let point = Point::default()

@@ -31,12 +31,14 @@ pub struct ServerNeeds {
     pub connections: u32,
     /// `shared_buffers` in MiB.
     pub shared_buffers_mib: u32,
+    /// Poolers need a certificate with an RSA key.
+    pub rsa: bool,
 }
 
 /// A running private PostgreSQL.
 #[derive(Debug)]
 pub struct Server {
-    _process: Running,
+    process: Running,
     folder: PathBuf,
     scram_secret: OnceLock<String>,
     /// TCP port.
@@ -68,6 +70,9 @@ impl Server {
         command.args(["--no-sync", "-A", "trust", "-E", "UTF8", "--locale=C", "-U", USER, "-D"]).arg(&data);
         output(command, "initdb")?;
         write_certificate(&folder, account)?;
+        if needs.rsa {
+            write_rsa_certificate(&folder, account)?;
+        }
         let port = free_port()?;
         fs::write(data.join("postgresql.auto.conf"), settings(&folder, hosts, port, needs))?;
         fs::write(data.join("pg_hba.conf"), HBA)?;
@@ -81,7 +86,7 @@ impl Server {
         let mut version = Command::new(&postgres);
         version.arg("--version");
         let version = output(version, "postgres --version")?.trim().to_owned();
-        let mut server = Self { _process: process, folder, scram_secret: OnceLock::new(), port, version };
+        let mut server = Self { process, folder, scram_secret: OnceLock::new(), port, version };
         server.wait_until_ready()?;
         server.psql("postgres", &format!("create database {DATABASE}"))?;
         server.psql(
@@ -91,22 +96,24 @@ impl Server {
         Ok(server)
     }
 
+    /// The process id of its postmaster.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Folder of its unix socket.
     #[must_use]
     pub fn socket_folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The certificate that the server and every pooler show.
+    /// The certificate that the server and every pooler show, and its key, readable by the server account alone; with an RSA key
+    /// that of poolers only, where [`ServerNeeds::rsa`] asked for it.
     #[must_use]
-    pub fn certificate(&self) -> PathBuf {
-        self.folder.join("server.crt")
-    }
-
-    /// The key of [`Server::certificate`], readable by the server account alone.
-    #[must_use]
-    pub fn key(&self) -> PathBuf {
-        self.folder.join("server.key")
+    pub fn certificate(&self, rsa: bool) -> (PathBuf, PathBuf) {
+        let name = if rsa { "rsa" } else { "server" };
+        (self.folder.join(format!("{name}.crt")), self.folder.join(format!("{name}.key")))
     }
 
     /// What the server stores of [`SCRAM_USER`]'s password. A pooler that has the same can check a login without
@@ -165,7 +172,7 @@ impl Server {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
-            if let Some(status) = self._process.ended()? {
+            if let Some(status) = self.process.ended()? {
                 bail!("postgres ended at start ({status}):\n{}", log_tail(&self.folder.join("server.log")));
             }
             if Instant::now() > deadline {
@@ -209,9 +216,23 @@ fn write_certificate(folder: &Path, account: &Account) -> Result<()> {
     let (certificate, key) = (folder.join("server.crt"), folder.join("server.key"));
     fs::write(&certificate, made.cert.pem())?;
     fs::write(&key, made.signing_key.serialize_pem())?;
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
-    account.give(&certificate)?;
-    account.give(&key)
+    guard(&certificate, &key, account)
+}
+
+/// By openssl: no library of ours makes RSA keys.
+fn write_rsa_certificate(folder: &Path, account: &Account) -> Result<()> {
+    let (certificate, key) = (folder.join("rsa.crt"), folder.join("rsa.key"));
+    let mut command = Command::new(find_program("openssl").context("openssl not found: install openssl")?);
+    command.args(["req", "-x509", "-newkey", "rsa:4096", "-nodes", "-days", "2", "-subj", "/CN=localhost"]);
+    command.arg("-keyout").arg(&key).arg("-out").arg(&certificate);
+    output(command, "openssl req")?;
+    guard(&certificate, &key, account)
+}
+
+fn guard(certificate: &Path, key: &Path, account: &Account) -> Result<()> {
+    fs::set_permissions(key, fs::Permissions::from_mode(0o600))?;
+    account.give(certificate)?;
+    account.give(key)
 }
 
 /// A TCP port that nothing listens on at the moment.

@@ -38,6 +38,9 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     if system.is_pooler() && !system.pool_modes.contains(&setup.pool_mode) {
         return Some(format!("{} has no {} pooling", system.title, setup.pool_mode.name()));
     }
+    if setup.rsa && !system.is_pooler() {
+        return Some(format!("{}: the server itself has no RSA key", system.title));
+    }
     let names_statements = match &step.work {
         Work::Pgbench { load, .. } => load.protocol == Protocol::Prepared,
         Work::Task(task) => task.names_statements(),
@@ -75,7 +78,7 @@ pub fn server_needs(experiments: &[Vec<Planned<'_>>]) -> ServerNeeds {
                 if system.is_pooler() {
                     *instances.entry((&system.name, &step.setup)).or_default() += 1;
                 } else {
-                    *direct.entry(group).or_default() += clients_of(step);
+                    *direct.entry(group).or_default() += direct_connections(step, system);
                 }
             }
             for (key, count) in instances {
@@ -90,11 +93,17 @@ pub fn server_needs(experiments: &[Vec<Planned<'_>>]) -> ServerNeeds {
     let available = memory_available_mib().unwrap_or(4096.0);
     // Data of the quick and default scales fits; a quarter of what is free leaves the rest to backends.
     let shared_buffers_mib = (available / 4.0).clamp(128.0, 4096.0) as u32;
-    ServerNeeds { connections: connections + SPARE_CONNECTIONS, shared_buffers_mib }
+    let rsa = experiments.iter().flatten().any(|(step, _)| step.setup.rsa);
+    ServerNeeds { connections: connections + SPARE_CONNECTIONS, shared_buffers_mib, rsa }
 }
 
 fn server_connections(system: &str, setup: &Setup) -> u32 {
     if system == "pgpool" { setup.max_clients } else { setup.pool_size }
+}
+
+/// Connections that a system without a pool makes to the server.
+fn direct_connections(step: &Step, system: &System) -> u32 {
+    if system.clients_of_pool { clients_of(step).min(step.setup.pool_size) } else { clients_of(step) }
 }
 
 fn clients_of(step: &Step) -> u32 {
@@ -120,6 +129,9 @@ pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) ->
         if find_program(program).is_none() {
             problems.push(format!("{program} not found: install {package}"));
         }
+    }
+    if needs.rsa && find_program("openssl").is_none() {
+        problems.push("openssl not found, which makes the RSA key for logins: install openssl".to_owned());
     }
     if topology == Topology::Netns {
         for (program, package) in [("ip", "iproute2"), ("nsenter", "util-linux")] {

@@ -2,13 +2,14 @@
 //! `underpass-bench run`: from the command line to a result file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cli::{self, RunArgs};
@@ -19,9 +20,10 @@ use crate::procs::Account;
 use crate::profiles::Entry;
 use crate::runner::{self, Cell, Event, Runner};
 use crate::sample::{Results, Sample, metric};
-use crate::systems::{Place, System};
+use crate::systems::{Instance, Place, System};
 use crate::tasks::{self, Task};
-use crate::{machine, preflight, profiles, systems, workloads};
+use crate::terminal::{self, say};
+use crate::{lanes, machine, preflight, profiles, systems, workloads};
 
 /// Measures what the command line asks for.
 ///
@@ -34,15 +36,16 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     }
     check_input(arguments)?;
     let table = systems::table(arguments.systems_file.as_deref())?;
-    let plans = plan(arguments, &table)?;
-    let by_experiment: Vec<Vec<(&Step, &System)>> = plans
-        .iter()
-        .map(|plan| plan.cells.iter().map(|(step, system)| (&plan.steps[*step], *system)).collect())
-        .collect();
+    let mut plans = plan(arguments, &table)?;
+    if arguments.plan {
+        announce(&plans);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let by_experiment = cells_of(&plans);
     let needs = preflight::server_needs(&by_experiment);
     let planned = by_experiment.concat();
     preflight::check(&planned, needs, arguments.topology)?;
-    let total_s = announce(&plans);
+    check_output(&arguments.output)?;
 
     let account = Account::for_servers()?;
     let folder =
@@ -60,6 +63,14 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
         mirror: mirror.as_ref(),
     };
 
+    let absent = absent(&planned, place, &stop)?;
+    if let (false, Some((name, why))) = (arguments.systems.is_empty(), absent.first_key_value()) {
+        bail!("{name}: {why}");
+    }
+    leave_out(&absent, &mut plans)?;
+    let planned = cells_of(&plans).concat();
+    let total_s = announce(&plans);
+
     let used: BTreeSet<&str> = planned.iter().map(|(_, system)| system.name.as_str()).collect();
     let used: Vec<&System> = table.iter().filter(|system| used.contains(system.name.as_str())).collect();
     let topology = if arguments.topology == Topology::Netns { "netns" } else { "loopback" };
@@ -68,7 +79,7 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     results.meta.skipped = plans.iter().flat_map(|plan| plan.skipped.iter().cloned()).collect();
     load_data(&planned, arguments.scale, place, &mut results, &stop)?;
 
-    let progress = Progress::new(total_s);
+    let mut progress = Progress::new(total_s);
     for plan in &plans {
         let cells: Vec<Cell<'_>> = plan
             .cells
@@ -80,9 +91,17 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
             })
             .collect();
         let mut runner = Runner::new(place, &stop, plan.entry.seconds);
-        runner.run(&cells, plan.entry.rounds, &mut results, |event| progress.show(&event));
-        // What was measured is kept, whatever happens after it.
-        results.write(&arguments.output)?;
+        runner.run(&cells, plan.entry.rounds, &mut results, |event, results| {
+            progress.show(&event, plan.entry.seconds);
+            if terminal::closed() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            // What was measured is kept, whatever happens after it.
+            match event {
+                Event::Samples(_) => results.write(&arguments.output),
+                Event::Turn { .. } => Ok(()),
+            }
+        })?;
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -91,9 +110,9 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     results.interrupted |= stop.load(Ordering::Relaxed);
     results.write(&arguments.output)?;
     cli::report(&results, &arguments.output.with_extension("html"))?;
-    println!("\nresults: {}", arguments.output.display());
+    say!("\nresults: {}", arguments.output.display());
     if results.interrupted {
-        println!("interrupted: the results hold what was measured until then");
+        say!("interrupted: the results hold what was measured until then");
         return Ok(ExitCode::from(130));
     }
     Ok(ExitCode::SUCCESS)
@@ -105,6 +124,13 @@ struct Plan<'a> {
     steps: Vec<Step>,
     cells: Vec<(usize, &'a System)>,
     skipped: Vec<String>,
+}
+
+/// Steps with their systems, experiment by experiment.
+fn cells_of<'a>(plans: &'a [Plan<'_>]) -> Vec<Vec<(&'a Step, &'a System)>> {
+    let cells =
+        |plan: &'a Plan<'_>| plan.cells.iter().map(|(step, system)| (&plan.steps[*step], *system)).collect();
+    plans.iter().map(cells).collect()
 }
 
 fn plan<'a>(arguments: &RunArgs, table: &'a [System]) -> Result<Vec<Plan<'a>>> {
@@ -181,10 +207,67 @@ fn check_input(arguments: &RunArgs) -> Result<()> {
     Ok(())
 }
 
+/// Starts each pooler once: those that do not answer here, or have no such lane, with the reason.
+fn absent(
+    planned: &[(&Step, &System)],
+    place: Place<'_>,
+    stop: &AtomicBool,
+) -> Result<BTreeMap<String, String>> {
+    let mut absent = BTreeMap::new();
+    let mut tried = BTreeSet::new();
+    for (step, system) in planned.iter().filter(|(_, system)| system.is_pooler()) {
+        if !tried.insert(system.name.as_str()) {
+            continue;
+        }
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted before anything was measured");
+        }
+        let trial = Instance::start(system, &step.setup, place).and_then(|instance| {
+            let Some(lane) = &system.lane else { return Ok(()) };
+            ensure!(
+                lanes::read(&instance, place)?.has(lane),
+                "this {} has no lane {lane}",
+                system.command[0]
+            );
+            Ok(())
+        });
+        if let Err(error) = trial {
+            absent.insert(system.name.clone(), format!("{error:#}"));
+        }
+    }
+    Ok(absent)
+}
+
+/// Takes systems out of the plans.
+fn leave_out(absent: &BTreeMap<String, String>, plans: &mut [Plan<'_>]) -> Result<()> {
+    for plan in plans.iter_mut() {
+        plan.cells.retain(|(_, system)| !absent.contains_key(&system.name));
+    }
+    let lines = absent.iter().map(|(name, why)| format!("{name}: {}", why.lines().next().unwrap_or("")));
+    plans[0].skipped.extend(lines);
+    ensure!(
+        plans.iter().any(|plan| !plan.cells.is_empty()),
+        "nothing to measure: {}",
+        plans[0].skipped.join("; ")
+    );
+    Ok(())
+}
+
+/// The result file can be written: found out now and not after the run.
+fn check_output(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        bail!("{} is a folder: name a file with --output", path.display());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)
+        .and_then(|()| tempfile::tempfile_in(folder).map(drop))
+        .with_context(|| format!("cannot write to {}: choose another --output", folder.display()))
+}
+
 /// Says what is to come and returns how many seconds it will take, about.
 fn announce(plans: &[Plan<'_>]) -> f64 {
     for line in plans.iter().flat_map(|plan| &plan.skipped) {
-        println!("left out: {line}");
+        say!("left out: {line}");
     }
     let mut total_s = 0.0;
     for plan in plans {
@@ -196,7 +279,7 @@ fn announce(plans: &[Plan<'_>]) -> f64 {
                 runner::seconds_of(step, plan.entry.seconds) * f64::from(step.rounds.of(plan.entry.rounds))
             })
             .sum();
-        println!(
+        say!(
             "{:12} {:3} points, {} rounds of {} s: about {:.1} min",
             plan.entry.experiment.name,
             plan.cells.len(),
@@ -206,7 +289,7 @@ fn announce(plans: &[Plan<'_>]) -> f64 {
         );
         total_s += seconds;
     }
-    println!("about {:.0} min in all; Ctrl-C keeps what was measured until then", total_s / 60.0);
+    say!("about {:.0} min in all; Ctrl-C keeps what was measured until then", total_s / 60.0);
     total_s
 }
 
@@ -233,7 +316,7 @@ fn load_data(
                 let data = found.load(server, scale).with_context(|| format!("loading {workload}"))?;
                 if data.rows > 0 {
                     let seconds = began.elapsed().as_secs_f64();
-                    println!("loaded {workload}: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
+                    say!("loaded {workload}: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
                 }
                 if let Some(mirror) = place.mirror {
                     found.load(mirror, scale).with_context(|| format!("loading {workload} on the mirror"))?;
@@ -245,7 +328,7 @@ fn load_data(
                     let began = Instant::now();
                     let data = tasks::tpcc::load(server, place, *warehouses).context("loading TPC-C")?;
                     let seconds = began.elapsed().as_secs_f64();
-                    println!("loaded TPC-C: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
+                    say!("loaded TPC-C: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
                     results.meta.data.insert("tpcc".to_owned(), data);
                 }
             }
@@ -263,33 +346,42 @@ fn load_data(
 /// What the terminal shows while it runs: one line that changes, and a line for each group of samples.
 struct Progress {
     began: Instant,
+    /// What all turns were thought to take, and those that have begun.
     total_s: f64,
+    begun_s: f64,
     terminal: bool,
 }
 
 impl Progress {
     fn new(total_s: f64) -> Self {
-        Self { began: Instant::now(), total_s, terminal: std::io::stdout().is_terminal() }
+        Self { began: Instant::now(), total_s, begun_s: 0.0, terminal: std::io::stdout().is_terminal() }
     }
 
-    fn show(&self, event: &Event<'_>) {
+    fn show(&mut self, event: &Event<'_>, seconds: f64) {
         match event {
-            Event::Turn { done, total, round, cell } if self.terminal => {
-                let left = (self.total_s - self.began.elapsed().as_secs_f64()).max(0.0) / 60.0;
-                print!(
-                    "\r\x1b[K[{}/{total}, about {left:.0} min left] {} {} round {}: {}",
-                    done + 1,
-                    cell.experiment.name,
-                    cell.step.point.label(),
-                    round + 1,
-                    cell.system.name
-                );
+            Event::Turn { done, total, round, cell } => {
+                self.begun_s += runner::seconds_of(cell.step, seconds);
+                if self.terminal {
+                    terminal::write(format_args!(
+                        "\r\x1b[K[{}/{total}, about {:.0} min left in all] {} {} round {}: {}",
+                        done + 1,
+                        self.left_s() / 60.0,
+                        cell.experiment.name,
+                        cell.step.point.label(),
+                        round + 1,
+                        cell.system.name
+                    ));
+                }
             }
-            Event::Turn { .. } => {}
             Event::Samples(samples) => self.samples(samples),
         }
-        // A log that is followed should not lag; a closed terminal is noticed by the signal.
-        let _ = std::io::stdout().flush();
+    }
+
+    /// About how long it will go on: what is still to be done, by how the first part kept its estimate.
+    fn left_s(&self) -> f64 {
+        let elapsed_s = self.began.elapsed().as_secs_f64();
+        let pace = if elapsed_s > 60.0 { (elapsed_s / self.begun_s.max(1.0)).clamp(0.3, 3.0) } else { 1.0 };
+        (self.total_s - self.begun_s).max(0.0) * pace
     }
 
     fn samples(&self, samples: &[Sample]) {
@@ -303,7 +395,7 @@ impl Progress {
                     .collect::<Vec<_>>()
                     .join(", "),
             };
-            println!(
+            say!(
                 "{:5.0} s {} {} round {} {}: {outcome}",
                 self.began.elapsed().as_secs_f64(),
                 sample.experiment,
@@ -312,12 +404,13 @@ impl Progress {
                 sample.system,
             );
         }
+        say!("        about {:.0} min left", (self.left_s() / 60.0).ceil());
     }
 
     /// Leaves the line that changes.
     fn end(&self) {
         if self.terminal {
-            print!("\r\x1b[K");
+            terminal::write(format_args!("\r\x1b[K"));
         }
     }
 }
@@ -335,7 +428,7 @@ fn command_line() -> String {
 }
 
 /// The server account must get through the run's folder; everything in it has an owner of its own.
-fn open_to_all(path: &std::path::Path) -> Result<()> {
+fn open_to_all(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
         .context("cannot open the temporary folder")

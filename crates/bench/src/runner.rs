@@ -3,7 +3,8 @@
 //!
 //! - The systems of a group take *turns*; a *round* gives one sample of each. It has several passes, and a turn of each system in
 //!   each pass is one slice of its sample: what drifts within seconds, and the luck of where the scheduler puts a process
-//!   when it goes on, are averaged within the sample. The order is random; each pass has the reverse order of the one before.
+//!   when it goes on, are averaged within the sample. The order is random; each pass has the reverse order of the one before,
+//!   and all begin a pass at the same place ([`Pattern`]).
 //! - Several times in a run all systems are started anew. What is the luck of one process (addresses, hash
 //!   seeds, which backends it got) is then part of the spread between rounds and cannot pass for a difference.
 //! - While a load connects and warms up, all others are held: no two loads run at once.
@@ -24,9 +25,10 @@ use rand::seq::SliceRandom;
 use crate::counters::Window;
 use crate::experiments::{Experiment, Step, Work};
 use crate::lanes::{self, Lanes};
-use crate::pgbench::{self, Driver};
+use crate::pgbench::{self, Driver, Load};
+use crate::placement::Pattern;
 use crate::roundtrips::RoundTrips;
-use crate::sample::{Latency, Results, Sample, metric};
+use crate::sample::{Latency, Results, Sample};
 use crate::systems::{Beside, Instance, Place, Setup, System};
 
 /// Rounds between two starts of the systems, at least.
@@ -77,11 +79,7 @@ const PAUSE_PERIOD: Duration = Duration::from_millis(20);
 #[must_use]
 pub fn seconds_of(step: &Step, seconds: f64) -> f64 {
     match &step.work {
-        // 0.3 s: the samples' share of a start and of a load's connections and warm-up.
-        Work::Pgbench { load, .. } => {
-            let warm_s = load.rate.map_or(0.0, |rate| 3.0 * f64::from(load.clients) / rate);
-            seconds + load.settle().as_secs_f64() * f64::from(load.slices(seconds)) + 0.3 + warm_s / 2.0
-        }
+        Work::Pgbench { load, .. } => seconds + load.overhead_s(seconds),
         Work::Task(task) => task.seconds(seconds),
     }
 }
@@ -136,14 +134,18 @@ impl<'a> Runner<'a> {
 
     /// Runs all cells of one experiment `rounds` times, or as often as their steps say, and adds their samples.
     ///
-    /// A cell that fails, or whose system does not start, gives samples with an error: the others go on.
+    /// A cell that fails, or whose system does not start, gives samples with an error: the others go on. `progress` is told of
+    /// each step, with all samples so far.
+    ///
+    /// # Errors
+    /// Those of `progress`.
     pub fn run(
         &mut self,
         cells: &[Cell<'a>],
         rounds: u32,
         results: &mut Results,
-        mut progress: impl FnMut(Event<'_>),
-    ) {
+        mut progress: impl FnMut(Event<'_>, &Results) -> Result<()>,
+    ) -> Result<()> {
         let mut rng = rand::rng();
         let total = cells.iter().map(|cell| cell.rounds(rounds) as usize).sum();
         let most = cells.iter().map(|cell| cell.rounds(rounds)).max().unwrap_or(0);
@@ -157,16 +159,18 @@ impl<'a> Runner<'a> {
                     continue;
                 }
                 let span = first..(first + per_start).min(most);
-                let samples = self.group(&part, span, rounds, results.samples.len(), |round, cell| {
-                    progress(Event::Turn { done, total, round, cell });
+                let order = results.samples.len();
+                let samples = self.group(&part, span, rounds, order, |round, cell| {
                     done += 1;
-                });
-                progress(Event::Samples(&samples));
-                results.samples.extend(samples);
+                    progress(Event::Turn { done: done - 1, total, round, cell }, results)
+                })?;
+                results.samples.extend(samples.iter().cloned());
+                progress(Event::Samples(&samples), results)?;
             }
             self.stop_all_but(&[]);
         }
         results.interrupted |= self.stop.load(Ordering::Relaxed);
+        Ok(())
     }
 
     /// Starts the systems of a group and lets them take their turns.
@@ -176,8 +180,8 @@ impl<'a> Runner<'a> {
         rounds: Range<u32>,
         asked: u32,
         order: usize,
-        mut turn_begins: impl FnMut(u32, Cell<'a>),
-    ) -> Vec<Sample> {
+        mut turn_begins: impl FnMut(u32, Cell<'a>) -> Result<()>,
+    ) -> Result<Vec<Sample>> {
         let keys = keys_of(cells);
         self.stop_all_but(&keys);
         // All systems first: a load that runs would slow their start, and a start disturb a load.
@@ -193,6 +197,7 @@ impl<'a> Runner<'a> {
         let mut order_of_turns: Vec<usize> = (0..stands.len()).collect();
         order_of_turns.shuffle(&mut rand::rng());
         for round in rounds {
+            let pattern = Pattern::draw(&mut rand::rng());
             for pass in 0..passes {
                 for &index in &order_of_turns {
                     let stand = &mut stands[index];
@@ -200,10 +205,10 @@ impl<'a> Runner<'a> {
                         continue;
                     }
                     if pass == 0 {
-                        turn_begins(round, stand.cell);
+                        turn_begins(round, stand.cell)?;
                         self.begin(stand, round);
                     }
-                    self.turn(stand, self.seconds / f64::from(passes));
+                    self.turn(stand, self.seconds / f64::from(passes), pattern.at(pass));
                     if pass + 1 == passes {
                         self.end(stand);
                     }
@@ -220,7 +225,7 @@ impl<'a> Runner<'a> {
         for (index, sample) in samples.iter_mut().enumerate() {
             sample.order = (order + index) as u32;
         }
-        samples
+        Ok(samples)
     }
 
     /// Passes of a round, the same for all systems of a group. A program beside a system takes a second to
@@ -259,7 +264,8 @@ impl<'a> Runner<'a> {
     fn stand(&mut self, cell: Cell<'a>, key: Key<'a>, start: Result<()>) -> Stand<'a> {
         let driver = start.and_then(|()| match &cell.step.work {
             Work::Pgbench { load, .. } if load.can_be_held() => {
-                let mut driver = Driver::start(load, &self.instances[&key], self.place)?;
+                let load = load_of(load, cell);
+                let mut driver = Driver::start(&load, &self.instances[&key], self.place)?;
                 driver.wait_until_warm(self.stop)?;
                 driver.hold();
                 Ok(Some(driver))
@@ -290,7 +296,8 @@ impl<'a> Runner<'a> {
         {
             let step = stand.cell.step;
             sample.trips = step.round_trips.then(|| RoundTrips::new(instance, self.place));
-            if lane_of(&stand.cell).is_some() {
+            // A load that is started for the sample is looked at when it is warm.
+            if lane_of(&stand.cell).is_some() && stand.driver.is_some() {
                 match lanes::read(instance, self.place) {
                     Ok(lanes) => sample.lanes_before = Some(lanes),
                     Err(error) => sample.error = Some(format!("{error:#}")),
@@ -301,9 +308,10 @@ impl<'a> Runner<'a> {
     }
 
     /// One turn: a slice of the sample, or all of work that is not divided.
-    fn turn(&mut self, stand: &mut Stand<'a>, seconds: f64) {
+    fn turn(&mut self, stand: &mut Stand<'a>, seconds: f64, pattern: Pattern) {
         let Some(sample) = stand.sample.as_mut().filter(|sample| sample.error.is_none()) else { return };
-        if let Err(error) = self.slice(stand.cell, stand.key, stand.driver.as_mut(), sample, seconds) {
+        if let Err(error) = self.slice(stand.cell, stand.key, stand.driver.as_mut(), sample, seconds, pattern)
+        {
             sample.error = Some(format!("{error:#}"));
         }
     }
@@ -315,6 +323,7 @@ impl<'a> Runner<'a> {
         driver: Option<&mut Driver>,
         sample: &mut Gathering,
         seconds: f64,
+        pattern: Pattern,
     ) -> Result<()> {
         let instance = self.instances.get_mut(&key).context("its system was not started")?;
         instance.check_alive()?;
@@ -328,10 +337,23 @@ impl<'a> Runner<'a> {
                 let trips = &mut sample.trips;
                 let look = || trips.iter_mut().for_each(RoundTrips::look);
                 match driver {
-                    Some(driver) => sample.windows.push(driver.slice(seconds, instance, self.stop, look)?),
+                    Some(driver) => {
+                        let server = self.place.server.pid();
+                        let window = driver.slice(seconds, pattern, instance, server, self.stop, look)?;
+                        sample.windows.push(window);
+                    }
                     None => {
-                        (sample.metrics, sample.latency) =
-                            pgbench::measure(load, seconds, instance, self.place, self.stop, look)?;
+                        let before = &mut sample.lanes_before;
+                        let when_warm = || {
+                            if lane_of(&cell).is_some() {
+                                *before = Some(lanes::read(instance, self.place)?);
+                            }
+                            Ok(())
+                        };
+                        let load = load_of(load, cell);
+                        (sample.metrics, sample.latency) = pgbench::measure(
+                            &load, seconds, instance, self.place, self.stop, when_warm, look,
+                        )?;
                     }
                 }
             }
@@ -349,10 +371,7 @@ impl<'a> Runner<'a> {
             (&sample.error, &sample.lanes_before, lane_of(&stand.cell), self.instances.get(&stand.key))
         {
             match lanes::read(instance, self.place) {
-                Ok(after) => {
-                    let share = after.share_since(before, lane);
-                    sample.metrics.extend(share.map(|share| (metric::LANE_SHARE.to_owned(), share)));
-                }
+                Ok(after) => sample.metrics.extend(after.shares_since(before, lane)),
                 Err(error) => sample.error = Some(format!("{error:#}")),
             }
         }
@@ -370,6 +389,15 @@ fn keys_of<'a>(cells: &[Cell<'a>]) -> Vec<Key<'a>> {
         keys.push((name, setup, before));
     }
     keys
+}
+
+/// The load of a cell: a system may stand for clients that share the pool's connections among themselves.
+fn load_of(load: &Load, cell: Cell<'_>) -> Load {
+    let mut load = load.clone();
+    if cell.system.clients_of_pool {
+        load.clients = load.clients.min(cell.step.setup.pool_size);
+    }
+    load
 }
 
 /// The lane whose share decides whether a sample counts. A copy leaves its lane by design once it has passed the lane's

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What one measurement yields, and the file that keeps all of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use underpass_stats::quantile_sorted;
@@ -63,6 +63,19 @@ pub mod metric {
     pub const SERVER_LEG: &str = "server_leg_us";
     /// Share of transactions that the system's lane carried, 0 to 1.
     pub const LANE_SHARE: &str = "lane_share";
+    /// Share of transactions that lane A carried, 0 to 1.
+    pub const SHARE_A: &str = "share_a";
+    /// The same of lane B.
+    pub const SHARE_B: &str = "share_b";
+    /// The same of lane D.
+    pub const SHARE_D: &str = "share_d";
+    /// Share of transactions that user space served, 0 to 1.
+    pub const SHARE_USER: &str = "share_user";
+    /// The name of the share of a lane, by its name in SHOW KERNEL.
+    #[must_use]
+    pub fn share(lane: &str) -> String {
+        format!("share_{}", lane.to_ascii_lowercase())
+    }
     /// Seconds in which the transactions of the sample were counted.
     pub const WINDOW: &str = "window_s";
     /// Transactions that failed.
@@ -199,6 +212,9 @@ pub struct Meta {
     pub data: BTreeMap<String, LoadedData>,
     /// Points left out because a system cannot do them, with the reason.
     pub skipped: Vec<String>,
+    /// Where further files that a page was made of differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joined: Vec<(String, String)>,
 }
 
 /// Size of a loaded workload.
@@ -248,6 +264,56 @@ impl Results {
         Ok(results)
     }
 
+    /// Reads several files as one run, whose facts are those of the first; what differs in the others is noted.
+    ///
+    /// # Errors
+    /// As [`Results::read`], or when two files have the same experiment at the same point for the same system.
+    pub fn read_all(paths: &[PathBuf]) -> Result<Self> {
+        let mut all = Self::default();
+        for (index, path) in paths.iter().enumerate() {
+            let one = Self::read(path)?;
+            if index == 0 {
+                all = one;
+            } else {
+                let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
+                all.join(&name, one).with_context(|| path.display().to_string())?;
+            }
+        }
+        Ok(all)
+    }
+
+    fn join(&mut self, name: &str, other: Self) -> Result<()> {
+        let of = |sample: &Sample| {
+            (sample.experiment.clone(), sample.system.clone(), sample.point.clone(), sample.round)
+        };
+        let known: BTreeSet<_> = self.samples.iter().map(of).collect();
+        if let Some(twice) = other.samples.iter().find(|sample| known.contains(&of(sample))) {
+            bail!("{} {} was measured in an earlier file too", twice.experiment, twice.point.label());
+        }
+        let meta = other.meta;
+        for (what, ours, theirs) in [
+            ("revision", &self.meta.revision, meta.revision),
+            ("kernel", &self.meta.kernel, meta.kernel),
+            ("CPU", &self.meta.cpu, meta.cpu),
+            ("began", &self.meta.began, meta.began),
+            ("command", &self.meta.command, meta.command),
+            ("hosts", &self.meta.topology, meta.topology),
+        ] {
+            if *ours != theirs {
+                self.meta.joined.push((format!("{name}: {what}"), theirs));
+            }
+        }
+        self.meta.joined.extend(meta.joined);
+        self.meta.versions.extend(meta.versions);
+        self.meta.titles.extend(meta.titles);
+        self.meta.without.extend(meta.without);
+        self.meta.data.extend(meta.data);
+        self.meta.skipped.extend(meta.skipped);
+        self.interrupted |= other.interrupted;
+        self.samples.extend(other.samples);
+        Ok(())
+    }
+
     /// Writes the file through a temporary name, so that a crash leaves the old one.
     ///
     /// # Errors
@@ -280,6 +346,23 @@ mod tests {
         let many = Point::default().with("clients", 64);
         assert!(eight.sort_key() < many.sort_key());
         assert_eq!(eight.label(), "clients=8");
+    }
+
+    #[test]
+    fn files_of_several_runs_are_one_but_the_same_point_twice_is_refused() {
+        let one = |experiment: &str, revision: &str| Results {
+            meta: Meta { revision: revision.into(), ..Meta::default() },
+            samples: vec![Sample {
+                experiment: experiment.into(),
+                ..crate::analysis::tests::sample("direct", 0, &Point::default(), 1.0, 1.0)
+            }],
+            ..Results::default()
+        };
+        let mut all = one("tax", "a");
+        all.join("second.json", one("copy", "b")).unwrap();
+        assert_eq!(all.samples.len(), 2);
+        assert_eq!(all.meta.joined, [("second.json: revision".to_owned(), "b".to_owned())]);
+        assert!(all.join("third.json", one("tax", "a")).unwrap_err().to_string().contains("earlier"));
     }
 
     #[test]

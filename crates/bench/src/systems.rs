@@ -87,6 +87,9 @@ pub struct System {
     /// Started as root, told to switch itself.
     #[serde(default)]
     pub as_root: bool,
+    /// Its load has no more clients than the pool has connections.
+    #[serde(default)]
+    pub clients_of_pool: bool,
     /// Lines for the template.
     #[serde(default)]
     pub extra: String,
@@ -221,6 +224,8 @@ pub struct Setup {
     pub login: Login,
     /// Clients use TLS.
     pub client_tls: bool,
+    /// The pooler's certificate has an RSA key of 4,096 bits: then a handshake is the pooler's work, not the client's.
+    pub rsa: bool,
     /// Clients connect by unix socket.
     pub client_unix: bool,
     /// Poolers reach PostgreSQL by unix socket.
@@ -241,6 +246,7 @@ impl Setup {
             max_clients,
             login: Login::Trust,
             client_tls: false,
+            rsa: false,
             client_unix: false,
             server_unix: false,
             cpus: None,
@@ -522,7 +528,7 @@ fn values(
     } else {
         place.hosts.server_from_pooler.into()
     };
-    let (certificate, key) = (place.server.certificate(), place.server.key());
+    let (certificate, key) = place.server.certificate(setup.rsa);
     let tls_lines = match (setup.client_tls, system.kind) {
         (false, _) | (_, Kind::Direct) => String::new(),
         (true, Kind::Pgbouncer) => format!(

@@ -3,9 +3,9 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{BASELINE, DIRECT, View};
+use crate::analysis::{BASELINE, DIRECT, DIRECT_FEW, View};
 use crate::experiments::Experiment;
-use crate::limits::{self, Judged};
+use crate::limits::{self, Judged, Limit};
 use crate::proof::Finding;
 use crate::sample::{LoadedData, Point, Results, metric};
 use underpass_stats::{Estimate, Summary};
@@ -24,7 +24,10 @@ pub const COLUMNS: &[Column] = &[
     (metric::ADDED_CPU, "added us", 1),
     (metric::POOLER_CPU, "pooler us", 1),
     (metric::SWITCHES, "switches", 2),
-    (metric::LANE_SHARE, "in lane", 3),
+    (metric::SHARE_A, "lane A", 3),
+    (metric::SHARE_B, "lane B", 3),
+    (metric::SHARE_D, "lane D", 3),
+    (metric::SHARE_USER, "user space", 3),
     (metric::CLIENT_LEG, "client leg us", 0),
     (metric::SERVER_LEG, "server leg us", 0),
     (metric::MEMORY, "MiB", 1),
@@ -48,7 +51,7 @@ pub const COLUMNS: &[Column] = &[
 /// The metric of which a table shows the ratio to PgBouncer: the tax where there is one.
 #[must_use]
 pub fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'static str, Estimate)> {
-    if system == BASELINE || system == DIRECT {
+    if [BASELINE, DIRECT, DIRECT_FEW].contains(&system) {
         return None;
     }
     [metric::TAX, metric::TPS, metric::SECONDS]
@@ -58,7 +61,7 @@ pub fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'stati
 
 /// All tables of one experiment.
 #[must_use]
-pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
+pub fn of_experiment(experiment: &Experiment, results: &Results, limits: &[Limit]) -> String {
     let view = View::of(results, experiment.name);
     let mut text = format!("\n{} ({})\n", experiment.title, experiment.paper);
     for point in view.points() {
@@ -76,7 +79,7 @@ pub fn of_experiment(experiment: &Experiment, results: &Results) -> String {
             let mut last = ratio.map_or_else(String::new, |(name, estimate)| {
                 format!("{} {}", short(name), interval(&estimate))
             });
-            if limits::carried(&view, system, point) == Some(false) {
+            if limits::carried(limits, &view, system, point) == Some(false) {
                 last.push_str("  FAILED: not in the lane");
             }
             row.push(last);
@@ -203,7 +206,19 @@ pub fn time_of(view: &View<'_>, point: &Point) -> Time {
     Time { seconds, rounds }
 }
 
-/// Rows, MB, clients and seconds of a point beside the paper's.
+/// Clients and MB from which a point may be called a repeat of a paper's experiment.
+const REPEAT_CLIENTS: u64 = 1_000;
+const REPEAT_MB: f64 = 1_000.0;
+
+/// Whether a point may be called a repeat; `None` where no paper has the experiment.
+#[must_use]
+pub fn is_repeat(experiment: &Experiment, point: &Point, results: &Results) -> Option<bool> {
+    let clients = point.get("clients").parse().unwrap_or(1);
+    let mb = data_of(experiment, point, results).map_or(0.0, |(_, data)| data.mb);
+    (experiment.scale.clients != "-").then_some(clients >= REPEAT_CLIENTS && mb >= REPEAT_MB)
+}
+
+/// Rows, MB, clients and seconds of a point beside the paper's, and whether it is a repeat.
 #[must_use]
 pub fn scale_of(experiment: &Experiment, view: &View<'_>, point: &Point, results: &Results) -> String {
     let data = data_of(experiment, point, results)
@@ -216,7 +231,10 @@ pub fn scale_of(experiment: &Experiment, view: &View<'_>, point: &Point, results
     let paper = &experiment.scale;
     let beside = match paper.clients {
         "-" => String::new(),
-        count => format!("; paper: {}, {count} clients, {}", paper.data, paper.seconds),
+        count => {
+            let word = if is_repeat(experiment, point, results) == Some(true) { "a" } else { "no" };
+            format!("; paper: {}, {count} clients, {}: {word} repeat", paper.data, paper.seconds)
+        }
     };
     format!("{data}{clients}{}{beside}", time_of(view, point))
 }
@@ -270,9 +288,26 @@ mod tests {
             results.samples.push(sample("ours-off", round, &point, 28.0, 62_000.0));
         }
         let experiment = crate::experiments::find("tax").unwrap();
-        let text = of_experiment(experiment, &results);
+        let text = of_experiment(experiment, &results, &[]);
         assert!(text.contains("tax 0.80 [0.80, 0.80]"), "{text}");
         assert!(text.find("direct").unwrap() < text.find("ours-off").unwrap());
+    }
+
+    #[test]
+    fn only_a_large_point_is_called_a_repeat() {
+        let experiment = crate::experiments::find("many").unwrap();
+        let of = |clients: u32, mb: f64| {
+            let mut results = Results::default();
+            results.meta.data.insert("ycsb".into(), LoadedData { rows: 1, mb });
+            let point = Point::default().with("clients", clients).with("workload", "ycsb");
+            let view = View::of(&results, "many");
+            scale_of(experiment, &view, &point, &results)
+        };
+        assert!(of(1_000, 1_200.0).ends_with(": a repeat"), "{}", of(1_000, 1_200.0));
+        assert!(of(999, 1_200.0).ends_with(": no repeat"));
+        assert!(of(10_000, 999.0).ends_with(": no repeat"));
+        let tax = crate::experiments::find("tax").unwrap();
+        assert_eq!(is_repeat(tax, &Point::default(), &Results::default()), None);
     }
 
     #[test]

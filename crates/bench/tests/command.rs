@@ -39,13 +39,45 @@ fn bad_input_is_said_before_anything_starts() {
         (&["run", "-e", "workloads", "-w", "nope"], "unknown workload nope"),
         (&["run", "-e", "tax", "-c", "0"], "invalid value '0'"),
         (&["run", "--rate=-5", "-e", "many"], "--rate"),
+        (&["run", "-e", "tax", "-s", "direct", "-o", "/"], "is a folder"),
+        (&["run", "-e", "tax", "-s", "direct", "-o", "/proc/no/results.json"], "another --output"),
         (&["report", "/nonexistent.json"], "cannot read"),
+        (&["report"], "required"),
     ] {
         let output = output(arguments);
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
         assert!(!text.contains("RUST_BACKTRACE"), "{text}");
     }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_breaks_nothing() {
+    let mut list = bench(&["list"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(list.stdout.take());
+    let output = list.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.is_empty(), "{}: {text}", output.status);
+}
+
+#[test]
+fn a_run_whose_reader_goes_ends_and_keeps_what_it_has() {
+    if !have_postgres() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.json");
+    let mut run = bench(&["run", "-e", "tax", "-s", "direct", "-c", "2", "-m", "simple", "--seconds", "0.2"])
+        .args(["--rounds", "100", "-o"])
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(run.stdout.take());
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(results(&file)["interrupted"], true);
 }
 
 #[test]
@@ -73,6 +105,9 @@ fn a_small_run_measures_and_reports() {
         "-o",
         path,
     ]);
+    // A plan starts nothing.
+    let plan = bench(&["run", "--profile", "reference", "--plan"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&plan.stdout).contains("min in all"), "{plan:?}");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let results = results(&file);
     let samples = results["samples"].as_array().unwrap();

@@ -13,7 +13,7 @@ use underpass_charts::{escape, figure};
 
 use crate::analysis::View;
 use crate::experiments::{EXPERIMENTS, Experiment};
-use crate::limits::{self, Judged, Verdict};
+use crate::limits::{self, Judged, Limit, Verdict};
 use crate::proof::Finding;
 use crate::sample::{Point, Results};
 use crate::table::{self, interval};
@@ -24,31 +24,33 @@ const INTRODUCTION: &str = "<p>Every system did the same work in the same run, i
     medians over rounds; small ones beside them are the quartiles. The tax is the whole machine's CPU time per transaction minus \
     the direct connection's in the same round. Ratios are medians of per-round ratios with their 90 % bootstrap interval.</p>";
 
-/// Clients and MB from which an experiment may be called a repeat of a paper's.
-const REPEAT_CLIENTS: u64 = 1_000;
-const REPEAT_MB: f64 = 1_000.0;
-
 /// Writes the page.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn write(results: &Results, judged: &[Judged], findings: &[Finding], path: &Path) -> Result<()> {
-    let page = render(results, judged, findings)?;
+pub fn write(
+    results: &Results,
+    limits: &[Limit],
+    judged: &[Judged],
+    findings: &[Finding],
+    path: &Path,
+) -> Result<()> {
+    let page = render(results, limits, judged, findings)?;
     fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn render(results: &Results, judged: &[Judged], findings: &[Finding]) -> Result<String> {
+fn render(results: &Results, limits: &[Limit], judged: &[Judged], findings: &[Finding]) -> Result<String> {
     let mut body = INTRODUCTION.to_owned();
     body.push_str(&machine(results));
     body.push_str(&proof(findings));
     body.push_str(&limits_section(judged));
     for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
-        body.push_str(&section(experiment, results)?);
+        body.push_str(&section(experiment, results, limits)?);
     }
     Ok(underpass_charts::page("Underpass benchmarks", &body))
 }
 
-fn section(experiment: &Experiment, results: &Results) -> Result<String> {
+fn section(experiment: &Experiment, results: &Results, limits: &[Limit]) -> Result<String> {
     let view = View::of(results, experiment.name);
     let mut text = format!(
         "<section id=\"{name}\"><h2>{title}</h2><p>{shows}</p><p class=\"paper\">Follows: {paper}.</p>",
@@ -62,7 +64,7 @@ fn section(experiment: &Experiment, results: &Results) -> Result<String> {
         text.push_str(&figure(&chart.caption, chart.height, &chart.options)?);
     }
     for point in view.points() {
-        text.push_str(&point_table(experiment, &view, point, results));
+        text.push_str(&point_table(experiment, &view, point, results, limits));
     }
     text.push_str("</section>\n");
     Ok(text)
@@ -91,13 +93,12 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
         .iter()
         .map(|point| table::time_of(view, point))
         .max_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.rounds.cmp(&b.rounds)));
-    let largest = used.iter().map(|(_, data)| data.mb).fold(0.0, f64::max);
-    let verdict = if experiment.scale.clients == "-" {
-        "no paper has this experiment"
-    } else if most_clients >= REPEAT_CLIENTS && largest >= REPEAT_MB {
-        "large enough to be called a repeat"
-    } else {
-        "smaller than the paper's: not a repeat of it"
+    let repeats =
+        points.iter().filter(|point| table::is_repeat(experiment, point, results) == Some(true)).count();
+    let verdict = match (experiment.scale.clients, repeats) {
+        ("-", _) => "no paper has this experiment".to_owned(),
+        (_, 0) => "smaller than the paper's: no repeat of it".to_owned(),
+        (_, count) => format!("{count} of {} points are large enough to be called a repeat", points.len()),
     };
     format!(
         "<div class=\"scroll\"><table><tr><th>scale</th><th>data</th><th>clients</th><th>seconds</th></tr>\
@@ -110,7 +111,13 @@ fn scale(experiment: &Experiment, view: &View<'_>, results: &Results) -> String 
     )
 }
 
-fn point_table(experiment: &Experiment, view: &View<'_>, point: &Point, results: &Results) -> String {
+fn point_table(
+    experiment: &Experiment,
+    view: &View<'_>,
+    point: &Point,
+    results: &Results,
+    limits: &[Limit],
+) -> String {
     let systems = table::in_table_order(&view.systems_at(point), results);
     let columns: Vec<_> = table::COLUMNS
         .iter()
@@ -141,7 +148,7 @@ fn point_table(experiment: &Experiment, view: &View<'_>, point: &Point, results:
         let ratio = table::headline(view, system, point).map_or_else(String::new, |(name, estimate)| {
             format!("{} {}", table::short(name), interval(&estimate))
         });
-        let failed = match limits::carried(view, system, point) {
+        let failed = match limits::carried(limits, view, system, point) {
             Some(false) => " <span class=\"not-met\">failed: not in the lane</span>",
             _ => "",
         };
@@ -166,6 +173,9 @@ fn machine(results: &Results) -> String {
     row("command", &meta.command);
     for (name, version) in &meta.versions {
         row(name, version);
+    }
+    for (what, value) in &meta.joined {
+        row(what, value);
     }
     for skipped in &meta.skipped {
         row("left out", skipped);
@@ -246,7 +256,7 @@ mod tests {
             results.samples.push(sample("direct", round, &point, 20.0, 80_000.0));
             results.samples.push(sample("pgbouncer", round, &point, 30.0, 60_000.0));
         }
-        let page = render(&results, &[], &[]).unwrap();
+        let page = render(&results, &[], &[], &[]).unwrap();
         assert!(page.contains("echarts") && page.contains("\"type\":\"bar\""));
         assert!(page.contains("a &lt;b&gt; &amp; c"));
         let without_script = page.replace(underpass_charts::ECHARTS, "");
@@ -277,7 +287,7 @@ mod tests {
         results.samples.push(one);
         let data = |mb| crate::sample::LoadedData { rows: 10, mb };
         results.meta.data.insert("ycsb".into(), data(120.0));
-        assert!(scale(experiment, &View::of(&results, "many"), &results).contains("not a repeat"));
+        assert!(scale(experiment, &View::of(&results, "many"), &results).contains("no repeat"));
         results.meta.data.insert("ycsb".into(), data(2300.0));
         assert!(scale(experiment, &View::of(&results, "many"), &results).contains("called a repeat"));
     }

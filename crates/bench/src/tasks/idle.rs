@@ -40,7 +40,7 @@ pub(super) fn run(
     thread::sleep(Duration::from_secs(1));
     let after = memory_mib(instance)?;
     let load = Load { rate: Some(rate), ..Load::new(ACTIVE_CLIENTS, Protocol::Simple, "select 1;\n") };
-    let (mut metrics, latency) = pgbench::measure(&load, seconds, instance, place, stop, || {})?;
+    let (mut metrics, latency) = pgbench::measure(&load, seconds, instance, place, stop, || Ok(()), || {})?;
     metrics.insert(metric::MEMORY.to_owned(), resident_mib(instance)?);
     metrics.insert(metric::MEMORY_GROWTH.to_owned(), after - before);
     Ok((metrics, latency))

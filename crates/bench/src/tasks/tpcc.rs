@@ -18,6 +18,7 @@ use crate::postgres::{DATABASE, PASSWORD, Server, USER};
 use crate::procs::{Launch, find_program, output};
 use crate::sample::{LoadedData, metric};
 use crate::systems::{Instance, Place};
+use crate::terminal::say;
 
 const MODULE: &str = "github.com/pingcap/go-tpc";
 const VERSION: &str = "v1.0.12";
@@ -51,7 +52,7 @@ pub fn program() -> Result<PathBuf> {
     }
     let advice = "install go-tpc or leave the experiment tpcc out";
     let go = find_program("go").with_context(|| format!("neither go-tpc nor go found: {advice}"))?;
-    println!("installing {MODULE} {VERSION} with go");
+    say!("installing {MODULE} {VERSION} with go");
     fs::create_dir_all(FOLDER)?;
     let module = tempfile::tempdir()?;
     // `go install MODULE@VERSION` also asks the proxy for the list of versions, which not every proxy has.
