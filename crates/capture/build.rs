@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-const HEADERS: [&str; 4] = ["capture.h", "capture.bpf.h", "packet.bpf.h", "probe.bpf.h"];
+const HEADERS: [&str; 6] =
+    ["capture.h", "capture.bpf.h", "packet.bpf.h", "call.bpf.h", "postgres.bpf.h", "vio.bpf.h"];
 
 fn main() {
     let source = Path::new("src/bpf");

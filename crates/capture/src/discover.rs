@@ -56,6 +56,17 @@ impl Server {
         self.addresses.first().map(SocketAddr::port)
     }
 
+    /// Whether a client is connected by a Unix socket now.
+    pub fn has_local(&self) -> bool {
+        match self.protocol {
+            Protocol::Postgres => Backends::has_local(self.pid),
+            // What it accepted has the name of the socket on which it listens.
+            Protocol::Mysql => {
+                procfs::unix_connections(self.pid).iter().any(|path| self.sockets.contains(path))
+            }
+        }
+    }
+
     /// What it is called.
     pub fn product(&self) -> &'static str {
         match self.protocol {
@@ -178,8 +189,7 @@ impl Backends {
         procfs::pids().into_iter().flatten().filter(move |&pid| procfs::parent(pid) == Some(postmaster))
     }
 
-    /// Whether a client is connected by a Unix socket now.
-    pub fn has_local(postmaster: u32) -> bool {
+    fn has_local(postmaster: u32) -> bool {
         Self::children(postmaster)
             .any(|pid| procfs::title(pid).is_some_and(|title| title.contains(" [local] ")))
     }

@@ -53,14 +53,6 @@ pub enum Error {
         /// The function.
         symbol: &'static str,
     },
-    /// MariaDB or MySQL was to be recorded by what only PostgreSQL has.
-    #[error(
-        "{what} of MariaDB and MySQL are not supported: only connections over TCP without TLS can be recorded; name a port, and no probes"
-    )]
-    NotForMysql {
-        /// What was asked for.
-        what: &'static str,
-    },
     /// The trace could not be begun.
     #[error("{message}")]
     Trace {

@@ -75,52 +75,62 @@ pub enum Event<'a> {
         /// Data bytes that the client acknowledged, `tcp_info.tcpi_bytes_acked`.
         bytes_acked: u64,
     },
-    /// Bytes that `secure_read` returned or `secure_write` took.
+    /// Bytes that a function of the server read from a client or wrote to it.
     Call {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,
-        /// The backend.
-        process: ProcessId,
+        /// Of which session.
+        session: ProbedId,
+        /// Whether they travel by TLS for certain: MariaDB and MySQL have functions of their own for that.
+        decrypted: bool,
         /// The ends of its connection; `None` for a Unix socket.
         ends: Option<Ends>,
         /// Which way.
         direction: Direction,
-        /// Position of the first payload byte since the probes saw the process first.
+        /// Position of the first payload byte since the probes saw the session first.
         offset: u64,
         /// Bytes before the payload that were left out by the response level.
         skipped: u32,
         /// The bytes.
         payload: &'a [u8],
     },
-    /// A probed process ended.
+    /// A probed session ended.
     Exit {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,
-        /// The backend.
-        process: ProcessId,
+        /// Which.
+        session: ProbedId,
         /// Bytes it read while it was probed.
         bytes_read: u64,
         /// Bytes it wrote while it was probed.
         bytes_written: u64,
+    },
+    /// A probed process ended, and all its sessions with it. Comes once in each ring.
+    ProcessExit {
+        /// CLOCK_MONOTONIC, nanoseconds.
+        time_ns: u64,
+        /// The process.
+        pid: u32,
     },
     /// A backend said what it runs.
     Activity {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,
         /// The backend.
-        process: ProcessId,
+        pid: u32,
         /// The text; cut at 61,440 bytes.
         text: &'a [u8],
     },
 }
 
-/// A process, told from later ones with the same number.
+/// A probed session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ProcessId {
-    /// The number.
+pub struct ProbedId {
+    /// The process that serves it.
     pub pid: u32,
-    /// When it started, CLOCK_BOOTTIME nanoseconds.
-    pub start_ns: u64,
+    /// Tells it from others of this process, now and later. PostgreSQL: when the process started, CLOCK_BOOTTIME nanoseconds, so
+    /// that one with the same number later is another. MariaDB and MySQL: a number.
+    pub number: u64,
 }
 
 const AF_INET: u8 = 2;
@@ -128,6 +138,9 @@ const AF_INET6: u8 = 10;
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
+/// Flags of an event's head; `EVENT_*` of `capture.h`.
+const DECRYPTED: u8 = 1;
+const WHOLE_PROCESS: u8 = 2;
 
 impl<'a> Event<'a> {
     /// Decodes an event; `None` for what no program of this version sends.
@@ -137,7 +150,7 @@ impl<'a> Event<'a> {
         let head: types::event_head = unsafe { std::ptr::read_unaligned(head.as_ptr().cast()) };
         let payload = rest.get(..head.len as usize)?;
         let time_ns = head.ts_ns;
-        let process = ProcessId { pid: head.pid, start_ns: head.cookie };
+        let session = ProbedId { pid: head.pid, number: head.cookie };
         let direction =
             if types::event_direction(head.direction.into()) == types::event_direction::DIRECTION_BACKEND {
                 Direction::Backend
@@ -170,17 +183,21 @@ impl<'a> Event<'a> {
             },
             types::event_kind::EVENT_CALL => Self::Call {
                 time_ns,
-                process,
+                session,
+                decrypted: head.flags & DECRYPTED != 0,
                 ends: ends(&head),
                 direction,
                 offset: head.offset,
                 skipped: head.skipped,
                 payload,
             },
-            types::event_kind::EVENT_EXIT => {
-                Self::Exit { time_ns, process, bytes_read: head.offset, bytes_written: head.more }
+            types::event_kind::EVENT_EXIT if head.flags & WHOLE_PROCESS != 0 => {
+                Self::ProcessExit { time_ns, pid: head.pid }
             }
-            types::event_kind::EVENT_ACTIVITY => Self::Activity { time_ns, process, text: payload },
+            types::event_kind::EVENT_EXIT => {
+                Self::Exit { time_ns, session, bytes_read: head.offset, bytes_written: head.more }
+            }
+            types::event_kind::EVENT_ACTIVITY => Self::Activity { time_ns, pid: head.pid, text: payload },
             _ => return None,
         })
     }

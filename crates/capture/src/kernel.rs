@@ -22,10 +22,17 @@ use crate::privileges;
 use crate::ring::Ring;
 use crate::skel::{CaptureSkel, CaptureSkelBuilder, types};
 
-/// What the probes need of the executable. Exported for extensions by PostgreSQL 14 to 18.
+/// What the probes need of PostgreSQL's executable. Exported for extensions by 14 to 18.
 const SECURE_READ: &str = "secure_read";
 const SECURE_WRITE: &str = "secure_write";
 const REPORT_ACTIVITY: &str = "pgstat_report_activity";
+/// What they need of MariaDB's and MySQL's. Exported for plugins by MySQL 5.6 and MariaDB 10.11.
+const VIO_READ: &str = "vio_read";
+const VIO_WRITE: &str = "vio_write";
+const VIO_DELETE: &str = "vio_delete";
+/// Of builds with TLS.
+const VIO_SSL_READ: &str = "vio_ssl_read";
+const VIO_SSL_WRITE: &str = "vio_ssl_write";
 
 /// Most rings; `RINGS_MAX` of `capture.h`.
 const RINGS_MAX: u32 = 64;
@@ -96,6 +103,8 @@ pub struct Accounts {
     pub fault: Count,
     /// Left out by the response level, or because the other source has it.
     pub filtered: Count,
+    /// Of all these, what had passed before: TCP sent it again, or it came out of order.
+    pub again: Count,
 }
 
 impl Accounts {
@@ -115,25 +124,26 @@ impl Accounts {
 pub enum SourceKind {
     /// cgroup_skb.
     Packets,
-    /// `secure_read` and `secure_write`.
+    /// Functions of the server: `secure_read` and `secure_write`, or `vio_read`, `vio_write` and their like.
     Calls,
 }
 
 /// How often each probe ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// `secure_read`.
+    /// Functions that read from clients.
     pub read: u64,
-    /// `secure_write`.
+    /// Functions that write to them.
     pub write: u64,
     /// `pgstat_report_activity`.
     pub activity: u64,
-    /// Connections of which `struct Port` was not understood.
+    /// Connections of which the ends were not understood.
     pub layout: u64,
 }
 
 /// The loaded programs.
 pub struct Kernel {
+    protocol: Protocol,
     // Order matters: programs are detached before their rings go.
     packets: Vec<Link>,
     probes: Vec<Link>,
@@ -189,7 +199,15 @@ impl Kernel {
                 .map_err(|e| Error::Load { message: format!("ring {index}: {e:#}") })?;
             maps.push(map);
         }
-        Ok(Self { packets: Vec::new(), probes: Vec::new(), activity: None, rings, _ring_maps: maps, skel })
+        Ok(Self {
+            protocol: settings.protocol,
+            packets: Vec::new(),
+            probes: Vec::new(),
+            activity: None,
+            rings,
+            _ring_maps: maps,
+            skel,
+        })
     }
 
     /// Attaches the packet source to a cgroup of the version 2 hierarchy, and the audit of closed sockets.
@@ -221,25 +239,58 @@ impl Kernel {
     }
 
     /// Attaches the probes to an executable, by its inode: to every process that runs it, now and later. Those that are not
-    /// children of `postmaster` only pay for the trap.
+    /// `server` (MariaDB, MySQL) or its children (PostgreSQL) only pay for the trap.
     ///
     /// # Errors
     /// [`Error::NoSymbol`], [`Error::Attach`].
-    pub fn attach_probes(&mut self, executable: &Path, postmaster: u32) -> Result<(), Error> {
-        self.set_postmaster(postmaster)?;
+    pub fn attach_probes(&mut self, executable: &Path, server: u32) -> Result<(), Error> {
+        self.set_server(server)?;
+        let links = match self.protocol {
+            Protocol::Postgres => self.postgres_probes(executable)?,
+            Protocol::Mysql => self.mysql_probes(executable)?,
+        };
+        self.probes.extend(links);
+        Ok(())
+    }
+
+    /// Of each function the return first: an entry that is noted without its return would be taken for the next one's.
+    fn postgres_probes(&self, executable: &Path) -> Result<Vec<Link>, Error> {
         let progs = &self.skel.progs;
-        let exit = progs.process_exit.attach_raw_tracepoint("sched_process_exit").map_err(|e| {
-            Error::Attach { what: "the tracepoint sched_process_exit".into(), message: format!("{e:#}") }
-        })?;
-        let links = [
-            exit,
+        Ok(vec![
+            attach_exit(&progs.process_exit)?,
             attach_probe(&progs.write_exit, executable, SECURE_WRITE, true)?,
             attach_probe(&progs.write_enter, executable, SECURE_WRITE, false)?,
             attach_probe(&progs.read_exit, executable, SECURE_READ, true)?,
             attach_probe(&progs.read_enter, executable, SECURE_READ, false)?,
+        ])
+    }
+
+    fn mysql_probes(&self, executable: &Path) -> Result<Vec<Link>, Error> {
+        let progs = &self.skel.progs;
+        let mut links = vec![
+            attach_exit(&progs.vio_process_exit)?,
+            attach_probe(&progs.vio_delete, executable, VIO_DELETE, false)?,
         ];
-        self.probes.extend(links);
-        Ok(())
+        let tls = [
+            (&progs.vio_ssl_write_exit, VIO_SSL_WRITE, true),
+            (&progs.vio_ssl_write_enter, VIO_SSL_WRITE, false),
+            (&progs.vio_ssl_read_exit, VIO_SSL_READ, true),
+            (&progs.vio_ssl_read_enter, VIO_SSL_READ, false),
+        ];
+        for (program, symbol, at_return) in tls {
+            match attach_probe(program, executable, symbol, at_return) {
+                Ok(link) => links.push(link),
+                Err(Error::NoSymbol { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        links.extend([
+            attach_probe(&progs.vio_write_exit, executable, VIO_WRITE, true)?,
+            attach_probe(&progs.vio_write_enter, executable, VIO_WRITE, false)?,
+            attach_probe(&progs.vio_read_exit, executable, VIO_READ, true)?,
+            attach_probe(&progs.vio_read_enter, executable, VIO_READ, false)?,
+        ]);
+        Ok(links)
     }
 
     /// Takes all probes away.
@@ -258,7 +309,7 @@ impl Kernel {
     /// # Errors
     /// As [`Self::attach_probes`].
     pub fn attach_activity(&mut self, executable: &Path, postmaster: u32) -> Result<(), Error> {
-        self.set_postmaster(postmaster)?;
+        self.set_server(postmaster)?;
         self.activity = Some(attach_probe(&self.skel.progs.activity, executable, REPORT_ACTIVITY, false)?);
         Ok(())
     }
@@ -273,18 +324,18 @@ impl Kernel {
         self.activity.is_some()
     }
 
-    /// The process whose children are probed; after a restart of the server it is another.
+    /// The process that is probed, or whose children are; after a restart of the server it is another.
     ///
     /// # Errors
     /// [`Error::Load`] when the kernel refuses the update.
-    pub fn set_postmaster(&mut self, pid: u32) -> Result<(), Error> {
+    pub fn set_server(&mut self, pid: u32) -> Result<(), Error> {
         let mut value = [0; 8];
         value[..4].copy_from_slice(&pid.to_ne_bytes());
         self.skel
             .maps
             .control
             .update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)
-            .map_err(|e| Error::Load { message: format!("naming the postmaster: {e:#}") })
+            .map_err(|e| Error::Load { message: format!("naming the server: {e:#}") })
     }
 
     /// Detaches all programs. What is in the rings stays there.
@@ -345,6 +396,7 @@ impl Kernel {
             sum.lost.add(&one.lost);
             sum.fault.add(&one.fault);
             sum.filtered.add(&one.filtered);
+            sum.again.add(&one.again);
         }
         Ok(sum)
     }
@@ -371,6 +423,16 @@ impl Kernel {
             ("write_exit", &progs.write_exit),
             ("process_exit", &progs.process_exit),
             ("activity", &progs.activity),
+            ("vio_read_enter", &progs.vio_read_enter),
+            ("vio_read_exit", &progs.vio_read_exit),
+            ("vio_write_enter", &progs.vio_write_enter),
+            ("vio_write_exit", &progs.vio_write_exit),
+            ("vio_ssl_read_enter", &progs.vio_ssl_read_enter),
+            ("vio_ssl_read_exit", &progs.vio_ssl_read_exit),
+            ("vio_ssl_write_enter", &progs.vio_ssl_write_enter),
+            ("vio_ssl_write_exit", &progs.vio_ssl_write_exit),
+            ("vio_delete", &progs.vio_delete),
+            ("vio_process_exit", &progs.vio_process_exit),
         ]
         .map(|(name, program)| (name, verified(program)))
         .to_vec()
@@ -394,6 +456,13 @@ fn ring_map(size: u32) -> Result<MapHandle, Error> {
     };
     MapHandle::create(MapType::RingBuf, Some("capture_ring"), 0, 0, size, &options)
         .map_err(|e| Error::Load { message: format!("a ring of {size} bytes: {e:#}") })
+}
+
+fn attach_exit(program: &libbpf_rs::ProgramMut<'_>) -> Result<Link, Error> {
+    program.attach_raw_tracepoint("sched_process_exit").map_err(|e| Error::Attach {
+        what: "the tracepoint sched_process_exit".into(),
+        message: format!("{e:#}"),
+    })
 }
 
 fn attach_probe(

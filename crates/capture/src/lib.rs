@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Live capture of a PostgreSQL server's workload, without touching the server.
+//! Live capture of a database server's workload, without touching the server.
 //!
 //! ```text
-//! kernel   cgroup_skb: packets ────┐ ring buffers, no wake-ups      secure_read, secure_write: calls
+//! kernel   cgroup_skb: packets ────┐ ring buffers, no wake-ups      the server's functions: calls
 //!                                  v                                v
 //! Kernel::drain ────────────> Event ──> Recorder ──> trace::assemble ──> Record ──> trace::Writer
 //! ```
@@ -30,7 +30,7 @@ mod skel;
 
 pub use discover::{Backends, Nobody, Server, servers};
 pub use error::Error;
-pub use event::{Ends, Event, ProcessId, TcpFlags};
+pub use event::{Ends, Event, ProbedId, TcpFlags};
 pub use kernel::{Accounts, Count, Hits, Kernel, ResponseLevel, Settings, SourceKind};
 pub use privileges::missing_capabilities;
 pub use procfs::cgroup2_mount;

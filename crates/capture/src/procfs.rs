@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use foldhash::{HashMap, HashMapExt as _};
+use foldhash::HashMap;
 use rustix::fs::OFlags;
 
 /// State column of /proc/net/tcp.
@@ -118,20 +118,29 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// The flag __SO_ACCEPTCON, alone, in the fourth column of /proc/net/unix.
+const ACCEPTS: &str = "00010000";
+
+/// Inode and path of the Unix sockets that have a path in the network namespace of a process, those on which something listens or
+/// the others.
+fn unix_sockets(pid: u32, listens: bool) -> impl Iterator<Item = (u64, PathBuf)> {
+    let text = fs::read_to_string(path(pid, "net/unix")).unwrap_or_default();
+    let socket = move |line: &str| {
+        let columns: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (&flags, inode, name) = (columns.get(3)?, columns.get(6)?, columns.get(7)?);
+        ((flags == ACCEPTS) == listens).then_some((inode.parse().ok()?, PathBuf::from(name)))
+    };
+    text.lines().skip(1).filter_map(socket).collect::<Vec<_>>().into_iter()
+}
+
 /// Paths of the Unix sockets on which something listens in the network namespace of a process, by inode.
 pub(crate) fn unix_listeners(pid: u32) -> HashMap<u64, PathBuf> {
-    let mut listeners = HashMap::new();
-    let text = fs::read_to_string(path(pid, "net/unix")).unwrap_or_default();
-    for line in text.lines().skip(1) {
-        let columns: Vec<&str> = line.split_ascii_whitespace().collect();
-        // Flags: __SO_ACCEPTCON.
-        if let (Some(&"00010000"), Some(inode), Some(name)) = (columns.get(3), columns.get(6), columns.get(7))
-            && let Ok(inode) = inode.parse()
-        {
-            listeners.insert(inode, PathBuf::from(name));
-        }
-    }
-    listeners
+    unix_sockets(pid, true).collect()
+}
+
+/// Paths of those that are connected, at the end that accepted: the other has none.
+pub(crate) fn unix_connections(pid: u32) -> Vec<PathBuf> {
+    unix_sockets(pid, false).map(|(_, path)| path).collect()
 }
 
 /// All lines of /proc/PID/cgroup: paths in every hierarchy.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From events to records: finds the connection of each event, puts its streams together, and lets the protocol's machine read them.
 //!
-//! * A connection over TCP is known by its ends, a probed one by its process.
+//! * A connection over TCP is known by its ends, a probed one by its process or, where a process serves many, its number.
+//! * A connection to MariaDB or MySQL that turns to TLS says first in plain text what its server is: the packets show the beginning, and
+//!   the probes go on with it.
 //! * Texts that backends report come through another ring than the messages they belong to. They are kept until every ring has
 //!   been read once more, so that the message is known before its text.
 
@@ -16,7 +18,7 @@ use underpass_trace::{
     Transport,
 };
 
-use crate::event::{Ends, Event, ProcessId, TcpFlags};
+use crate::event::{Ends, Event, ProbedId, TcpFlags};
 
 /// A connection of which nothing is recorded is forgotten after so long without a byte, nanoseconds.
 const UNUSED_NS: u64 = 60_000_000_000;
@@ -72,11 +74,13 @@ struct Connection {
     last_ns: u64,
 }
 
-struct Process {
+struct Probed {
     session: Machine,
-    /// Positions reached.
+    /// Positions reached, since the probes saw it first.
     front: u64,
     back: u64,
+    /// What went by packets before, before TLS began.
+    before: (u64, u64),
 }
 
 /// Counts, and sessions by the process that serves them, for cancel requests.
@@ -150,7 +154,7 @@ pub struct Recorder {
     level: Level,
     next: u64,
     connections: HashMap<Ends, Connection>,
-    processes: HashMap<ProcessId, Process>,
+    probed: HashMap<ProbedId, Probed>,
     ledger: Ledger,
     texts: Vec<Text>,
     /// Those that came in this round.
@@ -184,7 +188,7 @@ impl Recorder {
             level,
             next: 1,
             connections: HashMap::new(),
-            processes: HashMap::new(),
+            probed: HashMap::new(),
             ledger: Ledger::default(),
             texts: Vec::new(),
             later: Vec::new(),
@@ -267,24 +271,34 @@ impl Recorder {
                     connection.close(time_ns, rcv_nxt, snd_nxt, bytes_received, &mut counting);
                 }
             }
-            Event::Call { time_ns, process, ends, direction, offset, skipped, payload } => {
+            Event::Call { time_ns, session, decrypted, ends, direction, offset, skipped, payload } => {
                 let at = offset.saturating_sub(skipped.into());
-                if !self.processes.contains_key(&process) {
-                    self.join_process(process, ends);
+                if !self.probed.contains_key(&session) {
+                    self.join_probed(session, ends, decrypted);
                 }
-                let Some(known) = self.processes.get_mut(&process) else { return };
+                let Some(known) = self.probed.get_mut(&session) else { return };
                 let mut counting = Counting { sink, ledger: &mut self.ledger };
                 known.call(time_ns, direction, at, skipped.into(), payload, &mut counting);
             }
-            Event::Exit { time_ns, process, bytes_read, bytes_written } => {
-                if let Some(mut ended) = self.processes.remove(&process) {
+            Event::Exit { time_ns, session, bytes_read, bytes_written } => {
+                if let Some(ended) = self.probed.remove(&session) {
                     let mut counting = Counting { sink, ledger: &mut self.ledger };
-                    let audit = Audit { frontend: Some(bytes_read), backend: Some(bytes_written) };
-                    ended.session.end(time_ns, EndReason::ServerClosed, audit, &mut counting);
+                    ended.end(
+                        time_ns,
+                        EndReason::ServerClosed,
+                        Some((bytes_read, bytes_written)),
+                        &mut counting,
+                    );
                 }
             }
-            Event::Activity { time_ns, process, text } => {
-                self.later.push(Text { time_ns, pid: process.pid, text: text.to_vec() });
+            Event::ProcessExit { time_ns, pid } => {
+                let mut counting = Counting { sink, ledger: &mut self.ledger };
+                for (_, ended) in self.probed.extract_if(|session, _| session.pid == pid) {
+                    ended.end(time_ns, EndReason::ServerClosed, None, &mut counting);
+                }
+            }
+            Event::Activity { time_ns, pid, text } => {
+                self.later.push(Text { time_ns, pid, text: text.to_vec() });
             }
         }
     }
@@ -295,7 +309,7 @@ impl Recorder {
         let mut counting = Counting { sink, ledger: &mut self.ledger };
         for Text { time_ns, pid, text } in texts {
             let connections = self.connections.values_mut().map(|c| &mut c.session);
-            let processes = self.processes.values_mut().map(|p| &mut p.session);
+            let processes = self.probed.values_mut().map(|p| &mut p.session);
             for session in connections.chain(processes) {
                 if session.wants_texts() && session.backend_pid() == Some(pid) {
                     session.text(time_ns, &text, &mut counting);
@@ -314,7 +328,7 @@ impl Recorder {
             });
         }
         self.wants_texts = self.connections.values().any(|c| c.session.wants_texts())
-            || self.processes.values().any(|p| p.session.wants_texts());
+            || self.probed.values().any(|p| p.session.wants_texts());
         self.connections
             .retain(|_, c| c.session.has_records() || now_ns.saturating_sub(c.last_ns) < UNUSED_NS);
     }
@@ -329,8 +343,8 @@ impl Recorder {
             connection.settle(now_ns, &mut counting);
             connection.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
         }
-        for (_, mut process) in self.processes.drain() {
-            process.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
+        for (_, probed) in self.probed.drain() {
+            probed.end(now_ns, EndReason::RecordingEnded, None, &mut counting);
         }
     }
 
@@ -372,12 +386,28 @@ impl Recorder {
         connection.packet(direction, ack, flags, segment, &mut counting);
     }
 
-    fn join_process(&mut self, id: ProcessId, ends: Option<Ends>) {
-        let transport = if ends.is_some() { self.probed_tcp } else { Transport::Unix };
-        let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
-        let mut session = machine(self.protocol, origin);
-        session.joined(self.lookup.process(id.pid));
-        self.processes.insert(id, Process { session, front: 0, back: 0 });
+    fn join_probed(&mut self, id: ProbedId, ends: Option<Ends>, decrypted: bool) {
+        let transport = match ends {
+            _ if decrypted => Transport::Tls,
+            Some(_) => self.probed_tcp,
+            None => Transport::Unix,
+        };
+        let begun = ends.filter(|_| decrypted).and_then(|ends| {
+            let connection = self.connections.get_mut(&ends)?;
+            connection.session.decrypted(Source::Uprobe, transport).then(|| self.connections.remove(&ends))?
+        });
+        let probed = match begun {
+            Some(Connection { front, back, session, .. }) => {
+                Probed { front: 0, back: 0, before: (front.position(), back.position()), session }
+            }
+            None => {
+                let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
+                let mut session = machine(self.protocol, origin);
+                session.joined(self.lookup.process(id.pid));
+                Probed { front: 0, back: 0, before: (0, 0), session }
+            }
+        };
+        self.probed.insert(id, probed);
     }
 }
 
@@ -481,7 +511,7 @@ impl Connection {
     }
 }
 
-impl Process {
+impl Probed {
     fn call(
         &mut self,
         time_ns: u64,
@@ -500,5 +530,14 @@ impl Process {
         for piece in [Piece::Lost(lost, LossReason::Gap), Piece::Skipped(skipped), Piece::Bytes(payload)] {
             self.session.piece(direction, time_ns, piece, sink);
         }
+    }
+
+    /// It is over, or its recording is; the totals are what the probes counted.
+    fn end(mut self, time_ns: u64, reason: EndReason, totals: Option<(u64, u64)>, sink: &mut dyn Sink) {
+        let audit = Audit {
+            frontend: totals.map(|(read, _)| self.before.0 + read),
+            backend: totals.map(|(_, written)| self.before.1 + written),
+        };
+        self.session.end(time_ns, reason, audit, sink);
     }
 }

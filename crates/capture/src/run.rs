@@ -45,7 +45,7 @@ pub enum Stage {
     Persist,
 }
 
-/// When `secure_read` and `secure_write` are probed.
+/// When functions of the server are probed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Probes {
     /// As soon as there is a session that needs it.
@@ -119,10 +119,8 @@ struct Run<'a> {
     summary: Summary,
     started: Instant,
     activity_useless: bool,
-    /// When functions are probed: never those of MariaDB and MySQL.
-    probes: Probes,
-    /// The server's process now.
-    postmaster: u32,
+    /// The server as it is now: it may have been started again.
+    server: Server,
 }
 
 /// Captures until `stop`, the duration, or a limit of the trace. `ready` is told when the first byte would be seen; `progress`,
@@ -143,13 +141,6 @@ pub fn run(
         (_, Level::None) => ResponseLevel::NONE,
         (_, Level::Summary) => ResponseLevel::SUMMARY,
     };
-    if protocol == Protocol::Mysql {
-        match (options.port, options.probes) {
-            (None, _) => return Err(Error::NotForMysql { what: "Unix sockets" }),
-            (_, Probes::Always) => return Err(Error::NotForMysql { what: "probes" }),
-            _ => {}
-        }
-    }
     let rings = thread::available_parallelism().map_or(1, |n| n.get().min(8) as u32);
     let settings = Settings {
         port: options.port,
@@ -175,17 +166,16 @@ pub fn run(
         summary: Summary::default(),
         started: Instant::now(),
         activity_useless: false,
-        postmaster: options.server.pid,
-        probes: if protocol == Protocol::Mysql { Probes::Never } else { options.probes },
+        server: options.server.clone(),
         options,
         kernel,
     };
     if options.port.is_none() {
         run.recorder.without_packets();
     }
-    if run.probes == Probes::Always || options.port.is_none() {
+    if options.probes == Probes::Always || options.port.is_none() {
         run.attach_probes()?;
-    } else if run.probes == Probes::Auto && Backends::has_local(options.server.pid) {
+    } else if options.probes == Probes::Auto && options.server.has_local() {
         run.probes_if_possible("a client is connected by a Unix socket");
     }
     // The place is made before traffic is waited for, and only when everything else has worked.
@@ -208,7 +198,7 @@ impl Run<'_> {
         if options.port.is_some() {
             sources.push("cgroup_skb".to_owned());
         }
-        if self.probes != Probes::Never {
+        if self.options.probes != Probes::Never {
             sources.push("uprobe".to_owned());
         }
         let meta = Meta {
@@ -239,12 +229,12 @@ impl Run<'_> {
     }
 
     fn attach_probes(&mut self) -> Result<(), Error> {
-        self.kernel.attach_probes(&procfs::path(self.postmaster, "exe"), self.postmaster)
+        self.kernel.attach_probes(&procfs::path(self.server.pid, "exe"), self.server.pid)
     }
 
     /// In the middle of a capture: what does not work is noted.
     fn probes_if_possible(&mut self, why: &str) {
-        if self.probes != Probes::Auto || self.kernel.probes_attached() {
+        if self.options.probes != Probes::Auto || self.kernel.probes_attached() {
             return;
         }
         let note = match self.attach_probes() {
@@ -284,18 +274,23 @@ impl Run<'_> {
             }
         }
         if self.kernel.probes_attached() {
-            let before = self.kernel.hits();
+            // PostgreSQL waits for the client's first word, MariaDB and MySQL speak first.
+            let (hits, function): (fn(&Kernel) -> u64, _) = match server.protocol {
+                Protocol::Postgres => (|kernel| kernel.hits().read, "the probe of secure_read"),
+                Protocol::Mysql => (|kernel| kernel.hits().write, "the probe of vio_write"),
+            };
+            let before = hits(&self.kernel);
             match (server.sockets.is_empty(), self.options.port.or_else(|| server.port())) {
                 (true, Some(port)) => selftest::by_tcp(server, port).map(drop)?,
                 _ => selftest::by_unix(server)?,
             }
             let deadline = Instant::now() + SELFTEST;
-            while self.kernel.hits().read == before.read && Instant::now() < deadline {
+            while hits(&self.kernel) == before && Instant::now() < deadline {
                 thread::sleep(POLL);
             }
-            if self.kernel.hits().read == before.read {
+            if hits(&self.kernel) == before {
                 return Err(Error::Silent {
-                    what: "the probe of secure_read",
+                    what: function,
                     why: "a connection of our own did not reach it; does the process run another executable?"
                         .into(),
                 });
@@ -360,12 +355,9 @@ impl Run<'_> {
             self.recorder.ring_was_full();
         }
         if self.recorder.totals().encrypted > 0 {
-            self.probes_if_possible("a client turned to TLS or GSSAPI encryption");
+            self.probes_if_possible("a client turned to encryption");
         }
-        if self.probes == Probes::Auto
-            && !self.kernel.probes_attached()
-            && Backends::has_local(self.postmaster)
-        {
+        if self.options.probes == Probes::Auto && !self.kernel.probes_attached() && self.server.has_local() {
             self.probes_if_possible("a client is connected by a Unix socket");
         }
         self.follow_texts();
@@ -373,22 +365,23 @@ impl Run<'_> {
 
     /// The packets of a server that was started again come as before; the probes must know its new postmaster.
     fn follow_server(&mut self) {
-        if procfs::path(self.postmaster, "exe").exists() {
+        if procfs::path(self.server.pid, "exe").exists() {
             return;
         }
         let old = &self.options.server;
         let same = |server: &Server| server.data_directory == old.data_directory && server.netns == old.netns;
         let Some(server) = servers().into_iter().find(same) else { return };
-        self.postmaster = server.pid;
         self.recorder.set_lookup(lookup(&server));
         let after = self.started.elapsed().as_secs_f64();
         self.summary
             .notes
             .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
+        let pid = server.pid;
+        self.server = server;
         let probed = self.kernel.probes_attached();
         self.kernel.detach_probes();
         // Another executable, perhaps: the old probes are on the old inode.
-        let result = if probed { self.attach_probes() } else { self.kernel.set_postmaster(server.pid) };
+        let result = if probed { self.attach_probes() } else { self.kernel.set_server(pid) };
         if let Err(error) = result {
             self.summary.notes.push(format!("its functions are not probed any more: {error}"));
         }
@@ -396,12 +389,12 @@ impl Run<'_> {
 
     /// The probe that tells texts costs a trap for each statement: it is there only while it is needed.
     fn follow_texts(&mut self) {
-        let wanted = self.recorder.wants_texts() && self.probes != Probes::Never;
+        let wanted = self.recorder.wants_texts() && self.options.probes != Probes::Never;
         if !wanted {
             self.kernel.detach_activity();
         } else if !self.kernel.activity_attached() && !self.activity_useless {
-            let executable = procfs::path(self.postmaster, "exe");
-            if let Err(error) = self.kernel.attach_activity(&executable, self.postmaster) {
+            let executable = procfs::path(self.server.pid, "exe");
+            if let Err(error) = self.kernel.attach_activity(&executable, self.server.pid) {
                 self.activity_useless = true;
                 self.summary.notes.push(format!("texts of older prepared statements cannot be had: {error}"));
             }
@@ -443,9 +436,6 @@ impl Run<'_> {
                     stats
                 }
             };
-        }
-        if self.options.server.protocol == Protocol::Mysql && self.summary.totals.encrypted > 0 {
-            self.summary.notes.push("connections with TLS to MariaDB and MySQL are not recorded".into());
         }
         if let Some(why) = self.recorder.refused() {
             let count = self.summary.totals.refused;

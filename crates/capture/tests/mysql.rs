@@ -6,10 +6,11 @@ mod common;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
-use common::{Capture, Setup, Trace, skipped};
+use common::{Capture, Setup, Trace, eventually, skipped};
 use underpass_capture::{Probes, Server};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
@@ -17,7 +18,9 @@ use underpass_mysql::handshake::Login;
 use underpass_mysql::packet::{self, put_message};
 use underpass_testkit::{Authority, Mariadb};
 use underpass_trace::statements::{Event, Statements};
-use underpass_trace::{Level, LossReason, Protocol, Record, SessionId, TransactionStatus};
+use underpass_trace::{
+    EndReason, Level, LossReason, Protocol, Record, SessionId, Source, TransactionStatus, Transport,
+};
 
 fn missing() -> bool {
     if Mariadb::is_missing() {
@@ -28,17 +31,24 @@ fn missing() -> bool {
 }
 
 fn capture(mariadb: &Mariadb, level: Level) -> Capture {
+    capture_by(mariadb, Setup { level, probes: Probes::Auto, ..Setup::default() })
+}
+
+fn capture_by(mariadb: &Mariadb, setup: Setup) -> Capture {
     let server = Server::of_process(mariadb.pid()).expect("a mariadbd");
     assert_eq!((server.protocol, server.product()), (Protocol::Mysql, "MariaDB"));
     assert!(server.version.starts_with("1"), "{server:?}");
     // All packets of a session are in one ring, and some statements here have 16 MiB.
-    let setup = Setup { level, probes: Probes::Auto, ring_bytes: 256 << 20, ..Setup::default() };
+    let setup = Setup { ring_bytes: 256 << 20, ..setup };
     Capture::of(server, mariadb.port(), &setup)
 }
 
 /// Runs a script in the server's own shell, which goes on after errors.
 fn shell(mariadb: &Mariadb, script: &str, arguments: &[&str]) {
-    let mut command = mariadb.shell().expect("the shell");
+    run(mariadb.shell().expect("the shell"), script, arguments);
+}
+
+fn run(mut command: Command, script: &str, arguments: &[&str]) {
     command.args(["--force", "--local-infile=1"]).args(arguments).stdin(Stdio::piped());
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the shell");
     child.stdin.take().expect("its input").write_all(script.as_bytes()).expect("a script");
@@ -313,20 +323,180 @@ fn a_session_is_joined_and_its_older_statements_have_no_text() {
     }
 }
 
+/// What the only session says and hears, without what differs between two runs: times, positions, the login.
+fn normalised(trace: &Trace) -> Vec<String> {
+    let session = only_session(trace);
+    let of = |record: &Record<'_>| match record {
+        Record::Frontend(r) if r.session == session => Some(format!("{:?}", r.message)),
+        Record::Response(r) if r.session == session => Some(format!("{:?} {} {}", r.outcome, r.rows, r.len)),
+        Record::Ready(r) if r.session == session => Some(format!("{:?}", r.status)),
+        Record::ParameterStatus(r) if r.session == session => Some(format!("{:?} {:?}", r.name, r.value)),
+        _ => None,
+    };
+    trace.records.iter().filter_map(of).collect()
+}
+
 #[test]
-fn tls_and_compression_are_named() {
+fn one_workload_by_packets_tls_and_sockets_is_one_trace() {
     if missing() {
         return;
     }
     let authority = Authority::new("authority").expect("an authority");
     let mariadb = Mariadb::start_tls(&authority).expect("a server");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, "7\tseven\n8\teight\n").expect("rows");
+    let mut script = format!(
+        "create or replace table t (a int primary key, b longtext);\nbegin;\ninsert into t values (1, 'one');\ncommit;\n\
+         load data local infile '{}' into table t;\nselect * from nowhere;\nuse mysql;\nuse shop;\n\
+         select seq, 'row' from seq_1_to_30000;\n",
+        file.path().display()
+    );
+    let _ = writeln!(script, "insert into t values (2, '{}');", "y".repeat(300_000));
+    let arguments = |ssl| [ssl, "--max-allowed-packet=64M"];
+    let recorded = |setup: Setup, command: Command, ssl, source, transport| {
+        let capture = capture_by(&mariadb, setup);
+        run(command, &script, &arguments(ssl));
+        let trace = capture.end();
+        trace.assert_lossless();
+        let starts = trace.starts();
+        assert_eq!(starts.len(), 1, "{starts:?}");
+        let start = starts[0];
+        assert_eq!((start.source, start.transport, start.midstream), (source, transport, false));
+        assert_eq!(
+            (start.user.as_deref(), start.database.as_deref()),
+            (Some(&b"ann"[..]), Some(&b"shop"[..]))
+        );
+        assert!(start.backend_pid.is_some() && start.ready_ns.is_some(), "{start:?}");
+        assert_eq!(start.peer.is_some(), transport != Transport::Unix);
+        let end = trace.ends()[0];
+        assert!(end.frontend.audited.is_some() && end.backend.audited.is_some(), "{end:?}");
+        normalised(&trace)
+    };
+    let by_tcp = || mariadb.shell().expect("the shell");
+    let by_socket = || mariadb.shell_by_socket().expect("the shell");
+    let setup = |packets, probes| Setup { packets, probes, level: Level::Full, ..Setup::default() };
+    let plain =
+        recorded(setup(true, Probes::Never), by_tcp(), "--skip-ssl", Source::CgroupSkb, Transport::Tcp);
+    assert!(plain.len() > 20, "{plain:?}");
+    let probed = Source::Uprobe;
+    let others = [
+        recorded(setup(true, Probes::Always), by_tcp(), "--ssl", probed, Transport::Tls),
+        recorded(setup(true, Probes::Always), by_socket(), "--skip-ssl", probed, Transport::Unix),
+        recorded(setup(false, Probes::Auto), by_tcp(), "--ssl", probed, Transport::Tls),
+        recorded(setup(false, Probes::Auto), by_tcp(), "--skip-ssl", probed, Transport::Unknown),
+        recorded(setup(true, Probes::Always), by_tcp(), "--skip-ssl", Source::CgroupSkb, Transport::Tcp),
+    ];
+    for (n, other) in others.iter().enumerate() {
+        for (at, (plain, other)) in plain.iter().zip(other).enumerate() {
+            assert!(plain == other, "{n}, {at}: {:.200} is not {:.200}", other, plain);
+        }
+        assert_eq!(plain.len(), other.len(), "{n}");
+    }
+}
+
+/// A shell that runs one statement after the other, as it is told.
+struct Slow(Child);
+
+impl Slow {
+    fn start(mut command: Command, arguments: &[&str]) -> Self {
+        command.args(["--force", "--unbuffered"]).args(arguments).stdin(Stdio::piped());
+        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the shell"))
+    }
+
+    fn say(&mut self, statement: &str) {
+        let input = self.0.stdin.as_mut().expect("its input");
+        writeln!(input, "{statement};").expect("it listens");
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().expect("the shell");
+    }
+}
+
+/// Has the shell write a mark into a table; returns when it is there.
+fn say_until_done(mariadb: &Mariadb, shell: &mut Slow, mark: &str) {
+    shell.say(&format!("insert into marks values ('{mark}')"));
+    let asked = format!("select count(*) from shop.marks where a = '{mark}'");
+    eventually("the shell works", || mariadb.sql(&asked).expect("an answer") == "1");
+}
+
+#[test]
+fn probes_come_when_a_session_needs_them_and_join_those_under_way() {
+    if missing() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let mariadb = Mariadb::start_tls(&authority).expect("a server");
+    mariadb.sql("create table shop.marks (a varchar(50))").expect("a table");
+    // Without clients by the socket there is no reason for probes.
     let capture = capture(&mariadb, Level::Summary);
+    let mut tls = Slow::start(mariadb.shell().expect("the shell"), &["--ssl"]);
+    // The tick that attaches them comes within this time.
+    say_until_done(&mariadb, &mut tls, "first");
+    thread::sleep(Duration::from_secs(2));
+    // The server waited for this one when the probes came, so its beginning was not seen.
+    say_until_done(&mariadb, &mut tls, "second");
+    say_until_done(&mariadb, &mut tls, "by tls");
+    let mut local = Slow::start(mariadb.shell_by_socket().expect("the shell"), &["--skip-ssl"]);
+    say_until_done(&mariadb, &mut local, "by socket");
+    tls.end();
+    local.end();
+    let trace = capture.end();
+    trace.assert_lossless();
+    assert!(
+        trace.summary.notes.iter().any(|note| note.starts_with("probes attached")),
+        "{:?}",
+        trace.summary
+    );
+    for (transport, midstream, mark) in
+        [(Transport::Tls, true, "by tls"), (Transport::Unix, false, "by socket")]
+    {
+        let text = format!("insert into marks values ('{mark}')");
+        let start = trace
+            .starts()
+            .into_iter()
+            .find(|start| told(&trace, start.session).iter().any(|(told, ..)| *told == text))
+            .unwrap_or_else(|| panic!("{text} is not there: {:?}", trace.starts()));
+        assert_eq!((start.transport, start.midstream), (transport, midstream), "{start:?}");
+        assert_eq!(told(&trace, start.session).last().expect("a statement").2, "OK 1");
+    }
+}
+
+#[test]
+fn sessions_of_a_killed_server_end() {
+    if missing() {
+        return;
+    }
+    let mut mariadb = Mariadb::start().expect("a server");
+    mariadb.sql("create table shop.marks (a varchar(50))").expect("a table");
+    let setup = Setup { probes: Probes::Always, ..Setup::default() };
+    let capture = capture_by(&mariadb, setup);
+    let mut local = Slow::start(mariadb.shell_by_socket().expect("the shell"), &["--skip-ssl"]);
+    say_until_done(&mariadb, &mut local, "last");
+    mariadb.kill().expect("killed");
+    let trace = capture.end();
+    local.end();
+    let text = "insert into marks values ('last')";
+    let said = |session| told(&trace, session).iter().any(|(told, ..)| told == text);
+    let end = trace.ends().into_iter().find(|end| said(end.session)).expect("it ended");
+    assert_eq!(end.reason, EndReason::ServerClosed);
+    assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+}
+
+#[test]
+fn sessions_with_compression_or_without_probes_are_named() {
+    if missing() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let mariadb = Mariadb::start_tls(&authority).expect("a server");
+    let capture = capture_by(&mariadb, Setup::default());
     shell(&mariadb, "select 1;", &["--skip-ssl", "--compress"]);
     shell(&mariadb, "select 2;", &["--skip-ssl"]);
     shell(&mariadb, "select 3;", &["--ssl"]);
     let trace = capture.end();
     assert_eq!(trace.summary.totals.encrypted, 1, "{:?}", trace.summary);
-    assert!(trace.summary.notes.iter().any(|note| note.contains("TLS")), "{:?}", trace.summary.notes);
     assert_eq!(trace.starts().len(), 1, "{:?}", trace.starts());
     assert_eq!(trace.summary.totals.refused, 1);
     assert!(trace.summary.notes.iter().any(|note| note.contains("compressed")), "{:?}", trace.summary.notes);

@@ -254,12 +254,15 @@ fn list(servers: &[Server]) -> String {
             format!("by packets, no traps in the server  ({})", names.join(", "))
         };
         let _ = writeln!(text, "  {:<14}{tcp}", "TCP");
-        let probed = if server.protocol == Protocol::Mysql {
-            "not supported: only packets of MariaDB and MySQL are read"
-        } else if server.probes {
-            "by probes of secure_read and secure_write, three traps a round trip"
-        } else {
-            "not possible: the executable does not export secure_read"
+        let probed = match (server.protocol, server.probes) {
+            (Protocol::Postgres, true) => {
+                "by probes of secure_read and secure_write, three traps a round trip"
+            }
+            (Protocol::Postgres, false) => "not possible: the executable does not export secure_read",
+            (Protocol::Mysql, true) => {
+                "by probes of vio_read, vio_write and their like, six traps a round trip"
+            }
+            (Protocol::Mysql, false) => "not possible: the executable does not export vio_read",
         };
         let _ = writeln!(text, "  {:<14}{probed}", "TCP with TLS");
         if !server.sockets.is_empty() {
@@ -334,9 +337,13 @@ fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
             Direction::Frontend => "to the server",
             Direction::Backend => "to clients",
         };
+        let again = match accounts.again.bytes {
+            0 => String::new(),
+            bytes => format!(", of these {bytes} sent again or out of order"),
+        };
         let _ = writeln!(
             text,
-            "bytes         {source} {way}: seen {} = recorded {} + lost {} + filtered {}{}",
+            "bytes         {source} {way}: seen {} = recorded {} + lost {} + filtered {}{again}{}",
             accounts.seen.bytes,
             accounts.recorded.bytes,
             accounts.missing(),

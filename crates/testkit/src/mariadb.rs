@@ -17,6 +17,8 @@ use crate::{Authority, Error, Port, Process, Result};
 
 /// Longest start on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(90);
+/// Longest end of a killed process on a loaded machine.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// What the server runs before it listens.
 const INIT: &str = "CREATE DATABASE IF NOT EXISTS shop;
 CREATE USER IF NOT EXISTS ann@'%' IDENTIFIED BY 'S3cret';
@@ -138,16 +140,33 @@ impl Mariadb {
     /// # Errors
     /// The shell is not installed.
     pub fn shell(&self) -> Result<Command> {
-        let mut command = Command::new(program("mariadb")?);
-        command.args([
-            "--no-defaults",
-            "--protocol=tcp",
-            "--host=127.0.0.1",
-            "--user=ann",
-            "--password=S3cret",
-        ]);
-        command.arg(format!("--port={}", self.port())).arg("--database=shop");
+        let mut command = self.shell_as_ann()?;
+        command.args(["--protocol=tcp", "--host=127.0.0.1"]).arg(format!("--port={}", self.port()));
         Ok(command)
+    }
+
+    /// The same by the Unix socket.
+    ///
+    /// # Errors
+    /// The shell is not installed.
+    pub fn shell_by_socket(&self) -> Result<Command> {
+        let mut command = self.shell_as_ann()?;
+        command.arg("--protocol=socket").arg(option("socket", &self.socket));
+        Ok(command)
+    }
+
+    fn shell_as_ann(&self) -> Result<Command> {
+        let mut command = Command::new(program("mariadb")?);
+        command.args(["--no-defaults", "--user=ann", "--password=S3cret", "--database=shop"]);
+        Ok(command)
+    }
+
+    /// Kills the server, without a chance to say goodbye.
+    ///
+    /// # Errors
+    /// It cannot be signalled, or does not end.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.stop(Signal::SIGKILL, STOP_LIMIT).map(drop)
     }
 }
 

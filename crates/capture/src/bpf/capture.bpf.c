@@ -4,12 +4,14 @@
  * event with its exact length and its position in its stream:
  *
  * - packets (packet.bpf.h): TCP segments at the cgroup hooks;
- * - calls (probe.bpf.h): secure_read and secure_write of PostgreSQL, for what the network does not show.
+ * - calls (call.bpf.h): functions of the server, for what the network does not show: secure_read and secure_write of PostgreSQL
+ *   (postgres.bpf.h), vio_read, vio_write and their like of MariaDB and MySQL (vio.bpf.h).
  *
  * No program waits, takes a lock of the server or wakes anybody: user space looks into the rings every few milliseconds. A full
  * ring loses the event, counts its bytes, and lets the server go on.
  */
 #include "packet.bpf.h"
-#include "probe.bpf.h"
+#include "postgres.bpf.h"
+#include "vio.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

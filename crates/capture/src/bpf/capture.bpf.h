@@ -74,9 +74,28 @@ struct tcp_sock___capture {
 	__u64 bytes_acked;    /* sum(delta(snd_una)), data only */
 } KERNEL_STRUCT;
 
+struct file___capture {
+	void *private_data;
+} KERNEL_STRUCT;
+
+struct socket___capture {
+	struct file___capture *file;
+	struct sock___capture *sk;
+} KERNEL_STRUCT;
+
+struct fdtable___capture {
+	unsigned int max_fds;
+	struct file___capture **fd;
+} KERNEL_STRUCT;
+
+struct files_struct___capture {
+	struct fdtable___capture *fdt;
+} KERNEL_STRUCT;
+
 struct task_struct___capture {
 	int pid;
 	int tgid;
+	struct files_struct___capture *files;
 	struct task_struct___capture *real_parent;
 	__u64 start_boottime;
 } KERNEL_STRUCT;
@@ -91,7 +110,7 @@ const volatile __u32 response_tail_bytes = 0; /* of each later segment or call *
 
 /* Settings that change while running. */
 struct control {
-	__u32 postmaster; /* process whose children are probed; 0: none */
+	__u32 postmaster; /* process that is probed (MariaDB, MySQL), or whose children are; 0: none */
 	__u32 pad;
 };
 
@@ -197,6 +216,19 @@ static __always_inline void count(struct capture_count *line, __u64 bytes)
 static __always_inline __u32 event_size(__u32 len)
 {
 	return sizeof(struct event_head) + ((len + 63) & ~63u);
+}
+
+/* An IPv4 client of an IPv6 socket: packets show the IPv4 address. */
+static __always_inline int unmap_address(__u8 *address)
+{
+	__u32 *words = (__u32 *)address;
+
+	if (words[0] != 0 || words[1] != 0 || words[2] != bpf_htonl(0xffff))
+		return 0;
+	words[0] = words[3];
+	words[2] = 0;
+	words[3] = 0;
+	return 1;
 }
 
 static __always_inline void *ring_for(__u32 hash)

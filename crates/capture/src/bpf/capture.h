@@ -11,13 +11,13 @@
 #ifndef CAPTURE_H
 #define CAPTURE_H
 
-#define CAPTURE_ABI 1
+#define CAPTURE_ABI 2
 
 /* Payload bytes of one event. A larger packet (GSO, GRO, BIG TCP) becomes several events. */
 #define EVENT_BYTES_MAX 61440u
 /* Events of one packet: BIG TCP allows 512 KiB. */
 #define PACKET_EVENTS_MAX 9u
-/* Events of one call of secure_write, which from PostgreSQL 17 on may be of any size. */
+/* Events of one call of secure_write (from PostgreSQL 17 on) or vio_write, which may be of any size. */
 #define CALL_EVENTS_MAX 32u
 /* Bytes of a statement's text that an activity event holds. */
 #define ACTIVITY_BYTES_MAX 61440u
@@ -26,9 +26,9 @@
 
 enum event_kind {
 	EVENT_PACKET = 1,   /* a TCP segment, or a part of one */
-	EVENT_CALL = 2,	    /* bytes that secure_read returned or secure_write took */
+	EVENT_CALL = 2,	    /* bytes that a function of the server read or wrote */
 	EVENT_CLOSE = 3,    /* a socket reached TCP_CLOSE: the kernel's own byte counts */
-	EVENT_EXIT = 4,	    /* a probed process ended */
+	EVENT_EXIT = 4,	    /* a probed session ended, and with PostgreSQL its process */
 	EVENT_ACTIVITY = 5, /* the text that a backend reported as its current statement */
 	EVENT_TLS = 6,	    /* a connection turned to TLS or GSSAPI encryption */
 };
@@ -39,7 +39,8 @@ enum event_direction {
 };
 
 /* Flags of event_head. */
-#define EVENT_FAULT 1u /* len bytes could not be read in the kernel: they are lost, and not in this event */
+#define EVENT_DECRYPTED 1u	/* calls: the bytes travel by TLS, whatever went before */
+#define EVENT_WHOLE_PROCESS 2u	/* exits: of all sessions of the process, whose totals are not told */
 
 /*
  * Head of every event; len payload bytes follow, and then padding that has no meaning.
@@ -49,7 +50,7 @@ enum event_direction {
  */
 struct event_head {
 	__u64 ts_ns;  /* CLOCK_MONOTONIC */
-	__u64 cookie; /* packets: of the socket; calls, exits, activity: start of the process */
+	__u64 cookie; /* packets: of the socket; calls, exits, activity: start of the process, or number of the Vio */
 	__u64 offset; /* calls: stream offset. exits: bytes read. close: bytes_received */
 	__u64 more;   /* exits: bytes written. close: bytes_acked. Else 0 */
 	__u32 seq;    /* packets. close: rcv_nxt */
@@ -89,6 +90,7 @@ struct capture_counters {
 	struct capture_count lost;     /* the ring was full */
 	struct capture_count fault;    /* could not be read, or more than the events of one call hold */
 	struct capture_count filtered; /* by level, or because the other source has them */
+	struct capture_count again;    /* of all these, packets: below what was passed, so sent again or out of order */
 };
 
 #define COUNTERS_SOURCES 2

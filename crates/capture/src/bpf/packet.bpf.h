@@ -26,6 +26,7 @@ struct connection {
 	__u32 responded;  /* response bytes recorded since the last request byte */
 	__u32 requests;   /* segments with request bytes, saturating */
 	__u32 responses;  /* segments with response bytes, saturating */
+	__u32 next[2];	  /* by direction, behind the last byte that passed: valid after the first segment */
 };
 
 #define CONNECTION_OURS 1u	/* of the right network namespace */
@@ -210,6 +211,20 @@ static __always_inline __u32 response_skip(struct connection *connection, __u32 
 	return payload > response_tail_bytes ? payload - response_tail_bytes : 0;
 }
 
+/* Counts what has passed before: TCP sends again what a full socket has refused, and it passes the hook a second time. */
+static __always_inline void count_again(struct connection *connection, const struct event_head *head, __u32 payload,
+					__u32 seen, struct capture_counters *account)
+{
+	__u32 *next = &connection->next[head->direction == DIRECTION_BACKEND];
+	__u32 end = head->seq + payload;
+	__s32 below = *next - head->seq;
+
+	if (seen > 0 && below > 0)
+		count(&account->again, below < (__s32)payload ? below : payload);
+	if (seen == 0 || (__s32)(end - *next) > 0)
+		*next = end;
+}
+
 static __always_inline int foreign(struct bpf_sock *sk)
 {
 	struct sock___capture *kernel_sock;
@@ -269,6 +284,7 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 			return PASS;
 		}
 		seen = direction == DIRECTION_FRONTEND ? connection->requests : connection->responses;
+		count_again(connection, &head, payload, seen, account);
 		if (seen < LOOK_SEGMENTS)
 			look_for_encryption(skb, connection, &head, from, payload);
 		if (direction == DIRECTION_FRONTEND) {
@@ -329,6 +345,15 @@ int packet_out(struct __sk_buff *skb)
 	return packet(skb, DIRECTION_BACKEND);
 }
 
+static __always_inline void forget_encryption(const struct event_head *head)
+{
+	struct peer_key key = { .remote_port = head->remote_port, .local_port = head->local_port };
+
+	__builtin_memcpy(key.remote, head->remote, sizeof(key.remote));
+	unmap_address(key.remote);
+	bpf_map_delete_elem(&encrypted, &key);
+}
+
 /* The audit: what the kernel itself counted, when a socket of the server's port is closed. Arguments: sock, old, new state. */
 SEC("raw_tp/inet_sock_set_state")
 int socket_state(struct bpf_raw_tracepoint_args *ctx)
@@ -361,6 +386,8 @@ int socket_state(struct bpf_raw_tracepoint_args *ctx)
 	head.ack = BPF_CORE_READ(tcp, snd_nxt);
 	head.offset = BPF_CORE_READ(tcp, bytes_received);
 	head.more = BPF_CORE_READ(tcp, bytes_acked);
+	/* The next connection with these ends may be plain text. */
+	forget_encryption(&head);
 	send_head(&head, head.remote_port);
 	return 0;
 }

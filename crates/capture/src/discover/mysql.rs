@@ -33,6 +33,7 @@ impl Server {
         Some(Self {
             version: version(&inside),
             system_identifier: uuid,
+            probes: super::exports(&procfs::path(pid, "exe"), b"vio_read"),
             ..Self::at(pid, Protocol::Mysql, executable)
         })
     }

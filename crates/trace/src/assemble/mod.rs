@@ -117,6 +117,12 @@ pub trait Assemble {
     /// Whether its start is in the trace.
     fn has_records(&self) -> bool;
 
+    /// The connection turned to encryption, and its plain text goes on from another source, where this session ends. Returns whether
+    /// it is this machine that goes on; else its plain text begins with a login of its own.
+    fn decrypted(&mut self, _source: Source, _transport: Transport) -> bool {
+        false
+    }
+
     /// Why it is not recorded, when the session uses what cannot be read and is not encryption: old protocols, compression.
     fn refused(&self) -> Option<&'static str> {
         None

@@ -56,14 +56,53 @@ pub(super) fn is_command(bytes: &[u8]) -> bool {
     }
 }
 
+impl Front {
+    /// Where the stream can be entered: the position of a command that is, or ends, these bytes. A server reads a header and then what
+    /// it announces, and so do its probes: a header alone is kept until then.
+    pub(super) fn begins_command(&mut self, position: u64, bytes: &[u8]) -> Option<u64> {
+        if is_command(bytes) {
+            self.forget();
+            return Some(position);
+        }
+        if self.is_header() && is_command(&[&self.partial, bytes].concat()) {
+            return Some(self.partial_at);
+        }
+        self.forget();
+        if bytes.len() == HEADER_BYTES && Header::parse(bytes).is_some_and(|header| header.sequence == 0) {
+            self.partial.extend_from_slice(bytes);
+            self.partial_at = position;
+        }
+        None
+    }
+
+    fn is_header(&self) -> bool {
+        self.partial.len() == HEADER_BYTES
+    }
+
+    /// Forgets what has begun.
+    pub(super) fn forget(&mut self) {
+        self.partial.clear();
+    }
+}
+
 impl Mysql {
     pub(super) fn commands(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
         if self.lost {
-            self.settle_partial(time_ns, sink);
-            if !is_command(bytes) {
-                let why = Missing::Lost(LossReason::Resync);
-                let (way, len) = (Direction::Frontend, bytes.len() as u64);
-                return self.accounts.missing(way, time_ns, position, len, why, sink);
+            if !self.front.is_header() {
+                self.settle_partial(time_ns, sink);
+            }
+            let why = Missing::Lost(LossReason::Resync);
+            let from = if self.front.partial.is_empty() { position } else { self.front.partial_at };
+            let begins = self.front.begins_command(position, bytes);
+            let kept = if self.front.partial.is_empty() {
+                position + bytes.len() as u64
+            } else {
+                self.front.partial_at
+            };
+            let way = Direction::Frontend;
+            self.accounts.missing(way, time_ns, from, begins.unwrap_or(kept) - from, why, sink);
+            if begins.is_none() {
+                return;
             }
             self.lost = false;
             self.give_up_pending(time_ns, sink);

@@ -7,9 +7,10 @@ use underpass_mysql::handshake::{First, Greeting};
 use underpass_mysql::{packet, response};
 
 use super::{Missing, Mysql, Phase};
-use crate::assemble::Sink;
+use crate::assemble::{Piece, Sink};
 use crate::{
-    Direction, ErrorOutcome, Outcome, ParameterStatus, Record, Response, SessionStart, WithheldReason,
+    Direction, ErrorOutcome, Outcome, ParameterStatus, Record, Response, SessionStart, Source, Transport,
+    WithheldReason,
 };
 
 /// The protocol's version, 10, where PostgreSQL has its major one.
@@ -26,6 +27,8 @@ pub(super) struct Login {
     /// What the server can do, from its greeting.
     server: Option<Capabilities>,
     server_version: Vec<u8>,
+    /// The client has asked for TLS: what follows is encrypted.
+    pub(super) turned_to_tls: bool,
     session: Option<Session>,
     user: Option<Vec<u8>>,
     database: Option<Vec<u8>>,
@@ -39,7 +42,27 @@ impl Login {
     }
 }
 
+/// Whether what a server says first is its greeting: in an answer no packet has the number 0.
+pub(super) fn is_greeting(bytes: &[u8]) -> bool {
+    let header = packet::Header::parse(bytes);
+    header.is_some_and(|header| header.sequence == 0)
+        && Greeting::decode(&bytes[packet::HEADER_BYTES..]).is_ok()
+}
+
+/// Number of the login message behind a greeting and a request for TLS.
+const LOGIN_BY_TLS: u8 = 2;
+
 impl Mysql {
+    /// Whether the client's next bytes can be its login. Where the probes came later than it turned to TLS, they are of a command.
+    pub(super) fn goes_on_with_login(&self, piece: Piece<'_>) -> bool {
+        let begins = self.phase == Phase::Login
+            && self.login.turned_to_tls
+            && self.login.session.is_none()
+            && self.login.front.is_empty();
+        let Piece::Bytes(bytes) = piece else { return true };
+        !begins || packet::Header::parse(bytes).is_none_or(|header| header.sequence == LOGIN_BY_TLS)
+    }
+
     pub(super) fn login_bytes(
         &mut self,
         direction: Direction,
@@ -82,7 +105,14 @@ impl Mysql {
             return; // what the plugin wants
         }
         match First::decode(payload) {
-            Ok(First::SslRequest) => self.close(None),
+            Ok(First::SslRequest) => {
+                self.login.turned_to_tls = true;
+                match self.origin.source {
+                    // They show what is behind the encryption.
+                    Source::Uprobe => self.origin.transport = Transport::Tls,
+                    _ => self.close(None),
+                }
+            }
             Ok(First::Login(login)) => {
                 // A client may ask for what the server does not offer: in use is what both have.
                 let server = self.login.server.map_or(u64::MAX, |server| server.0);
@@ -154,12 +184,10 @@ impl Mysql {
 
     /// Recording of a session that was under way begins, if these bytes are a command.
     pub(super) fn join(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
-        if !super::frontend::is_command(bytes) {
-            return;
-        }
+        let Some(begins) = self.front.begins_command(position, bytes) else { return };
         self.start_ns = time_ns;
-        self.accounts.begin(position, self.accounts.next(Direction::Backend));
-        self.accounts.seen(Direction::Frontend, bytes.len() as u64);
+        self.accounts.begin(begins, self.accounts.next(Direction::Backend));
+        self.accounts.seen(Direction::Frontend, position - begins + bytes.len() as u64);
         self.announce(time_ns, None, sink);
         self.commands(time_ns, position, bytes, sink);
     }

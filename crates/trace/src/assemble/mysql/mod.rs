@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! Login ── OK ──> Running ── COM_BINLOG_DUMP ──> Replication
-//!   │ TLS, compression, a protocol from before 4.1 ──> Closed
-//! Joining ── a command ──> Running
+//!   │ compression, a protocol from before 4.1 ──> Closed
+//!   │ TLS, where packets are read ──> Closed ── the probes go on ──> Login
+//! Joining ── a greeting ──> Login
+//!   │ a command ──> Running
 //! ```
 //!
 //! * The protocol is half-duplex: a client that sends a command has had the whole answer to the one before. So a command, which its
@@ -24,8 +26,8 @@ use underpass_mysql::exchange::{Exchange, Session};
 use super::accounts::{Accounts, Missing};
 use super::{Assemble, Audit, Known, Origin, Piece, Sink};
 use crate::{
-    Direction, EndReason, Level, LossReason, Outcome, Record, Response, SessionEnd, TransactionStatus,
-    WithheldReason,
+    Direction, EndReason, Level, LossReason, Outcome, Record, Response, SessionEnd, Source,
+    TransactionStatus, Transport, WithheldReason,
 };
 
 /// What the session is doing.
@@ -156,6 +158,9 @@ impl Assemble for Mysql {
             return;
         }
         self.accounts.seen(direction, piece.len());
+        if direction == Direction::Frontend && !self.goes_on_with_login(piece) {
+            self.phase = Phase::Joining;
+        }
         match (self.phase, piece) {
             (Phase::Login, Piece::Bytes(bytes)) => {
                 self.login_bytes(direction, time_ns, position, bytes, sink)
@@ -165,7 +170,11 @@ impl Assemble for Mysql {
             (Phase::Joining, Piece::Bytes(bytes)) if direction == Direction::Frontend => {
                 self.join(time_ns, position, bytes, sink);
             }
-            (Phase::Joining, _) => {}
+            (Phase::Joining, Piece::Bytes(bytes)) if position == 0 && login::is_greeting(bytes) => {
+                self.phase = Phase::Login;
+                self.login_bytes(direction, time_ns, position, bytes, sink);
+            }
+            (Phase::Joining, _) => self.front.forget(),
             (Phase::Replication, Piece::Bytes(bytes)) => {
                 let why = Missing::Withheld(WithheldReason::Replication);
                 self.accounts.missing(direction, time_ns, position, bytes.len() as u64, why, sink);
@@ -198,6 +207,15 @@ impl Assemble for Mysql {
     }
 
     fn text(&mut self, _: u64, _: &[u8], _: &mut dyn Sink) {}
+
+    fn decrypted(&mut self, source: Source, transport: Transport) -> bool {
+        let goes_on = self.phase == Phase::Closed && self.login.turned_to_tls;
+        if goes_on {
+            (self.origin.source, self.origin.transport) = (source, transport);
+            self.phase = Phase::Login;
+        }
+        goes_on
+    }
 
     fn refused(&self) -> Option<&'static str> {
         self.refused

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::handshake::Login;
-use underpass_mysql::packet::{self, put_message};
+use underpass_mysql::packet::{self, HEADER_BYTES, Header, put_message};
 
 use super::*;
 use crate::statements::{Event, Statements};
@@ -261,6 +261,111 @@ fn a_session_is_joined_at_a_command() {
     let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
     assert!(start.midstream && start.user.is_none());
     assert_eq!((records.end().frontend.lost, records.end().backend.lost), (0, 0));
+}
+
+/// As a server reads: the header of a packet, then what it announces.
+fn as_read(parts: &[Part]) -> Vec<Part> {
+    let mut read = Vec::new();
+    for (way, bytes) in parts {
+        let mut rest = &bytes[..];
+        while *way == Direction::Frontend && !rest.is_empty() {
+            let (header, after) = rest.split_at(HEADER_BYTES);
+            let len = Header::parse(header).unwrap().len;
+            read.push((*way, header.to_vec()));
+            read.push((*way, after[..len].to_vec()));
+            rest = &after[len..];
+        }
+        read.push((*way, rest.to_vec()));
+    }
+    read
+}
+
+#[test]
+fn a_session_is_joined_where_headers_are_read_alone() {
+    let mut session = machine(Level::Summary);
+    session.joined(Known::default());
+    // The probes came between a header and its payload.
+    let mut parts = vec![(Direction::Frontend, b"\x03select 0".to_vec()), server(1, &[OK])];
+    parts.extend(as_read(&work()));
+    let records = run(session, &parts, |_| usize::MAX);
+    assert_eq!(records.outcomes(), outcomes());
+    assert_eq!((records.end().frontend.lost, records.end().backend.lost), (0, 0));
+    let first =
+        records.0.iter().find_map(|r| if let Record::Frontend(r) = r { Some(r.offset) } else { None });
+    assert_eq!(first, Some(0), "the header is a part of the message");
+}
+
+#[test]
+fn what_the_probes_show_from_its_greeting_on_is_not_joined() {
+    let tls = client(1, &[&[&[0x05, 0xae, 0, 0, 0, 0, 0, 1, 45][..], &[0; 23]].concat()]);
+    let mut login = login(capability::PROTOCOL_41);
+    login[1].1[3] = 2;
+    login[2].1[3] = 3;
+    login.insert(1, tls);
+    let mut session = machine(Level::Summary);
+    session.joined(Known::default());
+    session.origin.source = Source::Uprobe;
+    let parts = as_read(&[login.clone(), work()].concat());
+    let whole = run(session, &parts, |_| usize::MAX);
+
+    // The packets show the first two messages, the probes the others.
+    let mut session = machine(Level::Summary);
+    let mut records = Records::default();
+    for (way, bytes) in &login[..2] {
+        session.piece(*way, 5, Piece::Bytes(bytes), &mut records);
+    }
+    assert!(records.0.is_empty());
+    assert!(session.decrypted(Source::Uprobe, Transport::Tls));
+    assert!(!session.decrypted(Source::Uprobe, Transport::Tls), "once");
+    let parts = as_read(&[login[2..].to_vec(), work()].concat());
+    let continued = run(session, &parts, |_| usize::MAX);
+    for records in [whole, continued] {
+        let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
+        assert_eq!((start.midstream, start.user.as_deref()), (false, Some(&b"ann"[..])));
+        assert_eq!((start.source, start.transport), (Source::Uprobe, Transport::Tls));
+        assert_eq!(
+            (start.backend_pid, records.outcomes()),
+            (Some(42), outcomes().map(str::to_owned).to_vec())
+        );
+        records.end();
+    }
+}
+
+#[test]
+fn a_session_whose_login_by_tls_was_missed_is_joined() {
+    let tls = client(1, &[&[&[0x05, 0xae, 0, 0, 0, 0, 0, 1, 45][..], &[0; 23]].concat()]);
+    let mut session = machine(Level::Summary);
+    for (way, bytes) in [login(capability::PROTOCOL_41).swap_remove(0), tls] {
+        session.piece(way, 5, Piece::Bytes(&bytes), &mut Records::default());
+    }
+    assert!(session.decrypted(Source::Uprobe, Transport::Tls));
+    let records = run(session, &as_read(&work()), |_| usize::MAX);
+    let Some(Record::SessionStart(start)) = records.0.first() else { panic!("{:?}", records.0) };
+    assert_eq!((start.midstream, start.transport), (true, Transport::Tls));
+    assert_eq!(records.outcomes(), outcomes());
+    records.end();
+}
+
+#[test]
+fn whatever_is_lost_where_headers_are_read_alone_the_accounts_add_up() {
+    let login = login(capability::PROTOCOL_41);
+    let parts = as_read(&[login.clone(), work()].concat());
+    for lost in as_read(&login).len()..parts.len() {
+        let mut session = machine(Level::Full);
+        let mut records = Records::default();
+        for (at, (way, bytes)) in parts.iter().enumerate() {
+            let piece = match at == lost {
+                true => Piece::Lost(bytes.len() as u64, LossReason::Gap),
+                false => Piece::Bytes(bytes),
+            };
+            session.piece(*way, 5, piece, &mut records);
+        }
+        session.end(9, EndReason::Unknown, Audit::default(), &mut records);
+        let end = records.end();
+        assert!(end.frontend.lost + end.backend.lost >= parts[lost].1.len() as u64, "{lost}: {end:?}");
+        let whole = parts.iter().filter(|(way, _)| *way == Direction::Frontend);
+        assert_eq!(end.frontend.seen, whole.map(|(_, bytes)| bytes.len() as u64).sum::<u64>());
+    }
 }
 
 #[test]

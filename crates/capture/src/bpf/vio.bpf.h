@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Calls of MariaDB and MySQL: vio_read, vio_write and their counterparts with TLS, vio_ssl_read and vio_ssl_write, whose first
+ * argument, a Vio, is the connection. Which thread calls does not matter: with a thread pool a session wanders.
+ *
+ * Called by uprobes in every process that runs the executable; only the wanted one counts, and of its connections only what the
+ * packets do not show: all of a Unix socket, and of TCP what goes through TLS. A Vio that has used TLS uses nothing else from then
+ * on: what its TLS library moves by vio_read and vio_write is not plain text.
+ */
+#ifndef VIO_BPF_H
+#define VIO_BPF_H
+
+#include "call.bpf.h"
+
+/* Sessions of all processes that run the executable are in one table: an address means something in one of them only. */
+struct vio_key {
+	__u64 vio;
+	__u32 tgid;
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct vio_key);
+	__type(value, struct session);
+} vios SEC(".maps");
+
+/* The call under way in a thread. */
+struct vio_call {
+	__u64 vio; /* 0: none that is wanted */
+	__u64 buffer;
+	__u32 tls; /* inside vio_ssl_*: what it calls moves no plain text */
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct vio_call);
+} vio_calls SEC(".maps");
+
+/* Tells sessions whose Vio has the same address, one after the other. */
+__u64 vio_sessions = 0;
+
+/*
+ * The kernel's socket behind a Vio. Its first field is a MYSQL_SOCKET, whose first is the file descriptor (include/violite.h and
+ * mysql/psi/mysql_socket.h of MySQL 5.6 and later, and of MariaDB); everything behind it differs between versions.
+ */
+static __always_inline struct sock___capture *vio_socket(struct task_struct___capture *task, __u64 vio)
+{
+	struct file___capture **files, *file = NULL;
+	struct socket___capture *socket;
+	int fd = -1;
+
+	if (bpf_probe_read_user(&fd, sizeof(fd), (void *)vio) || fd < 0 ||
+	    (__u32)fd >= BPF_CORE_READ(task, files, fdt, max_fds))
+		return NULL;
+	files = BPF_CORE_READ(task, files, fdt, fd);
+	if (bpf_probe_read_kernel(&file, sizeof(file), files + fd) || !file)
+		return NULL;
+	socket = BPF_CORE_READ(file, private_data);
+	/* Only of a socket's file this is a struct socket, which points back. */
+	if (!socket || BPF_CORE_READ(socket, file) != file)
+		return NULL;
+	return BPF_CORE_READ(socket, sk);
+}
+
+static __always_inline void decide_vio(struct session *session, struct task_struct___capture *task, __u64 vio)
+{
+	struct sock___capture *sk = vio_socket(task, vio);
+
+	session->kind = SESSION_FOREIGN;
+	session->family = sk ? BPF_CORE_READ(sk, __sk_common.skc_family) : 0;
+	if (session->family == AF_UNIX) {
+		session->kind = SESSION_UNIX;
+		return;
+	}
+	if (session->family == AF_INET) {
+		BPF_CORE_READ_INTO((__u32 *)session->peer.remote, sk, __sk_common.skc_daddr);
+		BPF_CORE_READ_INTO((__u32 *)session->local, sk, __sk_common.skc_rcv_saddr);
+	} else if (session->family == AF_INET6) {
+		BPF_CORE_READ_INTO(&session->peer.remote, sk, __sk_common.skc_v6_daddr.in6_u.u6_addr8);
+		BPF_CORE_READ_INTO(&session->local, sk, __sk_common.skc_v6_rcv_saddr.in6_u.u6_addr8);
+		unmap_session(session);
+	} else {
+		hit(HIT_LAYOUT);
+		return;
+	}
+	session->peer.remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
+	session->peer.local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	/* Without the packets, all of TCP is left to the probes. */
+	session->kind = server_port == 0 ? SESSION_ENCRYPTED : SESSION_TCP;
+}
+
+static __always_inline int is_wanted_process(__u32 tgid)
+{
+	struct control *settings = controls();
+
+	return settings && settings->postmaster == tgid;
+}
+
+static __always_inline void vio_enter(__u64 vio, __u64 buffer, __u32 tls)
+{
+	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
+	struct vio_key key = { .vio = vio, .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct session *session;
+	struct vio_call *call;
+
+	if (!is_wanted_process(key.tgid))
+		return;
+	call = bpf_task_storage_get(&vio_calls, (void *)task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!call || call->tls)
+		return;
+	session = bpf_map_lookup_elem(&vios, &key);
+	if (!session) {
+		struct session new = {};
+
+		decide_vio(&new, task, vio);
+		new.start = __sync_fetch_and_add(&vio_sessions, 1);
+		bpf_map_update_elem(&vios, &key, &new, BPF_ANY);
+		session = bpf_map_lookup_elem(&vios, &key);
+		if (!session)
+			return;
+	}
+	if (tls && session->kind == SESSION_TCP)
+		session->kind = SESSION_ENCRYPTED;
+	if (tls)
+		session->tls = 1;
+	call->tls = tls;
+	if ((session->kind == SESSION_UNIX || session->kind == SESSION_ENCRYPTED) && session->tls == tls) {
+		call->vio = vio;
+		call->buffer = buffer;
+	}
+}
+
+static __always_inline void vio_exit(struct pt_regs *ctx, __u32 direction, __u32 tls)
+{
+	struct vio_call *under_way =
+		bpf_task_storage_get(&vio_calls, (void *)bpf_get_current_task_btf(), 0, 0);
+	struct vio_key key = { .tgid = bpf_get_current_pid_tgid() >> 32 };
+	long n = PT_REGS_RC(ctx);
+	struct session *session;
+
+	if (!under_way || under_way->tls != tls)
+		return;
+	key.vio = under_way->vio;
+	under_way->tls = 0;
+	under_way->vio = 0;
+	if (key.vio == 0 || n <= 0)
+		return;
+	session = bpf_map_lookup_elem(&vios, &key);
+	if (session)
+		call(session, direction, under_way->buffer, n, tls ? EVENT_DECRYPTED : 0);
+}
+
+#define VIO_PROBES(name, direction, tls)                                    \
+	SEC("uprobe")                                                       \
+	int name##_enter(struct pt_regs *ctx)                               \
+	{                                                                   \
+		hit(direction == DIRECTION_FRONTEND ? HIT_READ : HIT_WRITE); \
+		vio_enter(PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx), tls);     \
+		return 0;                                                   \
+	}                                                                   \
+                                                                            \
+	SEC("uretprobe")                                                    \
+	int name##_exit(struct pt_regs *ctx)                                \
+	{                                                                   \
+		vio_exit(ctx, direction, tls);                              \
+		return 0;                                                   \
+	}
+
+VIO_PROBES(vio_read, DIRECTION_FRONTEND, 0)
+VIO_PROBES(vio_write, DIRECTION_BACKEND, 0)
+VIO_PROBES(vio_ssl_read, DIRECTION_FRONTEND, 1)
+VIO_PROBES(vio_ssl_write, DIRECTION_BACKEND, 1)
+
+/* vio_delete(vio): the connection is over, and its address is free. */
+SEC("uprobe")
+int vio_delete(struct pt_regs *ctx)
+{
+	struct vio_key key = { .vio = PT_REGS_PARM1(ctx), .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct session *session;
+
+	if (!is_wanted_process(key.tgid))
+		return 0;
+	session = bpf_map_lookup_elem(&vios, &key);
+	if (!session)
+		return 0;
+	if (session->kind == SESSION_UNIX || session->kind == SESSION_ENCRYPTED)
+		send_exit(session);
+	bpf_map_delete_elem(&vios, &key);
+	return 0;
+}
+
+/* The server ended without saying goodbye to its clients: in every ring, behind what each of them still said. */
+SEC("raw_tp/sched_process_exit")
+int vio_process_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct event_head head = { .kind = EVENT_EXIT, .flags = EVENT_WHOLE_PROCESS };
+	__u64 id = bpf_get_current_pid_tgid();
+
+	/* A killed process' threads end in any order; after the first one none of them says anything that is whole. */
+	if (id >> 32 != (__u32)id || !is_wanted_process(id >> 32))
+		return 0;
+	head.ts_ns = bpf_ktime_get_ns();
+	head.pid = id >> 32;
+	for (__u32 ring = 0; ring <= rings_mask && ring < RINGS_MAX; ring++)
+		send_head(&head, ring);
+	return 0;
+}
+
+#endif /* VIO_BPF_H */
