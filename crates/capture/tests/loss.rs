@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Capture, Setup, lost, skipped};
+use underpass_capture::Accounts;
 use underpass_testkit::{Batch, Client, Postgres};
 use underpass_trace::{Direction, Level, LossReason};
 
@@ -56,11 +57,14 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         next += len;
     }
     assert_eq!(next, login + sent.len() as u64);
-    // The holes are what the kernel counted as lost.
+    // The holes are what the kernel counted as lost, but for what passed the hook twice: a client that sends faster than the server
+    // reads has its segments refused by the socket behind the hook, and sends them again. One of the two may have been recorded.
     let accounts = trace.summary.accounts.clone();
     for direction in [Direction::Frontend, Direction::Backend] {
-        let counted: u64 =
-            accounts.iter().filter(|(_, way, _)| *way == direction).map(|(_, _, a)| a.missing()).sum();
+        let sum = |what: fn(&Accounts) -> u64| -> u64 {
+            accounts.iter().filter(|(_, way, _)| *way == direction).map(|(_, _, a)| what(a)).sum()
+        };
+        let (counted, again) = (sum(Accounts::missing), sum(|a| a.again.bytes));
         let told: u64 = trace
             .losses()
             .iter()
@@ -68,7 +72,7 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
             .map(|l| l.len)
             .sum();
         assert!(counted > 0, "the ring was large enough: {accounts:?}");
-        assert_eq!(told, counted, "{direction:?}");
+        assert!(told <= counted && counted - told <= again, "{direction:?}: {told}, {counted}, {again}");
     }
     for end in trace.ends() {
         assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
