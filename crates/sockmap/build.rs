@@ -4,8 +4,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 5] =
-    ["lanes.h", "lanes.bpf.h", "request.bpf.h", "response.bpf.h", "response_scan.bpf.h"];
+const HEADERS: [&str; 7] = [
+    "lanes.h",
+    "lanes.bpf.h",
+    "request.bpf.h",
+    "response.bpf.h",
+    "response_scan.bpf.h",
+    "tap.h",
+    "tap.bpf.h",
+];
 
 fn main() {
     if let Err(error) = run() {

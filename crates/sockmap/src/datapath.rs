@@ -24,6 +24,7 @@ use crate::events::Ring;
 use crate::shared::{Array, POOL_ORDINALS_MAX};
 use crate::skel::{LanesSkel, LanesSkelBuilder, types};
 use crate::socket;
+use crate::taps::TapRing;
 use crate::words::{
     DIR_BYTES, DIR_USER, LINK_HELD, LINK_LINKED, LOOK_BACKEND, LOOK_CLIENT, LOOK_SERVER, SRV_LOCAL,
 };
@@ -54,6 +55,8 @@ pub struct Config {
     pub statements_max: u32,
     /// Size of the event ring, a power of two and a multiple of the page size.
     pub event_ring_bytes: u32,
+    /// Size of the tap's ring, likewise; 0 = programs have no tap.
+    pub tap_ring_bytes: u32,
 }
 
 impl Default for Config {
@@ -68,6 +71,7 @@ impl Default for Config {
             message_length_max: 1 << 30,
             statements_max: 65_536,
             event_ring_bytes: 256 << 10,
+            tap_ring_bytes: 0,
         }
     }
 }
@@ -217,6 +221,7 @@ pub struct Datapath {
     pub(crate) server_side: Vec<Side>,
     pub(crate) pool_side: Vec<Side>,
     pub(crate) ring: Ring,
+    pub(crate) taps: Option<TapRing>,
     free: Mutex<FreeLists>,
     // After everything that refers to its maps.
     pub(crate) skel: LanesSkel<'static>,
@@ -280,6 +285,9 @@ impl Datapath {
         rodata.response_run_bytes_max = config.response_run_bytes_max;
         rodata.message_length_max = config.message_length_max;
         rodata.old_verifier = u32::from(old_verifier);
+        let has_tap = config.tap_ring_bytes > 0;
+        rodata.tap_works = u32::from(has_tap);
+        rodata.tap_wake_bytes = config.tap_ring_bytes / 4;
         let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
         let pools = config.pools_max.max(1);
         let sized = [
@@ -299,6 +307,11 @@ impl Datapath {
         for (map, entries) in sized {
             map.set_max_entries(entries).map_err(|e| log.error(&e))?;
         }
+        if has_tap {
+            open.maps.taps.set_max_entries(config.tap_ring_bytes).map_err(|e| log.error(&e))?;
+        } else {
+            open.maps.taps.set_autocreate(false).map_err(|e| log.error(&e))?;
+        }
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
 
@@ -316,6 +329,7 @@ impl Datapath {
             server_side: Side::table(servers),
             pool_side: Side::table(pools),
             ring: Ring::new(&skel.maps.events)?,
+            taps: has_tap.then(|| TapRing::new(&skel.maps.taps, clients)).transpose()?,
             free: Mutex::new(FreeLists {
                 clients: FreeList::new(clients),
                 servers: FreeList::new(servers),
@@ -396,7 +410,7 @@ impl Datapath {
         ] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [c.flags(index), c.cycle_bytes(index), c.reason(index)] {
+        for word in [c.flags(index), c.cycle_bytes(index), c.reason(index), c.tap(index), c.tap_lost(index)] {
             word.store(0, Ordering::Relaxed);
         }
         c.set_request_state(index, &crate::StreamState::BOUNDARY);

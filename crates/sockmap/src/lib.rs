@@ -80,6 +80,12 @@
 //! told while user space owns the server. Parse and Close go to user space, and so does the use of a statement that the linked server
 //! does not have ([`Reason::Unprepared`]). Before a slot is freed, or its names change their meaning, the old ones are forgotten.
 //!
+//! **Mirrors.** What programs forward for a client that [`Datapath::set_client_tap`] marked, while it was held and unlinked, is told in a
+//! ring of its own, if [`Config::tap_ring_bytes`] made one. [`Datapath::tap_fd`] is registered with `EPOLLIN`; [`Datapath::drain_taps`]
+//! and [`Datapath::take_taps`] give each reader the records of its clients, and a [`TapStream`] for each client makes transactions of them.
+//! Whoever takes a tapped client asks [`Datapath::taken_tap`] next, then takes its queue, then calls [`TapStream::taken`]: only then is the
+//! client's stream known up to the byte that user space reads next.
+//!
 //! # Memory
 //!
 //! Per client at most [`Config::request_budget_bytes`] of requests and [`Config::response_queue_bytes_max`] of responses
@@ -99,6 +105,8 @@ mod shared;
 mod skel;
 mod socket;
 mod statements;
+mod tap_stream;
+mod taps;
 mod view;
 mod words;
 
@@ -110,4 +118,6 @@ pub use handover::{Claim, Give, LinkState, Taken, TransactionStatus};
 pub use names::{Counter, Reason};
 pub use shared::StreamState;
 pub use statements::STATEMENT_NAME_MAX;
+pub use tap_stream::{TapMark, TapRecord, TapStream, TapTaken, Tapped};
+pub use taps::TapBatch;
 pub use view::{ClientInfo, ClientStats, ProgramCost};

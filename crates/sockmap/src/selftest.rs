@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
 
-use crate::datapath::{Config, Datapath, Lane, LaneChoice, ServerSpec};
+use crate::datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSpec};
 use crate::error::Error;
 use crate::handover::Give;
+use crate::tap_stream::{TapStream, Tapped};
+use crate::taps::TapBatch;
 
 /// Longest wait for bytes on a private connection; a lane that needs longer does not work.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -95,12 +97,21 @@ impl Report {
 const LOAD: &str = "load programs";
 const LANE_D: &str = "lane D";
 const LANE_A: &str = "lane A";
+const TAP: &str = "mirrors in D";
 
-/// Opens small lanes of its own and sends transactions through each, on loopback. Takes milliseconds; leaves nothing.
+/// Opens small lanes of its own, without and with a tap, and sends transactions through each, on loopback. Takes less than a second;
+/// leaves nothing.
 pub fn run() -> Report {
     let config =
         Config { clients_max: 4, servers_max: 4, pools_max: 2, event_ring_bytes: 4096, ..Config::default() };
-    open(&config).0
+    let mut report = open(&config).0;
+    if report.works(Lane::D) {
+        // Programs of their own to the verifier.
+        let tapped = Datapath::open(&Config { tap_ring_bytes: 64 << 10, ..config })
+            .and_then(|datapath| round_trips(&datapath, LaneChoice::Remote));
+        report.features.push(feature(TAP, tapped.map(Some)));
+    }
+    report
 }
 
 /// Opens lanes as configured and sends transactions through each, on loopback. The lanes come along, their counters at 0, if all of it
@@ -164,6 +175,8 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
     let spec = ServerSpec { pool, ordinal: 0, fingerprint: 1, lane };
     let (server_slot, _) = dp.register_server(server.as_fd(), &spec)?;
     let client_slot = dp.register_client(client.as_fd(), pool, 1)?;
+    let mut told =
+        dp.has_tap().then(|| dp.set_client_tap(client_slot, Some(0))).transpose()?.map(TapStream::new);
     if dp.push_idle(server_slot, 0)? != Give::Done || dp.give_client(client_slot, 0)? != Give::Done {
         return Err(Error::State("a quiet direction could not be given to the kernel"));
     }
@@ -187,11 +200,43 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
             return Err(Error::State("the client could not be taken back"));
         }
     }
+    if let Some(told) = &mut told {
+        count_told(dp, client_slot, told)?;
+    }
     dp.take_idle(server_slot)?;
     dp.free_client(client_slot)?;
     dp.free_server(server_slot)?;
     dp.free_pool(pool)?;
     Ok(cost)
+}
+
+/// Every transaction must have been told, or be known as lost.
+fn count_told(dp: &Datapath, client: ClientSlot, stream: &mut TapStream) -> Result<(), Error> {
+    let start = Instant::now();
+    let mark = loop {
+        match dp.taken_tap(client)? {
+            Some(mark) => break mark,
+            None if start.elapsed() > PATIENCE => {
+                return Err(Error::State("the tap's ring could not be read"));
+            }
+            None => std::thread::yield_now(),
+        }
+    };
+    let mut batch = TapBatch::default();
+    dp.take_taps(0, &mut batch);
+    let (mut ended, mut lost) = (0, 0);
+    let mut count = |event: Tapped<'_>| match event {
+        Tapped::End => ended += 1,
+        Tapped::Lost(more) => lost += more,
+        Tapped::Broken => lost += 1,
+        _ => {}
+    };
+    batch.iter().for_each(|record| stream.record(&record, &mut count));
+    stream.taken(mark, &mut count);
+    if ended == 0 || ended + lost != TIMED_TRANSACTIONS {
+        return Err(Error::State("the tap told other transactions than were forwarded"));
+    }
+    Ok(())
 }
 
 fn pair() -> io::Result<(TcpStream, TcpStream)> {
@@ -229,6 +274,7 @@ mod tests {
         if report.privileges.missing().is_empty() {
             assert!(report.works(Lane::D), "{:?}", report.features);
             assert!(report.works(Lane::A), "{:?}", report.features);
+            assert!(report.features.iter().any(|f| f.name == TAP && f.works), "{:?}", report.features);
         } else {
             assert!(report.features.iter().all(|f| f.works || f.why_not.contains("CAP_")));
         }

@@ -82,7 +82,7 @@ words!(
     sk_addr: AtomicU64, cookie: AtomicU64, pool: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32,
     cycle_bytes: AtomicU32, reason: AtomicU32, active_ns: AtomicU64, xact_start_ns: AtomicU64,
     query_start_ns: AtomicU64, xacts: AtomicU64, queries: AtomicU64, resp_bytes: AtomicU64, xact_ns: AtomicU64,
-    query_ns: AtomicU64, in_use: AtomicU64,
+    query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32,
 );
 words!(
     types::server_slot,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bits of the shared words. Macros of `bpf/lanes.h` are not in its BTF, so a test compares the two.
+//! Bits of the shared words. Macros of `bpf/lanes.h` and `bpf/tap.h` are not in their BTF, so a test compares the two.
 
 pub(crate) const DIR_USER: u64 = 1 << 63;
 pub(crate) const DIR_BYTES: u64 = !DIR_USER;
@@ -32,17 +32,26 @@ pub(crate) const LOOK_CLIENT: u32 = 1;
 pub(crate) const LOOK_SERVER: u32 = 2;
 pub(crate) const LOOK_BACKEND: u32 = 3;
 
+/// `enum tap_kind`.
+pub(crate) const TAP_REQUEST: u16 = 1;
+pub(crate) const TAP_RESPONSE: u16 = 2;
+
+pub(crate) const TAP_PIECE: u16 = 1;
+pub(crate) const TAP_BEGIN: u16 = 2;
+pub(crate) const TAP_END: u16 = 4;
+pub(crate) const TAP_BUSY: u16 = 8;
+
 #[cfg(test)]
 mod tests {
     /// Every constant above has its `#define` with the same value.
     #[test]
     fn the_header_and_this_file_agree() {
-        let header = include_str!("bpf/lanes.h");
+        let header = concat!(include_str!("bpf/lanes.h"), include_str!("bpf/tap.h"));
         let defined = |name: &str| -> u64 {
             let line = header
                 .lines()
                 .find(|l| l.strip_prefix("#define ").and_then(|r| r.split_whitespace().next()) == Some(name))
-                .unwrap_or_else(|| panic!("{name} is not in lanes.h"));
+                .unwrap_or_else(|| panic!("{name} is not in the headers"));
             let text = line.split_once(name).unwrap().1.split("/*").next().unwrap().trim();
             evaluate(text)
         };
@@ -64,6 +73,10 @@ mod tests {
             ("SRV_RETIRE", super::SRV_RETIRE.into()),
             ("CLI_BATCH", super::CLI_BATCH.into()),
             ("POOL_CLOSED", super::POOL_CLOSED.into()),
+            ("TAP_PIECE", super::TAP_PIECE.into()),
+            ("TAP_BEGIN", super::TAP_BEGIN.into()),
+            ("TAP_END", super::TAP_END.into()),
+            ("TAP_BUSY", super::TAP_BUSY.into()),
             ("POOL_ORDINALS_MAX", crate::shared::POOL_ORDINALS_MAX as u64),
         ] {
             assert_eq!(defined(name), value, "{name}");

@@ -276,6 +276,9 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 		__sync_fetch_and_add(&s->tx_expect, skb->len);
 		count_counter(COUNTER_REQUESTS_D);
 	}
+	if (tap_wanted(c))
+		tap_request(skb, index, *(volatile __u64 *)&c->link >> LINK_GEN_SHIFT,
+			    (scan.linked ? 0 : TAP_BEGIN) | (link_pending(old) ? TAP_BUSY : 0));
 	if (scan.uses.count)
 		rename_statements(skb, &scan.uses, server);
 	c->req = scan.w;
@@ -379,7 +382,9 @@ static __always_inline __u32 forward_response(struct __sk_buff *skb, struct serv
 {
 	struct response_scan scan = { .source = skb, .w = s->resp, .end = skb->len, .error_at = skb->len };
 	struct client_slot *c = linked_client(s, client);
-	__u32 reason;
+	struct tap_last *tap = NULL;
+	__u32 reason, position;
+	__u64 tells = 0;
 
 	if (!c) {
 		drop_from_idle(s);
@@ -391,7 +396,11 @@ static __always_inline __u32 forward_response(struct __sk_buff *skb, struct serv
 	scan_response_skb(&scan);
 	if (scan.reason)
 		return scan.reason;
+	position = s->run_bytes;
+	if (tap_wanted(c) && !c->tap_lost)
+		tells = tap_last_skb(skb, c, *client, TAP_RESPONSE, skb->len, &tap);
 	commit_response(&scan, s, server, c, skb->len, done);
+	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;
 }
 
@@ -496,7 +505,9 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 {
 	struct response_scan scan = { .source = msg, .w = s->resp, .end = msg->size, .error_at = msg->size };
 	struct client_slot *c = linked_client(s, client);
-	__u32 reason;
+	struct tap_last *tap = NULL;
+	__u32 reason, position;
+	__u64 tells = 0;
 
 	if (!c) {
 		drop_from_idle(s);
@@ -515,7 +526,11 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 	scan_response_msg(&scan);
 	if (scan.reason)
 		return scan.reason;
+	position = s->run_bytes;
+	if (tap_wanted(c) && !c->tap_lost)
+		tells = tap_last_msg(msg, c, *client, TAP_RESPONSE, msg->size, &tap);
 	commit_response(&scan, s, server, c, msg->size, done);
+	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;
 }
 

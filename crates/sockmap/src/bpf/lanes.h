@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 3
+#define LANES_ABI 4
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -80,7 +80,9 @@ struct client_slot {
 	__u64 xact_ns;	  /* program: sum over xacts */
 	__u64 query_ns;	  /* program: sum of times with something pending */
 	__u64 in_use;	  /* user */
-	__u64 pad[4];
+	__u32 tap;	  /* user, while it holds the client: what is forwarded is told, see tap.bpf.h */
+	__u32 tap_lost;	  /* program: the tap had no room in this transaction */
+	__u64 pad[3];
 };
 
 struct server_slot {
@@ -243,7 +245,9 @@ enum lane_reason {
 	X(PASSED_CLIENT, "passed_client", "Chunks passed to user space from clients.")               \
 	X(PASSED_SERVER, "passed_server", "Chunks passed to user space from servers.")               \
 	X(EVENTS, "events", "Events posted.")                                                         \
-	X(EVENTS_LOST, "events_lost", "Events that found the ring full; recovered by a scan.")
+	X(EVENTS_LOST, "events_lost", "Events that found the ring full; recovered by a scan.")        \
+	X(TAPS, "taps", "Chunks told to user space for mirrors.")                                     \
+	X(TAPS_LOST, "taps_lost", "Chunks for mirrors that found their ring full; the rest of their transaction is left out.")
 
 enum lane_counter {
 #define X(ident, name, meaning) COUNTER_##ident,

@@ -6,6 +6,7 @@
 #define RESPONSE_BPF_H
 
 #include "lanes.bpf.h"
+#include "tap.bpf.h"
 
 struct response_scan {
 	void *source;
@@ -32,6 +33,7 @@ struct response_commit {
 	__u32 reason;	 /* not NONE: the chunk goes to user space, nothing was changed */
 	__u32 hold;	 /* not NONE: forward the chunk, then the server goes to user space */
 	__u32 released;
+	struct tap_commit tap;
 };
 
 /*
@@ -71,6 +73,11 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 
 		out->hold = REASON_NONE;
 		out->released = 0;
+		if (tap_works) {
+			out->tap.link = old >> LINK_GEN_SHIFT;
+			/* Before the swap: what is added to this link later makes it fail. */
+			out->tap.requests = *(volatile __u64 *)&c->req_fwd;
+		}
 		if (!(old & LINK_LINKED) || link_server(old) != server) {
 			out->reason = REASON_NO_CLIENT;
 			break;
