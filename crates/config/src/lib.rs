@@ -56,5 +56,5 @@ pub use userlist::{Parsed, Userlist};
 pub use value::{CheckQuery, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir};
 pub use words::{
     AuthType, CompareRows, KernelPath, LoadBalanceHosts, LogFormat, MirrorMode, MirrorOverflow, MirrorSend,
-    PoolMode, SameHost, SslMode,
+    PoolMode, SameHost, SslMode, TraceLevel,
 };

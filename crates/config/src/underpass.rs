@@ -5,10 +5,11 @@
 //! (`--overlay`), so that the first still starts PgBouncer.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use crate::config::Config;
 use crate::key::keys;
-use crate::words::{KernelPath, LogFormat, SameHost};
+use crate::words::{KernelPath, LogFormat, SameHost, TraceLevel};
 
 keys! {
     /// `[underpass]`.
@@ -31,6 +32,16 @@ keys! {
         /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
         /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]
         max_prepared_statement_bytes: u64 = Some("16777216"), Reload;
+        /// Where what clients say and are answered is recorded, for `underpass report`, `export` and `replay`. Each recording makes a
+        /// directory of its own in this one, named by the time. Clients stay out of kernel lanes meanwhile. Empty: no recording.
+        trace_dir: Option<PathBuf> = Some(""), Reload;
+        /// How much of the responses a recording has: `none` (when the server was ready), `summary` (tags, rows, SQLSTATE, latencies) or
+        /// `full`.
+        trace_level: TraceLevel = Some("summary"), Reload;
+        /// Most memory for what is recorded and not written yet. What has no room is left out, and counted. \[bytes\]
+        trace_queue_bytes: u64 = Some("67108864"), Reload;
+        /// A recording ends at this size of its files. 0: at no size. \[bytes\]
+        trace_max_bytes: u64 = Some("0"), Reload;
     }
 }
 

@@ -179,3 +179,15 @@ words! {
         Both = "both",
     }
 }
+
+words! {
+    /// `[underpass] trace_level`: how much of the responses a recording has.
+    TraceLevel {
+        /// Only when the server was ready again.
+        None = "none",
+        /// Tags, rows, SQLSTATE, latencies.
+        Summary = "summary",
+        /// All bytes.
+        Full = "full",
+    }
+}

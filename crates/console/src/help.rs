@@ -11,7 +11,7 @@ pub const HELP_DETAIL: &str = "
 \tSHOW FDS|SOCKETS|ACTIVE_SOCKETS|LISTS|MEM|STATE
 \tSHOW DNS_HOSTS|DNS_ZONES
 \tSHOW STATS|STATS_TOTALS|STATS_AVERAGES|TOTALS
-\tSHOW KERNEL|MIRRORS|MIRROR_DIFF
+\tSHOW KERNEL|MIRRORS|MIRROR_DIFF|TRACE
 \tSET key = arg
 \tRELOAD
 \tPAUSE [<db>]
@@ -67,7 +67,7 @@ pub const CONTROL_COMMANDS: &[(&str, &str)] = &[
     ),
     (
         "SET key = arg",
-        "Changes a key until the next RELOAD. A value that is not a plain word goes in single quotes.",
+        "Changes a key until the next RELOAD. A value that is not a plain word goes in single quotes, a key with a dot in double ones.",
     ),
 ];
 

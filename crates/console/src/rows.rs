@@ -8,6 +8,7 @@ mod mirror;
 mod other;
 mod pool;
 mod socket;
+mod trace;
 
 pub use mirror::{DROP_REASONS, MirrorDiffRow, MirrorRow};
 pub use other::{
@@ -20,3 +21,4 @@ pub use pool::{
 pub use socket::{
     BufferState, ClientState, Replication, ServerState, SocketBuffersRow, SocketRow, SocketState,
 };
+pub use trace::TraceRow;

@@ -59,11 +59,13 @@ pub enum Show {
     Mirrors,
     /// What differs on mirrors, by statement. Ours.
     MirrorDiff,
+    /// The recording of clients. Ours.
+    Trace,
 }
 
 impl Show {
     /// All, in the order of the manual.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::ActiveSockets,
         Self::Clients,
         Self::Config,
@@ -87,6 +89,7 @@ impl Show {
         Self::StatsAverages,
         Self::StatsTotals,
         Self::Totals,
+        Self::Trace,
         Self::Users,
         Self::Version,
     ];
@@ -120,6 +123,7 @@ impl Show {
             Self::Kernel => "KERNEL",
             Self::Mirrors => "MIRRORS",
             Self::MirrorDiff => "MIRROR_DIFF",
+            Self::Trace => "TRACE",
         }
     }
 
@@ -174,6 +178,7 @@ impl Show {
             }
             Self::Mirrors => "Mirrors, a row for each database: state, and the account of what reached them.",
             Self::MirrorDiff => "What was answered otherwise or later by mirrors, a row for each statement.",
+            Self::Trace => "The recording of clients (`trace_dir`), a row if there is one.",
         }
     }
 
@@ -205,6 +210,7 @@ impl Show {
             Self::Kernel => columns::KERNEL,
             Self::Mirrors => columns::MIRRORS,
             Self::MirrorDiff => columns::MIRROR_DIFF,
+            Self::Trace => columns::TRACE,
         }
     }
 }

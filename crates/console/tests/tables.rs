@@ -85,6 +85,11 @@ const COLUMNS: &[(Show, &str, &str)] = &[
          mean_there_us ratio max_here_us max_there_us example",
         "sssssNNsNNNNNsNNs",
     ),
+    (
+        Show::Trace,
+        "directory state reason level sessions missed records file_bytes queued_bytes seen_bytes lost_bytes",
+        "ssssNNNNNNN",
+    ),
 ];
 
 const SOCKET: &str = "type user database replication state addr port local_addr local_port connect_time \

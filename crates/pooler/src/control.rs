@@ -417,6 +417,8 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
         shared.database_state(configured.clone(), false);
     }
     changed.extend(shared.mirrors.configure(&settings.config));
+    // Before pools are told: what is recorded does not enter lanes.
+    shared.recordings.configure(&settings.config);
     let (mut obsolete, mut others) = (Vec::new(), Vec::new());
     for pool in shared.pools() {
         let is_other_link = shared.refresh(&pool);
@@ -430,6 +432,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
         shared.broadcast(Worker::leave_unfit_lanes);
     }
     shared.broadcast(Worker::mirrors_changed);
+    shared.broadcast(Worker::recording_changed);
     // Limits may have grown.
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
 }

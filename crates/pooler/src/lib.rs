@@ -21,6 +21,7 @@ mod peers;
 mod pool;
 mod pressure;
 mod process;
+mod recording;
 mod resolver;
 mod run;
 mod server;

@@ -54,8 +54,13 @@ impl Endpoint {
     }
 
     pub fn ip(&self) -> Option<IpAddr> {
+        self.socket_address().map(|address| address.ip())
+    }
+
+    /// Where it is, if that is over TCP.
+    pub fn socket_address(&self) -> Option<SocketAddr> {
         match self {
-            Endpoint::Tcp(address) => Some(address.ip()),
+            Endpoint::Tcp(address) => Some(*address),
             Endpoint::Unix(..) => None,
         }
     }

@@ -28,6 +28,7 @@ use crate::lanes::Lanes;
 use crate::mirrors::Mirrors;
 use crate::peers::PeerQueues;
 use crate::process::{self, Life, PidFile};
+use crate::recording::Recordings;
 use crate::resolver::Resolver;
 use crate::settings::Settings;
 use crate::shared::{Mailbox, Names, Shared, lock, phase};
@@ -179,6 +180,7 @@ fn serve(
     );
     let shared = share(settings, lanes, control, threads)?;
     shared.mirrors.configure(&shared.settings.load().config);
+    shared.recordings.configure(&shared.settings.load().config);
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }
@@ -205,6 +207,7 @@ fn serve(
     process::notify(Life::Stopping);
     shared.broadcast(|worker| worker.stopping = true);
     let outcome = workers.join();
+    shared.recordings.finish();
     if let Some(summary) = kernel_rows::summary(&shared) {
         log::info!("{summary}");
     }
@@ -240,6 +243,7 @@ fn share(
         control,
         lanes,
         mirrors: Mirrors::default(),
+        recordings: Recordings::default(),
         started: Instant::now(),
         started_wall: SystemTime::now(),
         periods: Mutex::new(Periods::new(logging::now())),

@@ -26,6 +26,7 @@ use crate::metrics::Told;
 use crate::mirrors::Mirrors;
 use crate::peers::PeerQueues;
 use crate::pool::{DatabaseState, Pool, PoolSettings, UserState};
+use crate::recording::Recordings;
 use crate::resolver::Resolver;
 use crate::server::Server;
 use crate::settings::Settings;
@@ -123,6 +124,7 @@ pub(crate) struct Shared {
     pub lanes: Option<Arc<Lanes>>,
     pub control: Control,
     pub mirrors: Mirrors,
+    pub recordings: Recordings,
     pub started: Instant,
     pub started_wall: SystemTime,
     /// Snapshots of the counters at the ends of `stats_period`. The main thread rolls them.
@@ -266,13 +268,16 @@ impl Shared {
             id
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name).of(database);
-        let fits = self.fits_lanes(&settings, database, &pool_settings);
-        let lane = self.lanes.as_ref().filter(|_| fits).and_then(|lanes| {
+        // It keeps its place while a recording or a mirror keeps it out.
+        let may = Lanes::fits(&pool_settings) && !database.is_mirror;
+        let lane = self.lanes.as_ref().filter(|_| may).and_then(|lanes| {
             let (place, idle) = lanes.add_pool(id)?;
             lock(&self.core).share_idle(id, idle);
             Some(place)
         });
+        let fits = self.fits_lanes(&settings, database, &pool_settings);
         let pool = Arc::new(Pool::new(id, lane, database.clone(), user.clone(), pool_settings));
+        pool.lane_fits.store(fits, Ordering::Release);
         debug_assert_eq!(names.pools.len(), id.0 as usize);
         names.pools.push(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
@@ -285,9 +290,12 @@ impl Shared {
         phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
     }
 
-    /// Whether kernel lanes may carry a pool. What is mirrored must be seen here, and what goes to a mirror comes from here.
+    /// Whether kernel lanes may carry a pool. What is mirrored or recorded must be seen here, and what goes to a mirror comes from here.
     fn fits_lanes(&self, settings: &Settings, database: &DatabaseState, pool: &PoolSettings) -> bool {
-        Lanes::fits(pool) && !database.is_mirror && !self.mirrors.covers(&settings.config, &database.name)
+        Lanes::fits(pool)
+            && !database.is_mirror
+            && !self.mirrors.covers(&settings.config, &database.name)
+            && !self.recordings.is_on()
     }
 
     /// Gives a pool the settings now in force. True if its links must be made anew to have them.

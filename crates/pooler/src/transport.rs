@@ -8,12 +8,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{RecvFlags, SendFlags};
+use underpass_trace::{Direction, EndReason};
+
+use crate::recording::Tap;
 
 /// A stream: a socket, and TLS over it once that was agreed.
-#[derive(Debug)]
 pub(crate) struct Transport {
     fd: Descriptor,
     tls: Option<Box<rustls::Connection>>,
+    /// Of a client that is recorded.
+    tap: Option<Box<Tap>>,
 }
 
 #[derive(Debug)]
@@ -101,13 +105,13 @@ impl AsFd for Descriptor {
 
 impl Transport {
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd: Descriptor::Socket(fd), tls: None }
+        Self { fd: Descriptor::Socket(fd), tls: None, tap: None }
     }
 
     /// One without socket: see [`put`](Self::put). `descriptor` is shown where a socket is asked for, and never used.
     pub fn memory(descriptor: Arc<OwnedFd>) -> Self {
         let memory = Memory { descriptor, unread: VecDeque::new(), at: 0 };
-        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None }
+        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None, tap: None }
     }
 
     /// Puts bytes behind what is to be read. Only for one without socket.
@@ -139,6 +143,9 @@ impl Transport {
 
     /// Goes over to TLS on the same socket.
     pub fn upgrade(&mut self, connection: rustls::Connection) {
+        if let Some(tap) = &mut self.tap {
+            tap.encrypted();
+        }
         self.tls = Some(Box::new(connection));
     }
 
@@ -167,9 +174,42 @@ impl Transport {
         Ok(true)
     }
 
+    /// Records what is read and written from now on, or not any more.
+    pub fn set_tap(&mut self, tap: Option<Box<Tap>>) {
+        self.tap = tap;
+    }
+
+    /// What records it.
+    pub fn tap(&self) -> Option<&Tap> {
+        self.tap.as_deref()
+    }
+
+    /// It is not to be in the trace at all.
+    pub fn forget_tap(&mut self) {
+        if let Some(tap) = self.tap.take() {
+            tap.forget();
+        }
+    }
+
+    /// Who ended it, for the trace.
+    pub fn ended_by(&mut self, reason: EndReason) {
+        if let Some(tap) = &mut self.tap {
+            tap.reason = reason;
+        }
+    }
+
     /// Reads what is there. `count` 0 = the peer has ended its stream.
     #[inline]
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
+        let outcome = self.receive(buffer)?;
+        if let Some(tap) = &mut self.tap {
+            tap.copy(Direction::Frontend, &buffer[..outcome.count]);
+        }
+        Ok(outcome)
+    }
+
+    #[inline]
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
         match &mut self.tls {
             None => match &mut self.fd {
                 Descriptor::Socket(fd) => {
@@ -194,6 +234,15 @@ impl Transport {
     /// Writes as much as goes.
     #[inline]
     pub fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let count = self.transmit(data)?;
+        if let Some(tap) = &mut self.tap {
+            tap.copy(Direction::Backend, &data[..count]);
+        }
+        Ok(count)
+    }
+
+    #[inline]
+    fn transmit(&mut self, data: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => match &self.fd {
                 Descriptor::Socket(fd) => Ok(rustix::net::send(fd, data, SendFlags::NOSIGNAL)?),

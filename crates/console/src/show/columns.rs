@@ -380,3 +380,17 @@ pub(super) const MIRROR_DIFF: &[Column] = columns! {
     "max_there_us" Numeric "Longest time on the mirror, in microseconds.";
     "example" Text "The first difference that should not be. Literals and messages are shown with `show_literals` only.";
 };
+
+pub(super) const TRACE: &[Column] = columns! {
+    "directory" Text "Where the trace is.";
+    "state" Text "`on`, or `ended`: it takes nothing more until `trace_dir` is set anew.";
+    "reason" Text "Why it has ended.";
+    "level" Text "How much of the responses is recorded: `none`, `summary`, `full`.";
+    "sessions" Numeric "Sessions in the trace.";
+    "missed" Numeric "Connections that are not in it, because there was no room for their beginning.";
+    "records" Numeric "Records written.";
+    "file_bytes" Numeric "Size of its files, in bytes.";
+    "queued_bytes" Numeric "Memory taken by what is not written yet; at most `trace_queue_bytes`.";
+    "seen_bytes" Numeric "Bytes that recorded clients said and were answered.";
+    "lost_bytes" Numeric "Of them, bytes for which there was no room. The trace says which.";
+};

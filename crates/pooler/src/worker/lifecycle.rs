@@ -11,6 +11,7 @@ use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released, Ticket};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
+use underpass_trace::EndReason;
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::error_response;
 use underpass_wire::backend::{Report, Severity};
@@ -701,6 +702,11 @@ impl Worker {
     pub(super) fn drop_client(&mut self, key: Key) {
         let Some(mut client) = self.clients.remove(key) else { return };
         client.transport.close_notify();
+        client.transport.ended_by(if client.ended {
+            EndReason::ClientClosed
+        } else {
+            EndReason::ServerClosed
+        });
         if !client.is_silent {
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
         }

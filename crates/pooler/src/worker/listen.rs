@@ -59,7 +59,11 @@ impl Worker {
         let connected = self.shared.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let now = self.now;
         let id = self.shared.next_socket_id();
-        let key = self.clients.insert(|_| Box::new(Client::new(Transport::new(fd), id, address, now)));
+        let mut transport = Transport::new(fd);
+        if let Some(recording) = self.shared.recordings.current() {
+            transport.set_tap(recording.tap(address.socket_address(), None));
+        }
+        let key = self.clients.insert(|_| Box::new(Client::new(transport, id, address, now)));
         // Room for the console and for cancel requests, which must get in when the pooler is full.
         let full = connected > settings.config.max_client_conn + CONSOLE_RESERVE;
         let Some(client) = self.clients.get(key) else { return };

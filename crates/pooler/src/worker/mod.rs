@@ -15,6 +15,7 @@ mod listen;
 pub(crate) mod login;
 pub(crate) mod mirror;
 mod peer;
+mod recording;
 mod server_login;
 mod stats;
 mod suspend;

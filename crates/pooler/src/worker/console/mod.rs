@@ -75,6 +75,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         client.phase = Phase::Console(access);
         client.on_console = true;
+        client.transport.forget_tap();
         client.request_at = self.now;
         (client.cancel_key, _) = self.shared.new_cancel_key(me, false);
         self.shared.control.consoles.fetch_add(1, Ordering::AcqRel);

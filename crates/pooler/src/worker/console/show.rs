@@ -85,6 +85,7 @@ impl Worker {
             Show::Kernel => crate::kernel_rows::kernel_rows(&shared),
             Show::Mirrors => crate::mirror_rows::mirrors_table(&shared),
             Show::MirrorDiff => crate::mirror_rows::differences_table(&shared),
+            Show::Trace => shared.recordings.table(),
         };
         Progress::Now(Ok(Reply::Rows(table)))
     }

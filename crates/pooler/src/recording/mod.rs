@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Recording: what clients say and are answered becomes a trace (`trace_dir`), the same that `underpass trace` writes.
+//!
+//! A client's [`Transport`](crate::transport::Transport) has a [`Tap`], which copies the bytes into a queue. A thread of its own
+//! ([`writer`]) lets the protocol's machine read them and writes records. No worker ever waits for it: what the queue has no room for is
+//! left out, and because every chunk carries its position in its stream, the thread records exactly which bytes that were.
+
+mod tap;
+mod writer;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use anyhow::Context as _;
+use arc_swap::ArcSwapOption;
+use rustix::time::{ClockId, clock_gettime};
+use underpass_config::{Config, TraceLevel};
+use underpass_console::rows::TraceRow;
+use underpass_console::{Show, Table};
+use underpass_trace::assemble::{Known, Origin};
+use underpass_trace::{
+    Clock, Direction, EndReason, Level, Meta, Options, Server, SessionId, Source, Transport, Writer,
+};
+
+pub(crate) use tap::Tap;
+
+use crate::shared::lock;
+
+/// What an event takes in memory besides its bytes, about.
+const EVENT_BYTES: usize = 128;
+
+/// What workers tell the thread that writes.
+enum Event {
+    /// A client has connected, or one that was there before is recorded from now on.
+    Begin(Box<Begin>),
+    /// Its streams begin anew, inside TLS.
+    Encrypted(SessionId),
+    /// Bytes of a stream. Whatever lies between them and the last ones found no room.
+    Bytes { session: SessionId, direction: Direction, time_ns: u64, at: u64, bytes: Box<[u8]> },
+    /// It is nobody's workload: the console.
+    Forget(SessionId),
+    /// It has gone; how long its streams were.
+    End { session: SessionId, time_ns: u64, reason: EndReason, frontend: u64, backend: u64 },
+    /// Recording ends.
+    Stop,
+}
+
+/// A session's beginning.
+struct Begin {
+    origin: Origin,
+    joined: Option<Joined>,
+}
+
+/// What is known of a session that began before its recording.
+#[derive(Debug, Default)]
+pub(crate) struct Joined {
+    pub known: Known,
+    pub statements: Vec<Statement>,
+}
+
+/// A prepared statement.
+#[derive(Debug)]
+pub(crate) struct Statement {
+    pub name: Vec<u8>,
+    pub query: Vec<u8>,
+    pub param_types: Vec<u32>,
+}
+
+/// What of the configuration a recording depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wanted {
+    parent: PathBuf,
+    level: TraceLevel,
+    queue_bytes: usize,
+    max_bytes: Option<u64>,
+}
+
+impl Wanted {
+    fn level(&self) -> Level {
+        match self.level {
+            TraceLevel::None => Level::None,
+            TraceLevel::Summary => Level::Summary,
+            TraceLevel::Full => Level::Full,
+        }
+    }
+
+    fn of(config: &Config) -> Option<Self> {
+        let keys = &config.underpass;
+        let parent = keys.trace_dir.clone().filter(|path| !path.as_os_str().is_empty())?;
+        let queue_bytes = usize::try_from(keys.trace_queue_bytes).unwrap_or(usize::MAX);
+        let max_bytes = Some(keys.trace_max_bytes).filter(|&max| max > 0);
+        Some(Self { parent, level: keys.trace_level, queue_bytes, max_bytes })
+    }
+}
+
+/// What SHOW TRACE tells. Written by workers (`seen`, `lost`, `missed`) and the writing thread.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Sessions in the trace.
+    pub sessions: AtomicU64,
+    /// Connections that are not in it as a whole, because the queue had no room for their beginning.
+    pub missed: AtomicU64,
+    pub records: AtomicU64,
+    pub file_bytes: AtomicU64,
+    pub seen_chunks: AtomicU64,
+    pub seen_bytes: AtomicU64,
+    pub lost_chunks: AtomicU64,
+    pub lost_bytes: AtomicU64,
+}
+
+/// One recording: a directory, a queue and a thread.
+pub(crate) struct Recording {
+    wanted: Wanted,
+    pub directory: PathBuf,
+    queue: Sender<Event>,
+    /// Memory that the queue takes, bytes.
+    held: AtomicUsize,
+    next_session: AtomicU64,
+    /// The trace takes no more.
+    is_over: AtomicBool,
+    /// Why, if nobody asked for it.
+    why: Mutex<Option<String>>,
+    pub counts: Counts,
+}
+
+impl Recording {
+    fn start(wanted: Wanted, config: &Config) -> anyhow::Result<(Arc<Self>, JoinHandle<()>)> {
+        let directory = new_directory(&wanted.parent)?;
+        let options = Options { max_bytes: wanted.max_bytes, ..Options::default() };
+        let writer = Writer::create(&directory, &meta(&wanted, config), options)?;
+        let (queue, incoming) = channel();
+        let recording = Arc::new(Self {
+            wanted,
+            directory,
+            queue,
+            held: AtomicUsize::new(0),
+            next_session: AtomicU64::new(1),
+            is_over: AtomicBool::new(false),
+            why: Mutex::default(),
+            counts: Counts::default(),
+        });
+        let thread = std::thread::Builder::new().name("trace".into());
+        let writing = writer::Writing::new(recording.clone(), writer);
+        let thread = thread.spawn(move || writing.run(&incoming)).context("cannot start a thread")?;
+        Ok((recording, thread))
+    }
+
+    /// Records a client from now on: from its first byte, or `joined` where it is. `None` if there is no room.
+    pub fn tap(self: &Arc<Self>, peer: Option<SocketAddr>, joined: Option<Joined>) -> Option<Box<Tap>> {
+        if self.is_over() {
+            return None;
+        }
+        let session = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed));
+        let transport = if peer.is_some() { Transport::Tcp } else { Transport::Unix };
+        let level = self.wanted.level();
+        let origin = Origin { session, source: Source::Pooler, transport, peer, level };
+        if !self.reserve(EVENT_BYTES) {
+            self.counts.missed.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        self.post(Event::Begin(Box::new(Begin { origin, joined })));
+        Some(Box::new(Tap::new(self.clone(), session)))
+    }
+
+    /// Takes room in the queue; false if there is none.
+    fn reserve(&self, bytes: usize) -> bool {
+        let max = self.wanted.queue_bytes;
+        let add = |held: usize| held.checked_add(bytes).filter(|&held| held <= max);
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    /// What was reserved is free again.
+    fn release(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Nobody sleeps in the receiver, so this wakes nobody.
+    fn post(&self, event: Event) {
+        // Without a receiver the trace has ended; its taps see `is_over`.
+        let _ = self.queue.send(event);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+}
+
+/// The recording of the process, if it has one.
+#[derive(Default)]
+pub(crate) struct Recordings {
+    current: ArcSwapOption<Recording>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Recordings {
+    /// The recording, also one that has ended by itself.
+    pub fn current(&self) -> Option<Arc<Recording>> {
+        self.current.load_full()
+    }
+
+    /// Whether clients are recorded now.
+    pub fn is_on(&self) -> bool {
+        self.current.load().as_ref().is_some_and(|recording| !recording.is_over())
+    }
+
+    /// Begins and ends recordings, as the configuration wants. What cannot be begun is said in the log; clients do not suffer from it.
+    pub fn configure(&self, config: &Config) {
+        let wanted = Wanted::of(config);
+        if self.current.load().as_ref().map(|recording| &recording.wanted) == wanted.as_ref() {
+            return;
+        }
+        self.stop();
+        let Some(wanted) = wanted else { return };
+        match Recording::start(wanted, config) {
+            Ok((recording, thread)) => {
+                log::info!("recording into {}", recording.directory.display());
+                lock(&self.threads).push(thread);
+                self.current.store(Some(recording));
+            }
+            Err(error) => log::error!("trace_dir: nothing is recorded: {error:#}; correct it and RELOAD"),
+        }
+    }
+
+    /// SHOW TRACE.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new(Show::Trace.columns());
+        if let Some(recording) = self.current() {
+            let (counts, why) = (&recording.counts, lock(&recording.why).clone());
+            let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            table.push(&TraceRow {
+                directory: &recording.directory.display().to_string(),
+                state: if recording.is_over() { "ended" } else { "on" },
+                reason: why.as_deref(),
+                level: recording.wanted.level.as_str(),
+                sessions: value(&counts.sessions),
+                missed: value(&counts.missed),
+                records: value(&counts.records),
+                file_bytes: value(&counts.file_bytes),
+                queued_bytes: recording.held.load(Ordering::Relaxed) as u64,
+                seen_bytes: value(&counts.seen_bytes),
+                lost_bytes: value(&counts.lost_bytes),
+            });
+        }
+        table
+    }
+
+    fn stop(&self) {
+        if let Some(recording) = self.current.swap(None) {
+            recording.post(Event::Stop);
+        }
+    }
+
+    /// Ends the recording and waits until all of it is written. For the end of the process.
+    pub fn finish(&self) {
+        self.stop();
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A name that is free in `parent`: the time, and a number if that is taken.
+fn new_directory(parent: &Path) -> anyhow::Result<PathBuf> {
+    anyhow::ensure!(parent.is_dir(), "{}: no such directory", parent.display());
+    let stamp = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
+    let numbered = (2..1000).map(|number| parent.join(format!("{stamp}-{number}")));
+    std::iter::once(parent.join(&stamp))
+        .chain(numbered)
+        .find(|path| !path.exists())
+        .with_context(|| format!("{}: every name is taken", parent.display()))
+}
+
+fn meta(wanted: &Wanted, config: &Config) -> Meta {
+    let uname = rustix::system::uname();
+    let listens = config.listen_addr.iter().map(|address| format!("{address}:{}", config.listen_port));
+    Meta {
+        level: wanted.level(),
+        started: clock(),
+        host: uname.nodename().to_string_lossy().into_owned(),
+        kernel: uname.release().to_string_lossy().into_owned(),
+        server: Server { addresses: listens.collect(), pid: Some(std::process::id()), ..Server::default() },
+        sources: vec!["pooler".to_owned()],
+        ..Meta::default()
+    }
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn clock() -> Clock {
+    let now = clock_gettime(ClockId::Realtime);
+    Clock { monotonic_ns: now_ns(), realtime_ns: now.tv_sec * 1_000_000_000 + now.tv_nsec }
+}

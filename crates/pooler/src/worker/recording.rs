@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients that are there when a recording begins or ends.
+
+use underpass_trace::assemble::Known;
+use underpass_wire::frontend::Parse;
+
+use super::Worker;
+use crate::client::{Client, Phase};
+use crate::recording::{Joined, Statement};
+
+impl Worker {
+    /// After a RELOAD: every client belongs to the present recording, or to none.
+    pub(crate) fn recording_changed(&mut self) {
+        let current = self.shared.recordings.current();
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get_mut(key) else { continue };
+            let is_as_wanted = match (client.transport.tap(), &current) {
+                (Some(tap), Some(recording)) => tap.is_of(recording),
+                (None, None) => true,
+                _ => false,
+            };
+            if is_as_wanted || client.is_silent || matches!(client.phase, Phase::Console(_) | Phase::Closing)
+            {
+                continue;
+            }
+            let tap = current
+                .as_ref()
+                .and_then(|recording| recording.tap(client.address.socket_address(), Some(joined(client))));
+            client.transport.set_tap(tap);
+        }
+    }
+}
+
+/// What is known of a client that a recording joins.
+fn joined(client: &Client) -> Joined {
+    let name = |name: &str| Some(name.as_bytes().to_vec());
+    let known = Known {
+        backend_pid: Some((client.cancel_key >> 32) as u32).filter(|&pid| pid != 0),
+        user: client.user.as_ref().and_then(|user| name(&user.name)),
+        database: client.database.as_ref().and_then(|database| name(&database.name)),
+        application_name: client.parameters.get("application_name").and_then(name),
+    };
+    let mut statements = Vec::new();
+    client.side.each_statement(|name, rest| {
+        // The tracker keeps what is behind the name.
+        let body = [b"\0", rest].concat();
+        if let Ok(parse) = Parse::decode(&body) {
+            statements.push(Statement {
+                name: name.to_vec(),
+                query: parse.query.to_vec(),
+                param_types: parse.param_types.collect(),
+            });
+        }
+    });
+    Joined { known, statements }
+}

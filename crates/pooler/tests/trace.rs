@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Recording by the pooler: what clients said and were answered is what the trace holds, whatever happens to either.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{
+    AuthMethod, Authority, Batch, Client, Ini, Options, Pooler, Postgres, Result, Tls, Underpass,
+};
+use underpass_trace::{
+    Direction, Frontend, LossReason, Outcome, PreparedFill, Reader, Record, SessionEnd, SessionId,
+    SessionStart, Transport,
+};
+
+/// Longest wait for anything, on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Lines of `[underpass]`. The process's working directory is its own.
+fn recorded(server: &Postgres, lines: &str) -> Ini {
+    let section = format!("[underpass]\nkernel_path = off\ntrace_dir = .\n{lines}");
+    Ini::for_server(server).set("pool_mode", "transaction").tail(&section)
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while !holds()? {
+        assert!(Instant::now() < deadline, "waited too long: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// A column of SHOW TRACE; `None` if nothing is recorded.
+fn shown(pooler: &Underpass, column: &str) -> Result<Option<String>> {
+    let answer = pooler.console("SHOW TRACE")?.ok()?;
+    let index = answer.column_names().iter().position(|name| name == column).expect("a column");
+    Ok(answer.rows().first().and_then(|row| row[index].clone()))
+}
+
+fn number(pooler: &Underpass, column: &str) -> Result<u64> {
+    Ok(shown(pooler, column)?.and_then(|value| value.parse().ok()).unwrap_or(0))
+}
+
+/// Directories of recordings, the oldest first.
+fn recordings(parent: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(parent)
+        .expect("the pooler's directory")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.join("000001.upt").exists())
+        .collect();
+    found.sort();
+    found
+}
+
+struct Trace(Vec<Record<'static>>);
+
+impl Trace {
+    fn read(directory: &Path) -> Self {
+        let mut reader = Reader::open(directory).expect("a trace");
+        let mut records = Vec::new();
+        while let Some(record) = reader.next().expect("a record") {
+            records.push(record.into_owned());
+        }
+        assert!(reader.damage().none());
+        Self(records)
+    }
+
+    /// Ends the pooler, and reads what it has recorded.
+    fn of(pooler: &mut Underpass) -> Result<Self> {
+        pooler.stop()?;
+        let all = recordings(pooler.directory());
+        assert_eq!(all.len(), 1, "{}", pooler.log());
+        Ok(Self::read(&all[0]))
+    }
+
+    fn starts(&self) -> impl Iterator<Item = &SessionStart<'static>> {
+        self.0.iter().filter_map(|record| match record {
+            Record::SessionStart(start) => Some(start),
+            _ => None,
+        })
+    }
+
+    fn only(&self) -> &SessionStart<'static> {
+        let starts: Vec<_> = self.starts().collect();
+        assert_eq!(starts.len(), 1, "{starts:?}");
+        starts[0]
+    }
+
+    fn messages(&self, session: SessionId) -> impl Iterator<Item = &Frontend<'static>> {
+        self.0.iter().filter_map(move |record| match record {
+            Record::Frontend(message) if message.session == session => Some(message),
+            _ => None,
+        })
+    }
+
+    fn sent(&self, session: SessionId) -> Vec<u8> {
+        self.messages(session).flat_map(|message| message.message.to_vec()).collect()
+    }
+
+    fn outcomes(&self, session: SessionId) -> Vec<(String, u64)> {
+        let told = |outcome: &Outcome<'_>| match outcome {
+            Outcome::Complete { tag } => String::from_utf8_lossy(tag).into_owned(),
+            Outcome::Error(error) => String::from_utf8_lossy(&error.sqlstate).into_owned(),
+            other => format!("{other:?}"),
+        };
+        let of = |record: &Record<'_>| match record {
+            Record::Response(response) if response.session == session => {
+                Some((told(&response.outcome), response.rows))
+            }
+            _ => None,
+        };
+        self.0.iter().filter_map(of).collect()
+    }
+
+    fn end(&self, session: SessionId) -> SessionEnd {
+        let found = self.0.iter().find_map(|record| match record {
+            Record::SessionEnd(end) if end.session == session => Some(*end),
+            _ => None,
+        });
+        found.expect("an end")
+    }
+
+    fn prepared(&self) -> impl Iterator<Item = &PreparedFill<'static>> {
+        self.0.iter().filter_map(|record| match record {
+            Record::PreparedFill(fill) => Some(fill),
+            _ => None,
+        })
+    }
+}
+
+/// A bit of everything; returns all bytes that were sent after the login.
+fn work(options: &Options) -> Result<Vec<u8>> {
+    let long = "x".repeat(200_000);
+    let batches = [
+        (Batch::new().query("select 1; select 2; select 1/0"), 1),
+        (Batch::new().query(""), 1),
+        (
+            Batch::new()
+                .parse("s", "select $1::text")
+                .describe_statement("s")
+                .bind("", "s", &[Some("v1")])
+                .execute("", 0)
+                .sync()
+                .bind("", "s", &[None])
+                .execute("", 0)
+                .sync(),
+            2,
+        ),
+        (Batch::new().query("begin").query("select 1").query("commit"), 3),
+        (Batch::new().extended("select $1", &[Some(&long)]).sync(), 1),
+        (Batch::new().query("select repeat('y', 1000) from generate_series(1, 3000)"), 1),
+    ];
+    let mut client = Client::connect(options)?;
+    let mut sent = Vec::new();
+    for (batch, answers) in batches {
+        client.send(&batch)?;
+        sent.extend_from_slice(batch.as_bytes());
+        for _ in 0..answers {
+            client.response()?;
+        }
+    }
+    client.terminate()?;
+    sent.extend_from_slice(Batch::new().terminate().as_bytes());
+    Ok(sent)
+}
+
+const OUTCOMES: [(&str, u64); 11] = [
+    ("SELECT 1", 1),
+    ("SELECT 1", 1),
+    ("22012", 0),
+    ("Empty", 0),
+    ("SELECT 1", 1),
+    ("SELECT 1", 1),
+    ("BEGIN", 0),
+    ("SELECT 1", 1),
+    ("COMMIT", 0),
+    ("SELECT 1", 1),
+    ("SELECT 3000", 3000),
+];
+
+#[test]
+fn every_byte_is_recorded_whatever_the_transport() -> Result<()> {
+    let server = Postgres::start()?;
+    let authority = Authority::new("test")?;
+    let directory = server.socket_dir();
+    let (certificate, key) = authority.server(&["127.0.0.1"])?.write(directory, "pooler")?;
+    for (level, transport) in [
+        ("summary", Transport::Tcp),
+        ("full", Transport::Tcp),
+        ("none", Transport::Unix),
+        ("summary", Transport::Tls),
+    ] {
+        let ini = recorded(&server, &format!("trace_level = {level}"))
+            .set("client_tls_sslmode", "allow")
+            .set("client_tls_cert_file", &certificate.display().to_string())
+            .set("client_tls_key_file", &key.display().to_string());
+        let mut pooler = Underpass::start(&ini)?;
+        let options = pooler.options("postgres", "postgres").parameter("application_name", "worker");
+        let sent = work(&match transport {
+            Transport::Unix => options.unix(pooler.directory()),
+            Transport::Tls => options.tls(Tls::new(&authority, None)?),
+            _ => options,
+        })?;
+        let trace = Trace::of(&mut pooler)?;
+        let start = trace.only();
+        assert_eq!((start.transport, start.midstream), (transport, false));
+        assert_eq!(start.peer.is_some(), transport != Transport::Unix);
+        assert_eq!(start.user.as_deref(), Some(&b"postgres"[..]));
+        assert_eq!(start.database.as_deref(), Some(&b"postgres"[..]));
+        assert_eq!(start.application_name.as_deref(), Some(&b"worker"[..]));
+        assert!(trace.sent(start.session) == sent, "{level}: other bytes");
+        if level != "none" {
+            let outcomes = trace.outcomes(start.session);
+            assert_eq!(outcomes, OUTCOMES.map(|(tag, rows)| (tag.to_owned(), rows)), "{level}");
+        }
+        let end = trace.end(start.session);
+        for totals in [end.frontend, end.backend] {
+            assert!(totals.add_up() && totals.audited.is_some() && totals.lost == 0, "{end:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn passwords_and_the_console_are_not_in_the_trace() -> Result<()> {
+    const SECRET: &str = "a-secret-that-nobody-else-has";
+    let server = Postgres::builder().auth(AuthMethod::Trust).start()?;
+    for auth in ["plain", "md5", "scram-sha-256"] {
+        let ini = recorded(&server, "trace_level = full").set("auth_type", auth).userlist("postgres", SECRET);
+        let mut pooler = Underpass::start(&ini)?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres").password(SECRET))?;
+        client.query(&format!("create role r_{} password '{SECRET}'", auth.replace('-', "_")))?.ok()?;
+        client.terminate()?;
+        let refused = Client::connect(&pooler.options("postgres", "postgres").password("no"));
+        assert!(refused.is_err(), "{auth}");
+        pooler.console("SHOW VERSION")?.ok()?;
+        let trace = Trace::of(&mut pooler)?;
+        for start in trace.starts() {
+            assert_eq!(start.database.as_deref(), Some(&b"postgres"[..]), "not the console");
+        }
+        let sent: Vec<u8> = trace.starts().flat_map(|start| trace.sent(start.session)).collect();
+        let text = String::from_utf8_lossy(&sent);
+        assert!(text.contains("create role r_") && !text.contains(SECRET), "{auth}: {text}");
+        assert!(!trace.0.iter().any(|record| matches!(record, Record::Frontend(m) if m.message[0] == b'p')));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reload_begins_and_ends_a_recording_among_sessions() -> Result<()> {
+    let server = Postgres::start()?;
+    let off = || Ini::for_server(&server).set("pool_mode", "transaction");
+    let mut pooler = Underpass::start(&off().tail("[underpass]\nkernel_path = off"))?;
+    let mut old =
+        Client::connect(&pooler.options("postgres", "postgres").parameter("application_name", "old"))?;
+    let prepare = Batch::new().parse("s", "select 40 + $1::int").sync();
+    old.exchange(&prepare)?;
+    assert_eq!(shown(&pooler, "state")?, None);
+
+    pooler.rewrite(&recorded(&server, ""))?;
+    pooler.console("RELOAD")?.ok()?;
+    assert_eq!(shown(&pooler, "state")?.as_deref(), Some("on"), "{}", pooler.log());
+    let used = Batch::new().bind("", "s", &[Some("2")]).execute("", 0).sync();
+    // Workers learn of the recording one by one.
+    eventually("the session is in the trace", || {
+        old.exchange(&used)?;
+        Ok(number(&pooler, "sessions")? == 1)
+    })?;
+    drop(Client::connect(&pooler.options("postgres", "postgres"))?);
+
+    pooler.rewrite(&off().tail("[underpass]\nkernel_path = off"))?;
+    pooler.console("RELOAD")?.ok()?;
+    assert_eq!(shown(&pooler, "state")?, None);
+    assert_eq!(old.query("select 7")?.ok()?.value(), Some("7"), "clients are not disturbed");
+
+    let trace = Trace::of(&mut pooler)?;
+    let start = trace.starts().find(|start| start.midstream).expect("a session that was joined");
+    assert_eq!(start.application_name.as_deref(), Some(&b"old"[..]));
+    assert_eq!(start.user.as_deref(), Some(&b"postgres"[..]));
+    let statement = trace.prepared().find(|fill| fill.session == start.session).expect("its statement");
+    assert_eq!((&statement.name[..], &statement.query[..]), (&b"s"[..], &b"select 40 + $1::int"[..]));
+    let sent = trace.sent(start.session);
+    assert!(!sent.is_empty() && sent.chunks(used.as_bytes().len()).all(|batch| batch == used.as_bytes()));
+    assert_eq!(trace.starts().count(), 2);
+    Ok(())
+}
+
+#[test]
+fn what_the_queue_has_no_room_for_is_a_gap_of_exactly_that() -> Result<()> {
+    let server = Postgres::start()?;
+    // A worker reads 64 KiB at a time at most: such a chunk finds no room, and a small one does.
+    let mut pooler = Underpass::start(&recorded(&server, "trace_queue_bytes = 32768\nthreads = 1"))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    let small = Batch::new().query("select 1");
+    let large = Batch::new().query(&format!("select length('{}')", "x".repeat(1 << 20)));
+    // The queue empties in between.
+    let settled =
+        |pooler: &Underpass| eventually("an empty queue", || Ok(number(pooler, "queued_bytes")? < 1024));
+    settled(&pooler)?;
+    client.exchange(&small)?;
+    settled(&pooler)?;
+    client.exchange(&large)?;
+    settled(&pooler)?;
+    for _ in 0..3 {
+        client.exchange(&small)?;
+        settled(&pooler)?;
+    }
+    let lost = number(&pooler, "lost_bytes")?;
+    assert!(lost > 0 && lost <= large.as_bytes().len() as u64);
+    client.terminate()?;
+    let trace = Trace::of(&mut pooler)?;
+    let session = trace.only().session;
+    let end = trace.end(session);
+    assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+    let queue: u64 = trace
+        .0
+        .iter()
+        .filter_map(|record| match record {
+            Record::Loss(loss) if loss.reason == LossReason::WriterQueue => {
+                assert_eq!((loss.session, loss.direction), (Some(session), Direction::Frontend));
+                Some(loss.len)
+            }
+            _ => None,
+        })
+        .sum();
+    assert_eq!(queue, lost, "the gaps are what was counted");
+    assert!(end.frontend.lost >= lost);
+    let queries: Vec<_> = trace.messages(session).filter(|message| message.message[0] == b'Q').collect();
+    assert_eq!(queries.len(), 4, "what came behind the gap is recorded again");
+    Ok(())
+}
+
+#[test]
+fn a_cancel_request_is_recorded_with_the_session_that_it_is_for() -> Result<()> {
+    let server = Postgres::start()?;
+    let mut pooler = Underpass::start(&recorded(&server, ""))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    client.send(&Batch::new().query("select pg_sleep(600)"))?;
+    eventually("the statement runs", || {
+        let sql = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'";
+        Ok(server.sql_value(sql)? == "1")
+    })?;
+    client.cancel()?;
+    assert!(client.response()?.ok().is_err());
+    client.terminate()?;
+    let trace = Trace::of(&mut pooler)?;
+    let session = trace.only().session;
+    let cancels: Vec<_> = trace.0.iter().filter(|record| matches!(record, Record::Cancel(_))).collect();
+    assert!(
+        matches!(cancels[..], [Record::Cancel(cancel)] if cancel.session == Some(session)),
+        "{cancels:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_recording_that_cannot_go_on_does_not_disturb_clients() -> Result<()> {
+    let server = Postgres::start()?;
+    let mut pooler = Underpass::start(&recorded(&server, "trace_max_bytes = 524288"))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    let mut round = 0;
+    eventually("the limit is reached", || {
+        for _ in 0..500 {
+            round += 1;
+            // Does not compress well.
+            let sql = format!(
+                "select '{}'",
+                (0..50)
+                    .map(|i| format!("{:x}", round * 7_919_u64.pow(i % 4) + u64::from(i) * 104_729))
+                    .collect::<String>()
+            );
+            client.query(&sql)?.ok()?;
+        }
+        Ok(shown(&pooler, "state")?.as_deref() == Some("ended"))
+    })?;
+    assert_eq!(shown(&pooler, "reason")?.as_deref(), Some("the size limit is reached"));
+    assert!(pooler.log().contains("has ended: the size limit is reached"), "{}", pooler.log());
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"));
+    drop(Client::connect(&pooler.options("postgres", "postgres"))?);
+
+    // A place that is none: said, and nothing else.
+    pooler.console(r#"SET "underpass.trace_dir" = '/nowhere/at/all'"#)?.ok()?;
+    assert!(pooler.log().contains("/nowhere/at/all: no such directory"), "{}", pooler.log());
+    assert_eq!((client.query("select 1")?.ok()?.value(), shown(&pooler, "state")?), (Some("1"), None));
+    pooler.console(r#"SET "underpass.trace_dir" = '.'"#)?.ok()?;
+    assert_eq!(shown(&pooler, "state")?.as_deref(), Some("on"));
+    let trace = Trace::read(&recordings(pooler.directory())[0]);
+    assert!(trace.messages(trace.only().session).count() > 10, "what came before the limit is there");
+    pooler.stop()
+}
+
+#[test]
+fn recorded_clients_leave_the_kernel_lanes_and_return() -> Result<()> {
+    for same_host in ["off", "server"] {
+        let server = Postgres::start()?;
+        let base = Ini::for_server(&server).set("pool_mode", "transaction");
+        let Some(ini) = base.lanes(same_host, 1) else { return Ok(()) };
+        let mut pooler = Underpass::start(&ini)?;
+        let carried = |pooler: &Underpass| -> Result<u64> {
+            let rows = pooler.console("SHOW KERNEL")?.rows();
+            let lane = if same_host == "off" { "D" } else { "A" };
+            let row =
+                rows.iter().find(|row| row[1].as_deref() == Some(lane) && row[2].as_deref() == Some("xacts"));
+            Ok(row.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0))
+        };
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        let mut rounds = |pooler: &Underpass, count: u32| -> Result<u64> {
+            let before = carried(pooler)?;
+            for round in 0..count {
+                assert_eq!(
+                    client.query(&format!("select {round}"))?.ok()?.value(),
+                    Some(&*round.to_string())
+                );
+            }
+            Ok(carried(pooler)? - before)
+        };
+        assert!(rounds(&pooler, 100)? > 50, "in its lane");
+        pooler.console(r#"SET "underpass.trace_dir" = '.'"#)?.ok()?;
+        assert_eq!(shown(&pooler, "state")?.as_deref(), Some("on"), "{}", pooler.log());
+        eventually("the client is in user space", || Ok(rounds(&pooler, 10)? == 0))?;
+        assert_eq!(rounds(&pooler, 100)?, 0, "recorded clients are");
+        pooler.console(r#"SET "underpass.trace_dir" = ''"#)?.ok()?;
+        eventually("the client is in its lane again", || Ok(rounds(&pooler, 100)? > 50))?;
+        pooler.stop()?;
+        let traces = recordings(pooler.directory());
+        let trace = Trace::read(&traces[0]);
+        let start = trace.only();
+        let queries = trace.messages(start.session).count();
+        assert!(start.midstream && queries >= 100, "{queries} queries");
+    }
+    Ok(())
+}
