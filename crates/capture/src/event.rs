@@ -70,6 +70,10 @@ pub enum Event<'a> {
         rcv_nxt: u32,
         /// Sequence number behind the last byte (and FIN) that was sent.
         snd_nxt: u32,
+        /// Whether a FIN was received: it counts as a byte in `rcv_nxt`, and in `bytes_received`.
+        fin_received: bool,
+        /// Whether a FIN was sent: it counts as a byte in `snd_nxt`.
+        fin_sent: bool,
         /// Data bytes received, `tcp_info.tcpi_bytes_received`.
         bytes_received: u64,
         /// Data bytes that the client acknowledged, `tcp_info.tcpi_bytes_acked`.
@@ -141,6 +145,8 @@ const RST: u8 = 4;
 /// Flags of an event's head; `EVENT_*` of `capture.h`.
 const DECRYPTED: u8 = 1;
 const WHOLE_PROCESS: u8 = 2;
+const FIN_RECEIVED: u8 = 4;
+const FIN_SENT: u8 = 8;
 
 impl<'a> Event<'a> {
     /// Decodes an event; `None` for what no program of this version sends.
@@ -178,6 +184,8 @@ impl<'a> Event<'a> {
                 ends: ends(&head)?,
                 rcv_nxt: head.seq,
                 snd_nxt: head.ack,
+                fin_received: head.flags & FIN_RECEIVED != 0,
+                fin_sent: head.flags & FIN_SENT != 0,
                 bytes_received: head.offset,
                 bytes_acked: head.more,
             },

@@ -34,6 +34,8 @@ const VIO_DELETE: &str = "vio_delete";
 const VIO_SSL_READ: &str = "vio_ssl_read";
 const VIO_SSL_WRITE: &str = "vio_ssl_write";
 
+/// The part of a ring that is kept for events without payload: of the smallest ring room for about 70.
+const RING_HEADS_SHARE: u32 = 16;
 /// Most rings; `RINGS_MAX` of `capture.h`.
 const RINGS_MAX: u32 = 64;
 /// Bytes of a backend message tail that a summary needs: CommandComplete and ReadyForQuery, or an ErrorResponse of usual length.
@@ -103,6 +105,8 @@ pub struct Accounts {
     pub fault: Count,
     /// Left out by the response level, or because the other source has it.
     pub filtered: Count,
+    /// Events without payload for which the ring had no room: ends of connections, and their kernel's totals.
+    pub unheard: Count,
     /// Of all these, what had passed before: TCP sent it again, or it came out of order.
     pub again: Count,
 }
@@ -175,19 +179,20 @@ impl Kernel {
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = CaptureSkelBuilder::default().open(storage).map_err(|e| log.error(&e))?;
         let count = settings.rings.clamp(1, RINGS_MAX).next_power_of_two();
+        let size = (settings.ring_bytes / u64::from(count)).clamp(128 << 10, 1 << 30) as u32;
+        let size = if size.is_power_of_two() { size } else { size.next_power_of_two() / 2 };
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.server_port = settings.port.unwrap_or(0);
             rodata.server_netns = settings.netns.unwrap_or(0);
             rodata.server_mysql = u8::from(settings.protocol == Protocol::Mysql);
             rodata.rings_mask = count - 1;
+            rodata.ring_payload_bytes = size - size / RING_HEADS_SHARE;
             rodata.response_whole_bytes = settings.level.whole_bytes;
             rodata.response_tail_bytes = settings.level.tail_bytes;
         }
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
 
-        let size = (settings.ring_bytes / u64::from(count)).clamp(128 << 10, 1 << 30) as u32;
-        let size = if size.is_power_of_two() { size } else { size.next_power_of_two() / 2 };
         let mut rings = Vec::new();
         let mut maps = Vec::new();
         for index in 0..count {
@@ -396,6 +401,7 @@ impl Kernel {
             sum.lost.add(&one.lost);
             sum.fault.add(&one.fault);
             sum.filtered.add(&one.filtered);
+            sum.unheard.add(&one.unheard);
             sum.again.add(&one.again);
         }
         Ok(sum)

@@ -264,8 +264,12 @@ impl Recorder {
                     connection.encrypted = true;
                 }
             }
-            Event::Close { time_ns, ends, rcv_nxt, snd_nxt, bytes_received, .. } => {
-                if let Some(connection) = self.connections.remove(&ends) {
+            Event::Close {
+                time_ns, ends, rcv_nxt, snd_nxt, fin_received, fin_sent, bytes_received, ..
+            } => {
+                if let Some(mut connection) = self.connections.remove(&ends) {
+                    // The packets that said so may have been lost.
+                    (connection.front_fin, connection.back_fin) = (fin_received, fin_sent);
                     self.ledger.note(&connection);
                     let mut counting = Counting { sink, ledger: &mut self.ledger };
                     connection.close(time_ns, rcv_nxt, snd_nxt, bytes_received, &mut counting);

@@ -102,7 +102,8 @@ pub struct Summary {
 impl Summary {
     /// Whether nothing is missing, and all accounts add up.
     pub fn lossless(&self) -> bool {
-        self.accounts.iter().all(|(_, _, accounts)| accounts.missing() == 0 && accounts.add_up())
+        let whole = |a: &Accounts| a.missing() == 0 && a.unheard.events == 0 && a.add_up();
+        self.accounts.iter().all(|(_, _, accounts)| whole(accounts))
             && self.totals.lost_bytes == 0
             && self.totals.wrong == 0
             && self.writer.dropped_records == 0
@@ -440,6 +441,12 @@ impl Run<'_> {
         if let Some(why) = self.recorder.refused() {
             let count = self.summary.totals.refused;
             self.summary.notes.push(format!("{count} connections are not recorded, because they use {why}"));
+        }
+        let unheard: u64 = self.summary.accounts.iter().map(|(_, _, accounts)| accounts.unheard.events).sum();
+        if unheard > 0 {
+            self.summary.notes.push(format!(
+                "{unheard} beginnings or ends of connections were lost: what their sessions lack at the end is not known"
+            ));
         }
         if let Some(why) = self.stopped {
             self.summary.notes.push(format!("the trace ended early: {why}"));

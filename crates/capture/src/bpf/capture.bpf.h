@@ -18,8 +18,13 @@
 #define AF_UNIX 1
 #define AF_INET 2
 #define AF_INET6 10
+#define TCP_FIN_WAIT1 4
+#define TCP_FIN_WAIT2 5
 #define TCP_CLOSE 7
+#define TCP_LAST_ACK 9
 #define TCP_LISTEN 10
+#define TCP_CLOSING 11
+#define SOCK_DONE 1 /* include/net/sock.h: set by tcp_fin() and by nobody else */
 
 /* Flavours (the part behind ___) of kernel structures, with the fields that are read; CO-RE finds their places. */
 #define KERNEL_STRUCT __attribute__((preserve_access_index))
@@ -56,6 +61,7 @@ struct sock_common___capture {
 	struct in6_addr___capture skc_v6_daddr;
 	struct in6_addr___capture skc_v6_rcv_saddr;
 	struct atomic64___capture skc_cookie;
+	unsigned long skc_flags; /* bits of enum sock_flags */
 } KERNEL_STRUCT;
 
 struct sock___capture {
@@ -70,6 +76,7 @@ struct inet_sock___capture {
 struct tcp_sock___capture {
 	__u32 rcv_nxt;	      /* what we want next */
 	__u32 snd_nxt;	      /* next sequence we send */
+	__u32 write_seq;      /* behind what is queued to be sent */
 	__u64 bytes_received; /* sum(delta(rcv_nxt)), data only */
 	__u64 bytes_acked;    /* sum(delta(snd_una)), data only */
 } KERNEL_STRUCT;
@@ -105,6 +112,7 @@ const volatile __u16 server_port = 0;	     /* host byte order; 0: no packets are
 const volatile __u32 server_netns = 0;	     /* inode of the server's network namespace; 0: any */
 const volatile __u8 server_mysql = 0;	     /* 1: MariaDB or MySQL, 0: PostgreSQL */
 const volatile __u32 rings_mask = 0;	     /* number of rings, a power of two, minus 1 */
+const volatile __u32 ring_payload_bytes = 0; /* of each ring, for events with payload; the rest is for the others */
 const volatile __u32 response_whole_bytes = 0xffffffff; /* of one response, sent whole; then only tails */
 const volatile __u32 response_tail_bytes = 0; /* of each later segment or call */
 
@@ -238,14 +246,25 @@ static __always_inline void *ring_for(__u32 hash)
 	return bpf_map_lookup_elem(&rings, &key);
 }
 
-/* Sends an event that has no payload. Such events hold no bytes of a stream, and are counted by nobody when the ring is full:
- * what they tell is also told by the next one, or found by the audit. */
+/*
+ * Whether the ring has no room for an event with so many payload bytes. Not all of a ring is for them: what a closed socket tells
+ * shows whether its last bytes are missing, and must not be lost in the burst that they were lost in.
+ */
+static __always_inline int is_full(void *ring, __u32 len)
+{
+	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) + event_size(len) > ring_payload_bytes;
+}
+
+/* Sends an event that has no payload. Even these may find the ring full, when thousands of connections come and go within it: then
+ * what is missing may be more than the trace knows, and the account says so. */
 static __always_inline void send_head(const struct event_head *head, __u32 hash)
 {
+	__u32 source = head->kind == EVENT_CALL || head->kind == EVENT_EXIT;
+	struct capture_counters *account = counters_of(source, head->direction);
 	void *ring = ring_for(hash);
 
-	if (ring)
-		bpf_ringbuf_output(ring, (void *)head, sizeof(*head), BPF_RB_NO_WAKEUP);
+	if (ring && bpf_ringbuf_output(ring, (void *)head, sizeof(*head), BPF_RB_NO_WAKEUP) && account)
+		count(&account->unheard, 0);
 }
 
 #endif /* CAPTURE_BPF_H */

@@ -41,6 +41,8 @@ enum event_direction {
 /* Flags of event_head. */
 #define EVENT_DECRYPTED 1u	/* calls: the bytes travel by TLS, whatever went before */
 #define EVENT_WHOLE_PROCESS 2u	/* exits: of all sessions of the process, whose totals are not told */
+#define EVENT_FIN_RECEIVED 4u	/* close: rcv_nxt and bytes_received count a FIN as one byte */
+#define EVENT_FIN_SENT 8u	/* close: so does snd_nxt */
 
 /*
  * Head of every event; len payload bytes follow, and then padding that has no meaning.
@@ -90,6 +92,7 @@ struct capture_counters {
 	struct capture_count lost;     /* the ring was full */
 	struct capture_count fault;    /* could not be read, or more than the events of one call hold */
 	struct capture_count filtered; /* by level, or because the other source has them */
+	struct capture_count unheard;  /* events without payload that found the ring full; no bytes */
 	struct capture_count again;    /* of all these, packets: below what was passed, so sent again or out of order */
 };
 

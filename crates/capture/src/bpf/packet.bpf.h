@@ -77,7 +77,7 @@ __noinline int record_packet(struct __sk_buff *skb, const struct event_head *hea
 	if (len > EVENT_BYTES_MAX)
 		return -1;
 	ring = ring_for(head->remote_port);
-	if (!ring)
+	if (!ring || is_full(ring, len))
 		return -1;
 	if (bpf_ringbuf_reserve_dynptr(ring, event_size(len), 0, &ptr) ||
 	    bpf_dynptr_write(&ptr, 0, (void *)head, sizeof(*head), 0) || copy_packet(skb, &ptr, from, len)) {
@@ -354,6 +354,13 @@ static __always_inline void forget_encryption(const struct event_head *head)
 	bpf_map_delete_elem(&encrypted, &key);
 }
 
+/* Whether our FIN is among what was sent: it is the last that is ever queued, and is queued in these states. */
+static __always_inline int fin_sent(struct tcp_sock___capture *tcp, __u64 state)
+{
+	return (state == TCP_FIN_WAIT1 || state == TCP_FIN_WAIT2 || state == TCP_CLOSING || state == TCP_LAST_ACK) &&
+	       BPF_CORE_READ(tcp, snd_nxt) == BPF_CORE_READ(tcp, write_seq);
+}
+
 /* The audit: what the kernel itself counted, when a socket of the server's port is closed. Arguments: sock, old, new state. */
 SEC("raw_tp/inet_sock_set_state")
 int socket_state(struct bpf_raw_tracepoint_args *ctx)
@@ -386,6 +393,10 @@ int socket_state(struct bpf_raw_tracepoint_args *ctx)
 	head.ack = BPF_CORE_READ(tcp, snd_nxt);
 	head.offset = BPF_CORE_READ(tcp, bytes_received);
 	head.more = BPF_CORE_READ(tcp, bytes_acked);
+	if (BPF_CORE_READ(sk, __sk_common.skc_flags) & (1ul << SOCK_DONE))
+		head.flags |= EVENT_FIN_RECEIVED;
+	if (fin_sent(tcp, ctx->args[1]))
+		head.flags |= EVENT_FIN_SENT;
 	/* The next connection with these ends may be plain text. */
 	forget_encryption(&head);
 	send_head(&head, head.remote_port);
