@@ -34,7 +34,7 @@ test-drivers: build ## real client drivers, in session and transaction pooling
 test-regress: build ## PostgreSQL's own regression suite through the pooler
 	tests/regress/run.sh
 
-test-versions: build ## PostgreSQL 14 to 18
+test-versions: build ## PostgreSQL 14 to 18, MySQL 5.6 (recorder only)
 	tests/versions/run.sh
 
 test-kernels: build ## the oldest supported kernel, in a virtual machine

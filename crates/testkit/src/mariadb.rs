@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A private MariaDB: its own data directory, port and socket. Nothing of the system's configuration or data is read.
 //!
+//! `UNDERPASS_MYSQL_HOME=DIRECTORY` has it be a MySQL 5.6 instead, with the programs in `DIRECTORY/bin` and the tables in `DIRECTORY/share`,
+//! as they are in its archive for Linux. The shell is MariaDB's all the same.
+//!
 //! `root` enters by the Unix socket without password, `ann` with the password `S3cret` and `bob` with none, from anywhere, and both
 //! may do everything. There is a database `shop`.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -12,7 +16,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::process::{service_command, service_directory, write_service_file};
+use crate::process::{make_service_directory, service_command, service_directory, write_service_file};
 use crate::{Authority, Error, Port, Process, Result};
 
 /// Longest start on a loaded machine.
@@ -21,11 +25,15 @@ const START_LIMIT: Duration = Duration::from_secs(90);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// What the server runs before it listens.
 const INIT: &str = "CREATE DATABASE IF NOT EXISTS shop;
-CREATE USER IF NOT EXISTS ann@'%' IDENTIFIED BY 'S3cret';
-CREATE USER IF NOT EXISTS bob@'%';
+CREATE USER ann@'%' IDENTIFIED BY 'S3cret';
+CREATE USER bob@'%';
 GRANT ALL ON *.* TO ann@'%' WITH GRANT OPTION;
 GRANT ALL ON *.* TO bob@'%';
 ";
+/// Where a MySQL is, which takes MariaDB's place.
+const MYSQL_HOME: &str = "UNDERPASS_MYSQL_HOME";
+/// The system tables of MySQL 5.6, as its mysql_install_db makes them.
+const MYSQL_TABLES: [&str; 2] = ["mysql_system_tables.sql", "mysql_system_tables_data.sql"];
 
 /// A running private MariaDB.
 #[derive(Debug)]
@@ -38,9 +46,14 @@ pub struct Mariadb {
 }
 
 impl Mariadb {
+    /// Whether the server is a MySQL, which knows less SQL than MariaDB and has no TLS that today's clients accept.
+    pub fn is_mysql() -> bool {
+        mysql_home().is_some()
+    }
+
     /// Whether the server's programs are missing here: tests that need it are skipped, and say so.
     pub fn is_missing() -> bool {
-        program("mariadbd").is_err() || program("mariadb-install-db").is_err()
+        !Self::is_mysql() && ["mariadbd", "mariadb-install-db"].iter().any(|name| program(name).is_err())
     }
 
     /// Makes a data directory and starts a server on it, which has no TLS.
@@ -62,29 +75,22 @@ impl Mariadb {
     fn start_with(authority: Option<&Authority>) -> Result<Self> {
         let directory = service_directory()?;
         let (data, socket) = (directory.path().join("data"), directory.path().join("mariadb.sock"));
-        let mut install = service_command(&program("mariadb-install-db")?, directory.path());
-        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
-        // Servers that start together would meet in /tmp.
-        install.arg(option("datadir", &data)).env("TMPDIR", directory.path());
-        let output = install.output().map_err(Error::io("run mariadb-install-db"))?;
-        if !output.status.success() {
-            return Err(Error::Exited {
-                program: "mariadb-install-db".into(),
-                status: output.status.to_string(),
-                log: String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
-            });
+        match mysql_home() {
+            Some(home) => install_mysql(&home, directory.path(), &data)?,
+            None => install_mariadb(directory.path(), &data)?,
         }
         let init = directory.path().join("init.sql");
         write_service_file(&init, INIT, 0o600)?;
         let port = Port::reserve()?;
-        let mut command = service_command(&program("mariadbd")?, directory.path());
+        let mut command = match mysql_home() {
+            Some(home) => mysqld(&home, directory.path()),
+            None => service_command(&program("mariadbd")?, directory.path()),
+        };
         // Durability is off: the machine does not crash under a test.
-        command.args([
-            "--no-defaults",
-            "--bind-address=127.0.0.1",
-            "--skip-name-resolve",
-            "--local-infile=1",
-        ]);
+        if mysql_home().is_none() {
+            command.arg("--no-defaults");
+        }
+        command.args(["--bind-address=127.0.0.1", "--skip-name-resolve", "--local-infile=1"]);
         command.args(["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M"]);
         command.arg("--max-allowed-packet=64M").env("TMPDIR", directory.path());
         command.arg(format!("--port={}", port.number()));
@@ -168,6 +174,56 @@ impl Mariadb {
     pub fn kill(&mut self) -> Result<()> {
         self.process.stop(Signal::SIGKILL, STOP_LIMIT).map(drop)
     }
+}
+
+fn mysql_home() -> Option<PathBuf> {
+    std::env::var_os(MYSQL_HOME).map(PathBuf::from)
+}
+
+fn install_mariadb(directory: &Path, data: &Path) -> Result<()> {
+    let name = "mariadb-install-db";
+    let mut install = service_command(&program(name)?, directory);
+    install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+    // Servers that start together would meet in /tmp.
+    install.arg(option("datadir", data)).env("TMPDIR", directory);
+    succeed(name, install.output().map_err(Error::io(format!("run {name}")))?)
+}
+
+/// MySQL's own program for this is in Perl and looks around in the system.
+fn install_mysql(home: &Path, directory: &Path, data: &Path) -> Result<()> {
+    let mut script = String::from("create database mysql;\nuse mysql;\n");
+    for name in MYSQL_TABLES {
+        let path = home.join("share").join(name);
+        let text = std::fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))?;
+        script.push_str(&text);
+    }
+    // Nobody, from this host, would come before `ann` from anywhere.
+    script.push_str("delete from mysql.user where user = '';\n");
+    let path = directory.join("tables.sql");
+    write_service_file(&path, &script, 0o600)?;
+    make_service_directory(data)?;
+    let input = File::open(&path).map_err(Error::io("open the script of tables"))?;
+    let mut install = mysqld(home, directory);
+    install.arg("--bootstrap").arg(option("datadir", data)).stdin(input);
+    succeed("mysqld --bootstrap", install.output().map_err(Error::io("run mysqld --bootstrap"))?)
+}
+
+fn mysqld(home: &Path, directory: &Path) -> Command {
+    let mut command = service_command(&home.join("bin/mysqld"), directory);
+    command.arg("--no-defaults").arg(option("basedir", home)).env("TMPDIR", directory);
+    command.arg(option("lc-messages-dir", &home.join("share"))).arg("--innodb-log-file-size=64M");
+    command
+}
+
+fn succeed(program: &str, output: Output) -> Result<()> {
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::Exited {
+        program: program.into(),
+        status: output.status.to_string(),
+        log: String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+    })
 }
 
 fn shell(socket: &Path, arguments: &[&str]) -> Result<String> {

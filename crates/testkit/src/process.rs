@@ -230,6 +230,12 @@ pub(crate) fn service_directory() -> Result<tempfile::TempDir> {
     Ok(directory)
 }
 
+/// Makes a directory that [`service_user`] owns.
+pub(crate) fn make_service_directory(path: &Path) -> Result<()> {
+    fs::create_dir(path).map_err(Error::io(format!("make {}", path.display())))?;
+    give_to_service_user(path, 0o700)
+}
+
 /// Writes a file that [`service_user`] owns.
 pub(crate) fn write_service_file(path: &Path, content: &str, mode: u32) -> Result<()> {
     fs::write(path, content).map_err(Error::io(format!("write {}", path.display())))?;
