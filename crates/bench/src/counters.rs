@@ -276,6 +276,12 @@ impl Window {
         self.to.at.duration_since(self.from.at).as_secs_f64()
     }
 
+    /// What all CPUs could have done within it, in microseconds.
+    #[must_use]
+    pub fn capacity_us(&self) -> f64 {
+        self.seconds() * 1e6 * f64::from(self.to.machine.cpus)
+    }
+
     /// CPU of the machine within it.
     #[must_use]
     pub fn busy(&self) -> Busy {

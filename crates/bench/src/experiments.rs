@@ -392,10 +392,19 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "Mirroring to a second server",
         shows: "The same work on a second, equal server: at a rate that leaves half of the machine idle, and at full \
                 speed. `sync` is the papers' meaning, the next statement waits until both servers are ready; `async` \
-                never waits. Each is compared with the same pooler without a mirror, so what is added is what counts.",
+                never waits. In TPC-B each client has a branch of its own: two servers may give contended rows to two clients in \
+                different order, and then neither goes on before a time-out. Each is compared with the same pooler without a mirror, before either of the two servers, so what is \
+                added is what counts.",
         paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
         scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
-        systems: &["ours-off", "ours-mirror-async", "ours-mirror-sync", "pgpool", "pgpool-mirror"],
+        systems: &[
+            "ours-off",
+            "ours-off-second",
+            "ours-mirror-async",
+            "ours-mirror-sync",
+            "pgpool",
+            "pgpool-mirror",
+        ],
         plan: plans::mirroring,
     },
     Experiment {
@@ -405,7 +414,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 attached only, parsed and thrown away, and written to disk; then with all responses, and by uprobes instead \
                 of packets. No pooler takes part.",
         paper: "ANTtrail's evaluation, its five scenarios",
-        scale: PaperScale { data: "YCSB, size not given", clients: "50", seconds: "not given" },
+        scale: PaperScale { data: "YCSB, 10 GB", clients: "50", seconds: "30 minutes, 3 runs" },
         systems: &[
             "direct",
             "direct-logged",
@@ -416,6 +425,16 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "trace-probes",
         ],
         plan: plans::tracing,
+    },
+    Experiment {
+        name: "tracing-mariadb",
+        title: "Tracing MariaDB",
+        shows: "Throughput of MariaDB under sysbench, whose statements are prepared, alone, with general_log, and with a tracer \
+                beside it in three stages.",
+        paper: "ANTtrail's evaluation, its five scenarios on MySQL (there by YCSB)",
+        scale: PaperScale { data: "YCSB, 10 GB", clients: "50", seconds: "30 minutes, 3 runs" },
+        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist", "trace-full"],
+        plan: plans::tracing_mariadb,
     },
     Experiment {
         name: "dump",

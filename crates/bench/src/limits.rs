@@ -31,8 +31,8 @@ pub struct Limit {
     pub system: String,
     /// Metric, see [`metric`].
     pub metric: String,
-    /// System whose value of the same round divides it; without, the value itself is limited.
-    pub relative_to: Option<String>,
+    /// System whose value of the same round divides it, of several the largest; without, the value itself is limited.
+    pub relative_to: Option<OneOrMany>,
     /// Coordinates of the points at which it holds; a list holds at each.
     #[serde(default, rename = "where")]
     pub at: BTreeMap<String, OneOrMany>,
@@ -84,11 +84,15 @@ pub enum OneOrMany {
 }
 
 impl OneOrMany {
-    fn has(&self, value: &str) -> bool {
+    fn values(&self) -> &[String] {
         match self {
-            Self::One(one) => one == value,
-            Self::Many(many) => many.iter().any(|one| one == value),
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
         }
+    }
+
+    fn has(&self, value: &str) -> bool {
+        self.values().iter().any(|one| one == value)
     }
 }
 
@@ -217,16 +221,21 @@ impl Limit {
 
     /// What was measured of it at a point.
     fn estimate(&self, view: &View<'_>, point: &Point) -> Option<Estimate> {
-        let Some(other) = &self.relative_to else {
+        let Some(others) = &self.relative_to else {
             return Estimate::of(&view.values(&self.system, point, &self.metric));
         };
-        if self.plus == 0.0 {
+        if let (0.0, [other]) = (self.plus, others.values()) {
             return view.ratio(&self.system, other, point, &self.metric);
         }
-        let base = view.by_round(other, point, &self.metric);
+        let each: Vec<BTreeMap<u32, f64>> =
+            others.values().iter().map(|other| view.by_round(other, point, &self.metric)).collect();
+        // A round counts in which all of them were measured.
+        let largest = |round: &u32| {
+            each.iter().map(|one| one.get(round).copied()).reduce(|a, b| Some(a?.max(b?))).flatten()
+        };
         let rounds = view.by_round(&self.system, point, &self.metric).into_iter();
         let ratios = rounds.filter_map(|(round, value)| {
-            let (value, base) = ((value - self.plus).max(0.0), *base.get(&round)?);
+            let (value, base) = ((value - self.plus).max(0.0), largest(&round)?);
             Some(if value == 0.0 {
                 0.0
             } else if base > 0.0 {
@@ -282,7 +291,7 @@ mod tests {
             experiment: "tax".into(),
             system: "ours-off".into(),
             metric: "tax_us".into(),
-            relative_to: Some("pgbouncer".into()),
+            relative_to: Some(OneOrMany::One("pgbouncer".into())),
             at: BTreeMap::new(),
             at_most: Some(Bound::One(1.0)),
             at_least: None,
@@ -342,13 +351,21 @@ mod tests {
         }
         let limit = Limit {
             system: "ours-d".into(),
-            relative_to: Some("direct".into()),
+            relative_to: Some(OneOrMany::One("direct".into())),
             metric: "tps".into(),
             plus: 1.0,
             ..limit()
         };
         let estimate = limit.estimate(&View::of(&results, "tax"), &point).unwrap();
         assert_eq!((estimate.median, estimate.rounds), (2.0, 3));
+        // Against the larger of two, in the rounds that both have.
+        for (round, other) in [(0, 0.5), (1, 2.0)] {
+            results.samples.push(crate::analysis::tests::sample("direct-unix", round, &point, 0.0, other));
+        }
+        let both = OneOrMany::Many(vec!["direct".into(), "direct-unix".into()]);
+        let limit = Limit { relative_to: Some(both), plus: 0.0, ..limit };
+        let estimate = limit.estimate(&View::of(&results, "tax"), &point).unwrap();
+        assert_eq!((estimate.median, estimate.rounds), ((0.9 + 1.5) / 2.0, 2));
     }
 
     #[test]
@@ -356,7 +373,7 @@ mod tests {
         let systems = crate::systems::table(None).unwrap();
         for limit in table().unwrap() {
             assert!(systems.iter().any(|system| system.name == limit.system), "{}", limit.system);
-            if let Some(other) = &limit.relative_to {
+            for other in limit.relative_to.iter().flat_map(OneOrMany::values) {
                 assert!(systems.iter().any(|system| &system.name == other), "{other}");
             }
             assert!(crate::experiments::find(&limit.experiment).is_some(), "{}", limit.experiment);

@@ -16,6 +16,8 @@ mod hosts;
 mod lanes;
 mod limits;
 mod machine;
+mod mariadb;
+mod mirrors;
 mod pgbench;
 mod placement;
 mod plans;

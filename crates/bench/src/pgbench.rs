@@ -112,6 +112,8 @@ pub struct Load {
     pub rate: Option<f64>,
     /// Connect for each transaction.
     pub reconnect: bool,
+    /// Threads of pgbench, where it is not one for each CPU: a thread logs in one client at a time.
+    pub threads: Option<u32>,
     /// How many values of `application_name` the clients share; each makes a pgbench of its own.
     pub application_names: u32,
 }
@@ -127,6 +129,7 @@ impl Load {
             variables: Vec::new(),
             rate: None,
             reconnect: false,
+            threads: None,
             application_names: 1,
         }
     }
@@ -415,6 +418,7 @@ impl Log {
         let each = |value: f64| value / transactions;
         let metrics = [
             (metric::TPS, transactions / seconds),
+            (metric::BUSY, busy.total_us / windows.iter().map(Window::capacity_us).sum::<f64>()),
             (metric::CPU, each(busy.total_us)),
             (metric::CPU_USER, each(busy.user_us)),
             (metric::CPU_SYSTEM, each(busy.system_us)),
@@ -515,7 +519,8 @@ fn command(
     command
         .args(["-n", "-l", "--log-prefix"])
         .arg(folder.join("log"))
-        .args(["-c", &clients.to_string(), "-j", &clients.min(cpus).to_string()])
+        .args(["-c", &clients.to_string()])
+        .args(["-j", &load.threads.unwrap_or(cpus).min(clients).to_string()])
         .args(["-M", load.protocol.name(), "-T", &UNTIL_ENDED_S.to_string()]);
     if let Some(rate) = load.rate {
         command.args(["-R", &(rate / f64::from(load.application_names)).to_string()]);

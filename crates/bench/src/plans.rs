@@ -6,7 +6,7 @@ use crate::pgbench::{Load, Protocol};
 use crate::profiles::POOL_SIZE;
 use crate::sample::Point;
 use crate::systems::{Login, PoolMode, Setup};
-use crate::tasks::{CopyDirection, Task};
+use crate::tasks::{CopyDirection, Script, Task};
 use crate::workloads;
 
 const ALL_MODES: &[Protocol] = &[Protocol::Simple, Protocol::Extended, Protocol::Prepared];
@@ -15,6 +15,9 @@ const SELECT_1: &str = "select 1;\n";
 /// Rounds of the proof: a difference of 5 % must be told from one of 2.5 %, which ten rounds do only on a machine that is
 /// as quiet as can be.
 const PROOF_ROUNDS: u32 = 30;
+
+/// Clients where threads are compared by their logins.
+const LOGINS_AT_ONCE: u32 = 16;
 
 /// Clients that the system must admit beyond those of the load: checks and administration.
 const SPARE_CLIENTS: u32 = 20;
@@ -331,9 +334,13 @@ pub fn logins(options: &Options) -> Vec<Step> {
                 (Login::Trust, true, false, "tls"),
                 (Login::Trust, true, true, "tls-rsa4096"),
             ] {
-                let setup = Setup { pool_mode, login, client_tls, rsa, ..setup(options, most(&clients)) };
+                // Enough logins under way at once that chance gives each thread of the pooler its share of them.
+                let count = if rsa { count.max(LOGINS_AT_ONCE) } else { count };
+                // Connections that are being closed count too.
+                let setup = Setup { pool_mode, login, client_tls, rsa, ..setup(options, 4 * count) };
                 let mut load = Load::new(count, Protocol::Simple, SELECT_1);
                 load.reconnect = true;
+                load.threads = rsa.then_some(count);
                 let point = Point::default()
                     .with("clients", count)
                     .with("login", name)
@@ -439,7 +446,7 @@ pub fn mirroring(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(&[20]);
     let mut steps = Vec::new();
     for &count in &clients {
-        for name in options.workloads_or(&["ycsb", "tpcb"]) {
+        for name in options.workloads_or(&["ycsb", "tpcb-apart"]) {
             for rate in [Some(options.rate.min(500.0)), None] {
                 let mut setup = Setup { pool_mode: PoolMode::Session, ..setup(options, most(&clients)) };
                 setup.pool_size = setup.pool_size.max(count);
@@ -456,18 +463,39 @@ pub fn mirroring(options: &Options) -> Vec<Step> {
     steps
 }
 
-/// The server under a tracer: eight clients, and fifty on the mixes of the tracing paper.
+/// The server under a tracer: eight clients and more than the machine can serve at once, and fifty on the mixes of the
+/// tracing paper.
 pub fn tracing(options: &Options) -> Vec<Step> {
     let own: &[&str] =
-        if options.quick { &["select1"] } else { &["select1", "tpcb", "ycsb-90-10", "ycsb-10-90"] };
+        if options.quick { &["select-only"] } else { &["select-only", "tpcb", "ycsb-90-10", "ycsb-10-90"] };
     let mut steps = Vec::new();
     for name in options.workloads_or(own) {
-        let clients = options.clients_or(if name.starts_with("ycsb") { &[50] } else { &[8] });
+        let clients = options.clients_or(if name.starts_with("ycsb") {
+            &[50]
+        } else if options.quick {
+            &[8]
+        } else {
+            &[8, 32]
+        });
         for &count in &clients {
             let point = Point::default().with("clients", count).with("workload", &name);
             let load = Load::new(count, Protocol::Simple, "");
             let group = steps.len() as u32;
             steps.push(workload_step(group, point, setup(options, most(&clients)), load, &name, options));
+        }
+    }
+    steps
+}
+
+/// MariaDB under a tracer.
+pub fn tracing_mariadb(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(&[8]);
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for script in [Script::ReadOnly, Script::ReadWrite] {
+            let point = Point::default().with("clients", count).with("script", script.name());
+            let work = Work::Task(Task::Sysbench { clients: count, script });
+            steps.push(Step::new(steps.len() as u32, point, setup(options, count), work));
         }
     }
     steps

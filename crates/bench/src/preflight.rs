@@ -145,6 +145,9 @@ pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) ->
     {
         problems.push(format!("{error:#}"));
     }
+    if planned.iter().any(|(step, _)| matches!(step.work, Work::Task(Task::Sysbench { .. }))) {
+        problems.extend(tasks::sysbench::missing());
+    }
     let mut named = BTreeSet::new();
     for (_, system) in planned {
         if system.is_pooler()

@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::cli::{self, RunArgs};
 use crate::experiments::{Step, Work};
 use crate::hosts::{Hosts, Topology};
+use crate::mariadb::Mariadb;
 use crate::postgres::{DATABASE, Server};
 use crate::procs::Account;
 use crate::profiles::Entry;
@@ -55,12 +56,19 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     let start = |name| Server::start(folder.path(), name, &account, &hosts, needs);
     let server = start("postgres")?;
     let mirror = planned.iter().any(|(_, system)| system.mirrored).then(|| start("mirror")).transpose()?;
+    let about_mariadb = |(step, _): &(&Step, &System)| matches!(step.work, Work::Task(Task::Sysbench { .. }));
+    let mariadb = planned
+        .iter()
+        .any(about_mariadb)
+        .then(|| Mariadb::start(folder.path(), &account, needs.shared_buffers_mib / 4))
+        .transpose()?;
     let place = Place {
         folder: folder.path(),
         account: &account,
         hosts: &hosts,
         server: &server,
         mirror: mirror.as_ref(),
+        mariadb: mariadb.as_ref(),
     };
 
     let absent = absent(&planned, place, &stop)?;
@@ -146,6 +154,12 @@ fn plan<'a>(arguments: &RunArgs, table: &'a [System]) -> Result<Vec<Plan<'a>>> {
         {
             skipped.push(format!("{}, TPC-C: {error:#}", entry.experiment.name));
             steps.retain(|step| !by_go_tpc(step));
+        }
+        let by_sysbench = |step: &Step| matches!(step.work, Work::Task(Task::Sysbench { .. }));
+        if arguments.experiment.is_empty() && steps.iter().any(by_sysbench) {
+            let missing = tasks::sysbench::missing();
+            skipped.extend(missing.iter().map(|what| format!("{}: {what}", entry.experiment.name)));
+            steps.retain(|step| missing.is_empty() || !by_sysbench(step));
         }
         let mut cells = Vec::new();
         let mut reasons = BTreeMap::new();
@@ -330,6 +344,12 @@ fn load_data(
                     let seconds = began.elapsed().as_secs_f64();
                     say!("loaded TPC-C: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
                     results.meta.data.insert("tpcc".to_owned(), data);
+                }
+            }
+            Work::Task(Task::Sysbench { .. }) => {
+                if let Some(mariadb) = place.mariadb.filter(|_| loaded.insert("sysbench".to_owned())) {
+                    let data = tasks::sysbench::load(place, mariadb).context("loading sysbench's tables")?;
+                    results.meta.data.insert("sysbench".to_owned(), data);
                 }
             }
             Work::Task(task) => {

@@ -25,14 +25,19 @@ use rand::seq::SliceRandom;
 use crate::counters::Window;
 use crate::experiments::{Experiment, Step, Work};
 use crate::lanes::{self, Lanes};
+use crate::mirrors::{self, Mirrored};
 use crate::pgbench::{self, Driver, Load};
 use crate::placement::Pattern;
 use crate::roundtrips::RoundTrips;
-use crate::sample::{Latency, Results, Sample};
+use crate::sample::{Latency, Results, Sample, metric};
 use crate::systems::{Beside, Instance, Place, Setup, System};
+use crate::tasks::Task;
 
 /// Rounds between two starts of the systems, at least.
 const ROUNDS_PER_START: u32 = 2;
+
+/// Passes of a round at most where a program is started for each turn: each place of clients and server has one.
+const PASSES_BESIDE: u32 = 4;
 
 /// Starts of the systems in a long run, about: more would show no more.
 const STARTS: u32 = 10;
@@ -112,6 +117,35 @@ struct Stand<'a> {
     done: Vec<Gathering>,
 }
 
+/// What a pooler's own console says that decides whether a sample is about what it should be about.
+#[derive(Clone, Debug)]
+enum Console {
+    Lanes(Lanes),
+    Mirror(Mirrored),
+}
+
+impl Console {
+    /// Asks, where the system has something to say.
+    fn read(cell: &Cell<'_>, instance: &Instance, place: Place<'_>) -> Result<Option<Self>> {
+        if lane_of(cell).is_some() {
+            return Ok(Some(Self::Lanes(lanes::read(instance, place)?)));
+        }
+        cell.system.mirrors().then(|| mirrors::read(instance, place).map(Self::Mirror)).transpose()
+    }
+
+    /// What has happened since `before`, as metrics.
+    fn since(&self, before: &Self, cell: &Cell<'_>) -> BTreeMap<String, f64> {
+        match (self, before, lane_of(cell)) {
+            (Self::Lanes(after), Self::Lanes(before), Some(lane)) => after.shares_since(before, lane),
+            (Self::Mirror(after), Self::Mirror(before), _) => {
+                let share = after.share_since(before);
+                share.map(|share| (metric::MIRRORED.to_owned(), share)).into_iter().collect()
+            }
+            _ => BTreeMap::new(),
+        }
+    }
+}
+
 /// A sample while it is gathered: its place in the run, and windows of the driver's log or what its work measured.
 struct Gathering {
     round: u32,
@@ -120,7 +154,7 @@ struct Gathering {
     /// What is known without the log.
     metrics: BTreeMap<String, f64>,
     latency: Option<Latency>,
-    lanes_before: Option<Lanes>,
+    before: Option<Console>,
     trips: Option<RoundTrips>,
     error: Option<String>,
 }
@@ -228,17 +262,16 @@ impl<'a> Runner<'a> {
         Ok(samples)
     }
 
-    /// Passes of a round, the same for all systems of a group. A program beside a system takes a second to
-    /// take hold, so such a system has its sample in one piece, and so have those that it is compared with.
+    /// Passes of a round, the same for all systems of a group. A program beside a system is started for each of its turns,
+    /// which takes longer than a short turn, so then there are fewer.
     fn passes(&self, cells: &[Cell<'a>]) -> u32 {
-        if cells.iter().any(|cell| !cell.system.beside.is_empty()) {
-            return 1;
-        }
         let passes = cells.iter().map(|cell| match &cell.step.work {
             Work::Pgbench { load, .. } => load.slices(self.seconds),
             Work::Task(_) => 1,
         });
-        passes.min().unwrap_or(1)
+        let most =
+            if cells.iter().any(|cell| !cell.system.beside.is_empty()) { PASSES_BESIDE } else { u32::MAX };
+        passes.min().unwrap_or(1).min(most)
     }
 
     /// Stops all systems but these: idle ones should not share the machine with those that are measured.
@@ -287,7 +320,7 @@ impl<'a> Runner<'a> {
             windows: Vec::new(),
             metrics: BTreeMap::new(),
             latency: None,
-            lanes_before: None,
+            before: None,
             trips: None,
             error: stand.broken.clone(),
         };
@@ -297,9 +330,9 @@ impl<'a> Runner<'a> {
             let step = stand.cell.step;
             sample.trips = step.round_trips.then(|| RoundTrips::new(instance, self.place));
             // A load that is started for the sample is looked at when it is warm.
-            if lane_of(&stand.cell).is_some() && stand.driver.is_some() {
-                match lanes::read(instance, self.place) {
-                    Ok(lanes) => sample.lanes_before = Some(lanes),
+            if stand.driver.is_some() {
+                match Console::read(&stand.cell, instance, self.place) {
+                    Ok(console) => sample.before = console,
                     Err(error) => sample.error = Some(format!("{error:#}")),
                 }
             }
@@ -331,7 +364,11 @@ impl<'a> Runner<'a> {
             .pid()
             .filter(|_| cell.system.paused_percent > 0.0)
             .map(|pid| Pauser::start(pid, cell.system.paused_percent / 100.0));
-        let mut beside = Beside::start(cell.system, self.place)?;
+        let port = match (&cell.step.work, self.place.mariadb) {
+            (Work::Task(Task::Sysbench { .. }), Some(mariadb)) => mariadb.port,
+            _ => self.place.server.port,
+        };
+        let beside = Beside::start(cell.system, self.place, port)?;
         match (&cell.step.work, driver) {
             (Work::Pgbench { load, .. }, driver) => {
                 let trips = &mut sample.trips;
@@ -343,11 +380,9 @@ impl<'a> Runner<'a> {
                         sample.windows.push(window);
                     }
                     None => {
-                        let before = &mut sample.lanes_before;
+                        let before = &mut sample.before;
                         let when_warm = || {
-                            if lane_of(&cell).is_some() {
-                                *before = Some(lanes::read(instance, self.place)?);
-                            }
+                            *before = Console::read(&cell, instance, self.place)?;
                             Ok(())
                         };
                         let load = load_of(load, cell);
@@ -361,17 +396,24 @@ impl<'a> Runner<'a> {
                 (sample.metrics, sample.latency) = task.run(seconds, instance, self.place, self.stop)?;
             }
         }
-        beside.as_mut().map_or(Ok(()), Beside::check_running)
+        if let Some(beside) = beside {
+            let lossless = f64::from(u8::from(beside.finish()?));
+            let before = sample.metrics.get(metric::LOSSLESS).copied().unwrap_or(1.0);
+            sample.metrics.insert(metric::LOSSLESS.to_owned(), lossless.min(before));
+        }
+        Ok(())
     }
 
     /// Ends a sample.
     fn end(&mut self, stand: &mut Stand<'a>) {
         let Some(mut sample) = stand.sample.take() else { return };
-        if let (None, Some(before), Some(lane), Some(instance)) =
-            (&sample.error, &sample.lanes_before, lane_of(&stand.cell), self.instances.get(&stand.key))
+        if let (None, Some(before), Some(instance)) =
+            (&sample.error, &sample.before, self.instances.get(&stand.key))
         {
-            match lanes::read(instance, self.place) {
-                Ok(after) => sample.metrics.extend(after.shares_since(before, lane)),
+            match Console::read(&stand.cell, instance, self.place) {
+                Ok(after) => {
+                    sample.metrics.extend(after.map(|a| a.since(before, &stand.cell)).unwrap_or_default());
+                }
                 Err(error) => sample.error = Some(format!("{error:#}")),
             }
         }

@@ -21,6 +21,8 @@ pub mod metric {
     pub const LATENCY_MEAN: &str = "latency_mean_ms";
     /// 99th percentile of the latency in milliseconds.
     pub const LATENCY_P99: &str = "latency_p99_ms";
+    /// Share of the whole machine's CPU time that was busy, 0 to 1.
+    pub const BUSY: &str = "busy";
     /// Busy time of the whole machine per transaction.
     pub const CPU: &str = "cpu_us";
     /// The user part of [`CPU`].
@@ -76,6 +78,10 @@ pub mod metric {
     pub fn share(lane: &str) -> String {
         format!("share_{}", lane.to_ascii_lowercase())
     }
+    /// Share of the clients' transactions that a mirror has executed, 0 to 1.
+    pub const MIRRORED: &str = "mirrored";
+    /// 1 when the program beside the system says that it lost nothing, else 0.
+    pub const LOSSLESS: &str = "lossless";
     /// Seconds in which the transactions of the sample were counted.
     pub const WINDOW: &str = "window_s";
     /// Transactions that failed.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::Cgroup;
 use crate::hosts::Hosts;
+use crate::mariadb::Mariadb;
 use crate::postgres::{DATABASE, PASSWORD, SCRAM_USER, Server, USER, free_port, log_tail};
 use crate::procs::{Account, Launch, Running, find_program};
 use crate::template;
@@ -96,12 +97,21 @@ pub struct System {
     /// PGOPTIONS of the clients.
     #[serde(default)]
     pub pgoptions: String,
+    /// MariaDB logs all statements.
+    #[serde(default)]
+    pub general_log: bool,
     /// Program and arguments that run during its turns.
     #[serde(default)]
     pub beside: Vec<String>,
+    /// What that program prints once it has taken hold.
+    #[serde(default)]
+    pub beside_ready: String,
     /// There is a second server with the same data.
     #[serde(default)]
     pub mirrored: bool,
+    /// Stands before that second server.
+    #[serde(default)]
+    pub before_second: bool,
     /// The same system without its mirror.
     #[serde(default)]
     pub without: Option<String>,
@@ -154,6 +164,12 @@ impl System {
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.command.first().is_some_and(|program| program == "underpass")
+    }
+
+    /// True when it is ours with a mirror, which its console tells about.
+    #[must_use]
+    pub fn mirrors(&self) -> bool {
+        self.is_ours() && self.mirrored && !self.before_second
     }
 
     /// Where its program is.
@@ -299,6 +315,8 @@ pub struct Place<'a> {
     pub server: &'a Server,
     /// A second one with the same data, where a system mirrors to it.
     pub mirror: Option<&'a Server>,
+    /// MariaDB, where an experiment is about it.
+    pub mariadb: Option<&'a Mariadb>,
 }
 
 /// A system that runs with one setup.
@@ -309,6 +327,8 @@ pub struct Instance {
     log: PathBuf,
     /// Where its clients connect.
     pub endpoint: Endpoint,
+    /// MariaDB is to log all statements.
+    pub general_log: bool,
 }
 
 impl Instance {
@@ -332,7 +352,8 @@ impl Instance {
             };
             let (port, tls) = (place.server.port, setup.client_tls);
             let endpoint = Endpoint { host, port, user, tls, options: system.pgoptions.clone() };
-            Self { process: None, cgroup: None, log: PathBuf::new(), endpoint }
+            let general_log = system.general_log;
+            Self { process: None, cgroup: None, log: PathBuf::new(), endpoint, general_log }
         };
         instance.wait_until_answers(system, place)?;
         Ok(instance)
@@ -375,7 +396,7 @@ impl Instance {
         };
         let options = system.pgoptions.clone();
         let endpoint = Endpoint { host, port, user, tls: setup.client_tls, options };
-        Ok(Self { process: Some(process), cgroup, log, endpoint })
+        Ok(Self { process: Some(process), cgroup, log, endpoint, general_log: false })
     }
 
     /// Its process, `None` for a direct connection.
@@ -443,6 +464,9 @@ impl Instance {
     }
 }
 
+/// Exit status of a tracer that lost something (`underpass trace --require-lossless`).
+const LOSSY: i32 = 3;
+
 /// A program that runs beside a system during one turn.
 #[derive(Debug)]
 pub struct Beside {
@@ -451,17 +475,15 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Starts the system's program and gives it a second to take hold; `None` for a system without one.
+    /// Starts the system's program for the server at `port` and waits until it has taken hold; `None` for a system without one.
     ///
     /// # Errors
-    /// When it cannot be started or ends at once, with the end of what it said.
-    pub fn start(system: &System, place: Place<'_>) -> Result<Option<Self>> {
+    /// When it cannot be started, ends at once or does not get ready, with the end of what it said.
+    pub fn start(system: &System, place: Place<'_>, port: u16) -> Result<Option<Self>> {
         let [name, arguments @ ..] = &system.beside[..] else { return Ok(None) };
         let folder = unused_folder(place.folder, &system.name)?;
-        let values = BTreeMap::from([
-            ("dir", folder.display().to_string()),
-            ("server_port", place.server.port.to_string()),
-        ]);
+        let values =
+            BTreeMap::from([("dir", folder.display().to_string()), ("server_port", port.to_string())]);
         let launch = Launch { netns: place.hosts.server.clone(), cpus: None, keep_user: true };
         let mut command =
             launch.command(place.account, find_program(name).with_context(|| format!("{name} not found"))?);
@@ -472,20 +494,43 @@ impl Beside {
         let sink = fs::File::create(&log)?;
         command.stdin(Stdio::null()).stdout(sink.try_clone()?).stderr(sink);
         let mut beside = Self { program: Running::start(command, name, Signal::SIGINT)?, log };
-        std::thread::sleep(Duration::from_secs(1));
-        beside.check_running()?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !fs::read_to_string(&beside.log)?.contains(&system.beside_ready) {
+            beside.check_running()?;
+            if Instant::now() > deadline {
+                bail!("the program beside it does not get ready:\n{}", log_tail(&beside.log));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         Ok(Some(beside))
     }
 
-    /// Fails when it has ended.
-    ///
-    /// # Errors
-    /// Carries its exit status and the end of what it said.
-    pub fn check_running(&mut self) -> Result<()> {
+    fn check_running(&mut self) -> Result<()> {
         if let Some(status) = self.program.ended()? {
             bail!("the program beside it has ended ({status}):\n{}", log_tail(&self.log));
         }
         Ok(())
+    }
+
+    /// Ends it; false when it says by its exit status that it lost something.
+    ///
+    /// # Errors
+    /// When it had ended before, fails or does not end, with the end of what it said.
+    pub fn finish(mut self) -> Result<bool> {
+        self.check_running()?;
+        self.program.signal(Signal::SIGINT);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if let Some(status) = self.program.ended()? {
+                return match status.code() {
+                    Some(0) => Ok(true),
+                    Some(LOSSY) => Ok(false),
+                    _ => bail!("the program beside it failed ({status}):\n{}", log_tail(&self.log)),
+                };
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the program beside it does not end")
     }
 }
 
@@ -543,6 +588,7 @@ fn values(
     let as_root = system.as_root && place.account.switch_to.is_some();
     let mut extra =
         if system.is_ours() { system.extra.clone() } else { format!("{}\n{}", system.extra, setup.extra) };
+    let server = place.mirror.filter(|_| system.before_second).unwrap_or(place.server);
     if let Some(mirror) = place.mirror {
         // Both servers are on the same host.
         let values =
@@ -551,7 +597,7 @@ fn values(
     }
     Ok(BTreeMap::from([
         ("server_host", server_host),
-        ("server_port", place.server.port.to_string()),
+        ("server_port", server.port.to_string()),
         ("listen_addr", place.hosts.pooler_from_client.to_owned()),
         ("listen_port", port.to_string()),
         ("spare_port", free_port()?.to_string()),

@@ -18,12 +18,15 @@ pub const COLUMNS: &[Column] = &[
     (metric::TPS, "tps", 0),
     (metric::LATENCY_MEAN, "mean ms", 3),
     (metric::LATENCY_P99, "p99 ms", 3),
+    (metric::BUSY, "busy", 2),
     (metric::CPU, "CPU us", 1),
     (metric::TAX, "tax us", 1),
     (metric::ADDED_LATENCY, "added ms", 3),
     (metric::ADDED_CPU, "added us", 1),
     (metric::POOLER_CPU, "pooler us", 1),
     (metric::SWITCHES, "switches", 2),
+    (metric::LOSSLESS, "lossless", 0),
+    (metric::MIRRORED, "mirrored", 3),
     (metric::SHARE_A, "lane A", 3),
     (metric::SHARE_B, "lane B", 3),
     (metric::SHARE_D, "lane D", 3),
@@ -174,6 +177,7 @@ pub fn data_of<'a>(
     let name = match (point.get("workload"), experiment.name) {
         ("", "tpcc") => "tpcc",
         ("", "cpu" | "serverless") => "ycsb",
+        ("", "tracing-mariadb") => "sysbench",
         (name, _) => name,
     };
     let (name, data) = results.meta.data.get_key_value(name)?;

@@ -135,6 +135,22 @@ pub const WORKLOADS: &[Workload] = &[
         transactions: transactions!("tpcb": TpcB 1 "tpcb"),
     },
     Workload {
+        name: "tpcb-apart",
+        load: script!("tpcb", "load"),
+        rows: 2_000_000,
+        benchbase_rows: 0,
+        tables: &["pgbench_branches", "pgbench_tellers", "pgbench_accounts", "pgbench_history"],
+        transactions: transactions!("tpcb": TpcB 1 "tpcb_apart"),
+    },
+    Workload {
+        name: "select-only",
+        load: script!("tpcb", "load"),
+        rows: 1_000_000,
+        benchbase_rows: 0,
+        tables: &["pgbench_branches", "pgbench_tellers", "pgbench_accounts", "pgbench_history"],
+        transactions: transactions!("tpcb": SelectOnly 1 "select_only"),
+    },
+    Workload {
         name: "twitter",
         load: script!("twitter", "load"),
         rows: 5_000,

@@ -4,6 +4,7 @@
 mod copy;
 mod dump;
 mod idle;
+pub mod sysbench;
 pub mod tpcc;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use anyhow::{Result, bail, ensure};
 use nix::sys::signal::Signal;
 
 pub use self::copy::CopyDirection;
+pub use self::sysbench::Script;
 use crate::counters::{Reading, Tree, Window};
 use crate::pgbench::Measured;
 use crate::procs::Running;
@@ -57,6 +59,13 @@ pub enum Task {
         /// Rows of each.
         rows: u64,
     },
+    /// sysbench on MariaDB.
+    Sysbench {
+        /// Clients.
+        clients: u32,
+        /// What they do.
+        script: Script,
+    },
     /// TPC-C by go-tpc, its five types apart.
     Tpcc {
         /// Clients.
@@ -85,6 +94,9 @@ impl Task {
             }
             Self::Copy { direction, megabytes } => copy::whole(direction, megabytes, instance, place, stop),
             Self::Dump { .. } => dump::run(instance, place, stop),
+            Self::Sysbench { clients, script } => {
+                sysbench::run(clients, script, seconds, instance, place, stop)
+            }
             Self::Tpcc { clients, warehouses } => {
                 tpcc::run(clients, warehouses, seconds, instance, place, stop)
             }
@@ -104,6 +116,7 @@ impl Task {
             // pg_dump of a few million integers a second.
             Self::Dump { tables, rows } => f64::from(tables) * rows as f64 / 3e6,
             Self::Tpcc { .. } => seconds.max(tpcc::SECONDS_MIN) + 1.0,
+            Self::Sysbench { .. } => seconds.max(sysbench::SECONDS_MIN) + 1.0,
         }
     }
 
@@ -118,10 +131,10 @@ impl Task {
         }
     }
 
-    /// True when it opens sockets from the bench itself and so needs to be where the clients are.
+    /// True when it opens sockets from the bench itself, or to MariaDB, which is on loopback, and so has no hosts apart.
     #[must_use]
     pub fn connects_itself(&self) -> bool {
-        matches!(self, Self::Idle { .. } | Self::Stalled { .. } | Self::Copy { .. })
+        matches!(self, Self::Idle { .. } | Self::Stalled { .. } | Self::Copy { .. } | Self::Sysbench { .. })
     }
 
     /// True when its clients use named statements.
@@ -137,7 +150,8 @@ impl Task {
             Self::Idle { clients, .. } | Self::Stalled { clients, .. } | Self::Tpcc { clients, .. } => {
                 clients
             }
-            Self::Copy { .. } | Self::Dump { .. } => 2,
+            // Sysbench's are MariaDB's.
+            Self::Copy { .. } | Self::Dump { .. } | Self::Sysbench { .. } => 2,
         }
     }
 }
