@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use crate::pool::PoolSettings;
 use crate::pressure::Pressure;
 use crate::server::Server;
 use crate::shared::lock;
+use crate::table::Key;
 
 /// Interest in a socket that a program reads: hang-ups only. With EPOLLIN every forwarded segment would wake the worker for nothing.
 const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
@@ -105,12 +106,17 @@ impl Lanes {
         }
     }
 
-    /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean.
+    /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean. A session is never released
+    /// by a program.
     pub fn fits(settings: &PoolSettings) -> bool {
-        // Programs take the idle server with the lowest number: no round robin.
-        settings.mode == PoolMode::Transaction
-            && settings.reset_query.is_none()
+        let released_clean = match settings.mode {
+            PoolMode::Transaction => settings.reset_query.is_none(),
+            PoolMode::Session => true,
+            PoolMode::Statement => false,
+        };
+        released_clean
             && !settings.link.refuse_simple_query
+            // Programs take the idle server with the lowest number: no round robin.
             && !settings.round_robin
             // Programs run no queries of ours: a check that does more than ask for life is user space's.
             && settings.checks_life_only
@@ -164,6 +170,8 @@ impl Lanes {
                     read_total: 0,
                     drained: true,
                     linked: false,
+                    session: false,
+                    assigned: false,
                     refusals: 0,
                     refused_after: 0,
                     not_before: None,
@@ -245,6 +253,10 @@ pub(crate) struct ClientLane {
     pub drained: bool,
     /// The datapath holds a link that user space has taken over.
     pub linked: bool,
+    /// Session pooling: its links are pinned.
+    pub session: bool,
+    /// Of a session: its server counts in the statistics.
+    pub assigned: bool,
     /// Refusals by its requests' nature with hardly a transaction in the lane between them, and the transactions at the last one.
     refusals: u32,
     refused_after: u64,
@@ -407,6 +419,14 @@ pub(crate) fn watch_client(client: &Client, epoll: &OwnedFd, token: u64, in_kern
     }
 }
 
+/// Watches a server for hang-ups only.
+pub(crate) fn leave_server(lane: &ServerLane, fd: BorrowedFd<'_>, key: Key) {
+    if lane.is_watched_apart() {
+        let token = EventData::new_u64(crate::worker::server_token(key));
+        let _ = epoll::modify(lane.epoll.as_fd(), fd, token, KERNEL_INTEREST);
+    }
+}
+
 /// Watches a server for user space again, after a lane had it.
 pub(crate) fn watch_server(server: &Server) {
     if let Some(lane) = server.lane.as_ref().filter(|lane| lane.is_watched_apart()) {
@@ -458,15 +478,7 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         self.slots[index] = Some(lane.slot);
         lane.tell_statements(&server.link.statements);
         // Before the push: from then on a program may be reading.
-        if lane.is_watched_apart() {
-            let token = crate::worker::server_token(server.key);
-            let _ = epoll::modify(
-                lane.epoll.as_fd(),
-                server.transport.fd(),
-                EventData::new_u64(token),
-                KERNEL_INTEREST,
-            );
-        }
+        leave_server(lane, server.transport.fd(), server.key);
         let _ = self.datapath.set_server_fingerprint(lane.slot, server.parameters.fingerprint());
         match self.datapath.push_idle(lane.slot, lane.read_total) {
             Ok(Give::Done) => true,

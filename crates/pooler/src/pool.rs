@@ -251,6 +251,11 @@ impl Pool {
         }
     }
 
+    /// Whether a client keeps its server until it leaves.
+    pub fn is_session(&self) -> bool {
+        self.mode() == PoolMode::Session
+    }
+
     /// Whether servers are reset between clients.
     pub fn resets(&self) -> bool {
         self.brief.load(Ordering::Relaxed) & RESETS != 0

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Signal, Underpass};
 
+#[path = "lanes/session.rs"]
+mod session;
+
 const LANES: [(&str, &str); 2] = [("D", "off"), ("A", "server")];
 
 fn each_lane(

@@ -42,13 +42,15 @@ fn statement_pooling_leaks_nothing() {
 }
 
 /// Kernel lanes, with clients taken out of them at random moments. `pool` servers for 40 clients.
-fn check_lanes(same_host: &str, threads: u32, pool: &str) {
+fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
     let server = Postgres::start().unwrap();
-    let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", pool);
+    let name = if mode == PoolMode::Session { "session" } else { "transaction" };
+    let ini = Ini::for_server(&server).set("pool_mode", name).set("default_pool_size", pool);
     let Some(ini) = ini.lanes(same_host, threads) else { return };
     let mut pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_FLIP", "8")).unwrap();
     let mut config = Config::for_port(pooler.port());
     config.clients = 40;
+    config.pool_mode = mode;
     let is_contended = pool == "5";
     config.transactions = if is_contended { 20_000 } else { 200_000 };
     config.silence = 20;
@@ -64,7 +66,7 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
         found.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0)
     };
     println!(
-        "same_host = {same_host}, {threads} threads, {pool} servers: D {}, A {}, user {}; {} taken, {} given",
+        "{name}, same_host = {same_host}, {threads} threads, {pool} servers: D {}, A {}, user {}; {} taken, {} given",
         figure("D", "xacts"),
         figure("A", "xacts"),
         figure("user", "xacts"),
@@ -81,12 +83,18 @@ fn check_lanes(same_host: &str, threads: u32, pool: &str) {
 
 #[test]
 fn lane_d_leaks_nothing() {
-    check_lanes("off", 2, "60");
-    check_lanes("off", 1, "5");
+    check_lanes(PoolMode::Transaction, "off", 2, "60");
+    check_lanes(PoolMode::Transaction, "off", 1, "5");
 }
 
 #[test]
 fn lane_a_leaks_nothing() {
-    check_lanes("server", 2, "60");
-    check_lanes("server", 1, "5");
+    check_lanes(PoolMode::Transaction, "server", 2, "60");
+    check_lanes(PoolMode::Transaction, "server", 1, "5");
+}
+
+#[test]
+fn sessions_in_lanes_leak_nothing() {
+    check_lanes(PoolMode::Session, "off", 2, "60");
+    check_lanes(PoolMode::Session, "server", 2, "60");
 }

@@ -55,7 +55,7 @@ pub struct LinkState {
     pub extended: bool,
     /// An unnamed statement was parsed on this link by its client. Known after a take; a program does not need to be told.
     pub unnamed: bool,
-    /// Session pooling: the kernel never releases this link.
+    /// Session pooling: the kernel never releases this link. Of a client without a server: the link that a program makes.
     pub pinned: bool,
 }
 
@@ -231,8 +231,7 @@ impl Datapath {
         self.servers.run_bytes(s).store(0, Relaxed);
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
-        // Where a program left the requests is history: a take before the next give must not report it.
-        self.clients.set_request_state(c, &StreamState::BOUNDARY);
+        self.forget_streams(c, s);
         let now = monotonic_ns();
         self.clients.xact_start_ns(c).store(now, Relaxed);
         self.clients.query_start_ns(c).store(now, Relaxed);
@@ -243,7 +242,14 @@ impl Datapath {
         Ok(())
     }
 
-    /// Corrects the state of a taken link after user space forwarded some of it.
+    /// Where programs left the streams of a link is history: a take before the next give must not report it.
+    fn forget_streams(&self, c: u32, s: u32) {
+        self.clients.set_request_state(c, &StreamState::BOUNDARY);
+        self.servers.set_response_state(s, &StreamState::BOUNDARY);
+    }
+
+    /// Corrects the state of a taken link after user space forwarded some of it. A take that comes before the next give reports both streams
+    /// at a boundary.
     ///
     /// # Errors
     /// [`Error::Stale`]; [`Error::State`] when the client is not held and linked.
@@ -257,6 +263,7 @@ impl Datapath {
             return Err(Error::State("set_link_state: a program may be counting this link's responses"));
         }
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
+        self.forget_streams(c, s);
         let keep = old & !((1 << LINK_GEN_SHIFT) - 1) | LINK_HELD | LINK_LINKED | old & LINK_SERVER_MASK;
         self.clients.link(c).store(keep | state.word(), SeqCst);
         Ok(())
@@ -346,7 +353,8 @@ impl Datapath {
         Ok(Give::Done)
     }
 
-    /// Gives a linked server's responses to the kernel. Everything read from it must be written to the client.
+    /// Gives a linked server's responses to the kernel. Everything read from it must be written to the client, whose requests may be
+    /// the kernel's already.
     ///
     /// `read_total` as in [`Self::give_client`], of the server's socket; `state`: where its stream stands.
     ///
@@ -363,7 +371,12 @@ impl Datapath {
         if peer & PEER_LINKED == 0 {
             return Err(Error::State("give_server: not linked"));
         }
-        self.rebase_client(peer as u32, 0)?;
+        let c = peer as u32;
+        self.rebase_client(c, 0)?;
+        if self.clients.req_dir(c).load(SeqCst) & DIR_USER != 0 {
+            // Else a program may be adding to it, and give_client has done this.
+            self.rebase_server(s)?;
+        }
         self.give_responses(s, read_total, state)
     }
 
@@ -380,7 +393,6 @@ impl Datapath {
         if passed != read_total {
             return Ok(Give::Unread { passed_total: passed });
         }
-        self.rebase_server(s)?;
         self.servers.set_response_state(s, state);
         match self.servers.dir(s).compare_exchange(DIR_USER | dir, dir, SeqCst, SeqCst) {
             Ok(_) => Ok(Give::Done),
@@ -426,6 +438,7 @@ impl Datapath {
         if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 {
             return Err(Error::State("push_idle: marked to be retired"));
         }
+        self.rebase_server(s)?;
         match self.give_responses(s, read_total, &StreamState::BOUNDARY)? {
             Give::Done => {}
             other => return Ok(other),
@@ -538,6 +551,22 @@ impl Datapath {
         } else {
             self.servers.flags(s).fetch_and(!SRV_RETIRE, SeqCst);
         }
+        Ok(())
+    }
+
+    /// Says of a client that user space holds unlinked whether the link that a program makes is to last ([`LinkState::pinned`]).
+    /// Not for one with a tap, whose records tell transactions by their links.
+    ///
+    /// # Errors
+    /// [`Error::Stale`]; [`Error::State`] when it is not held, or linked.
+    pub fn set_client_pinned(&self, client: ClientSlot, pinned: bool) -> Result<(), Error> {
+        let c = self.check_client(client)?;
+        let old = self.clients.link(c).load(SeqCst);
+        if old & (LINK_HELD | LINK_LINKED) != LINK_HELD {
+            return Err(Error::State("set_client_pinned: not held, or linked"));
+        }
+        let word = if pinned { old | LINK_PINNED } else { old & !LINK_PINNED };
+        self.clients.link(c).store(word, SeqCst);
         Ok(())
     }
 

@@ -73,7 +73,10 @@
 //! cancel takes the link before it sends the request, so that the server cannot go to another client under it.
 //! **Server limits.** [`Datapath::set_server_retire`] for the linked, [`Datapath::take_idle`] for the idle.
 //!
-//! **Session pooling.** Link once with [`LinkState::pinned`]; the kernel then never releases it.
+//! **Session pooling.** [`Datapath::set_client_pinned`] before `give_client`, or link with [`LinkState::pinned`]: the kernel then never
+//! releases the link, names of statements are the server's own, batches may lack their Sync ([`LinkState::batch`]), and what the server says
+//! unasked is forwarded. When user space has a link at rest, both directions go back in an order in which a client that asks at once finds its lane
+//! open: [`Datapath::set_link_state`], [`Datapath::give_client`], write the rest of the response, [`Datapath::give_server`].
 //!
 //! **Named prepared statements.** A program renames uses of statements (Bind, Describe) whose names it knows: a client's by
 //! [`Datapath::set_client_statement`], told while user space holds the client; a server's by [`Datapath::set_server_statement`],

@@ -242,6 +242,18 @@ struct Outcome {
 }
 
 fn chaos(lane: LaneChoice, clients: u64, servers: u32, seconds: u64, flip_one_in: u32) -> Option<Outcome> {
+    chaos_of(false, lane, clients, servers, seconds, flip_one_in)
+}
+
+/// `pinned`: session pooling.
+fn chaos_of(
+    pinned: bool,
+    lane: LaneChoice,
+    clients: u64,
+    servers: u32,
+    seconds: u64,
+    flip_one_in: u32,
+) -> Option<Outcome> {
     let datapath: Arc<Datapath> = Arc::new(open(&Config::default())?);
     let world = Arc::new(World::default());
     let (stop, stats) = (Arc::new(AtomicBool::new(false)), Arc::new(Stats::default()));
@@ -253,7 +265,7 @@ fn chaos(lane: LaneChoice, clients: u64, servers: u32, seconds: u64, flip_one_in
         datapath: Arc::clone(&datapath),
         pool_size: servers,
         lane,
-        pinned: false,
+        pinned,
         connect: Box::new(move || {
             let socket = TcpStream::connect(address)?;
             let (far, _) = database.accept()?;
@@ -337,6 +349,19 @@ fn enough_servers_and_flips_at_random() {
     for (name, lane) in LANES {
         println!("-- lane {name}");
         let Some(outcome) = chaos(lane, 8, 12, seconds(), 1) else { return };
+        let (taken, given) =
+            (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
+        assert!(taken > 1000 && given > 1000, "links changed hands: {taken} up, {given} down");
+        assert!(outcome.lane_chunks > outcome.transactions / 4, "the lane carried its part");
+    }
+}
+
+/// Session pooling: batches may stay open, and links go up and come back without ending.
+#[test]
+fn sessions_and_flips_at_random() {
+    for (name, lane) in LANES {
+        println!("-- lane {name}");
+        let Some(outcome) = chaos_of(true, lane, 8, 40, seconds(), 1) else { return };
         let (taken, given) =
             (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
         assert!(taken > 1000 && given > 1000, "links changed hands: {taken} up, {given} down");

@@ -612,18 +612,88 @@ fn requests_over_the_budget_go_up() {
 #[test]
 fn session_pooling_pins_the_link() {
     on_each_lane(&Config::default(), |rig| {
-        let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.held_server(rig.pool, 0, 9));
-        rig.dp.link(c.slot, s.slot, &LinkState { pinned: true, ..LinkState::default() }).unwrap();
-        assert_eq!(rig.dp.give_server(s.slot, 0, &StreamState::BOUNDARY).unwrap(), Give::Done);
-        assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
-        for _ in 0..20 {
-            send(&mut c.app, &query("q"));
-            expect(&mut s.backend, &query("q"));
-            send(&mut s.backend, &answer(b"x", b'I'));
-            expect(&mut c.app, &answer(b"x", b'I'));
-            assert_eq!(rig.dp.server_peer(s.slot).unwrap(), Some(c.slot));
+        // By user space, and by the program that meets the first request.
+        for by_user in [true, false] {
+            let mut c = rig.held_client(rig.pool, 1);
+            let mut s = if by_user { rig.held_server(rig.pool, 0, 9) } else { rig.server(1) };
+            if by_user {
+                let pinned = LinkState { pinned: true, ..LinkState::default() };
+                rig.dp.link(c.slot, s.slot, &pinned).unwrap();
+                // In the order for a client that asks at once.
+                assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+                let boundary = StreamState::BOUNDARY;
+                assert_eq!(rig.dp.give_server(s.slot, 0, &boundary).unwrap(), Give::Done);
+            } else {
+                rig.dp.set_client_pinned(c.slot, true).unwrap();
+                assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+            }
+            for _ in 0..20 {
+                send(&mut c.app, &query("q"));
+                expect(&mut s.backend, &query("q"));
+                send(&mut s.backend, &answer(b"x", b'I'));
+                expect(&mut c.app, &answer(b"x", b'I'));
+                assert_eq!(rig.dp.server_peer(s.slot).unwrap(), Some(c.slot));
+            }
+            assert_eq!(rig.dp.client_info(c.slot).unwrap().stats.xacts, 20);
+            assert!(rig.events().is_empty());
+            let taken = rig.take(&c);
+            assert!(taken.link.pinned && taken.link.is_idle());
+            rig.dp.unlink(c.slot).unwrap();
+            assert!(!rig.dp.client_info(c.slot).unwrap().link.pinned);
         }
+    });
+}
+
+#[test]
+fn a_session_carries_what_is_its_servers_own() {
+    on_each_lane(&Config::default(), |rig| {
+        let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(0));
+        rig.dp.set_client_pinned(c.slot, true).unwrap();
+        assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+        let sync = message(b'S', b"");
+        let named = [
+            message(b'P', b"name\0select 1\0\0\0"),
+            message(b'D', b"Sname\0"),
+            message(b'B', b"portal\0name\0\0\0\0\0\0\0"),
+            message(b'C', b"Sname\0"),
+            sync.clone(),
+            message(b'P', b"\0unbound\0\0\0"),
+            sync.clone(),
+        ]
+        .concat();
+        send(&mut c.app, &named);
+        expect(&mut s.backend, &named);
+        let answers = [ready(b'I'), message(b'C', b"DISCARD ALL\0"), ready(b'I')].concat();
+        send(&mut s.backend, &answers);
+        expect(&mut c.app, &answers);
+
+        // A batch in two parts, and a notification in the middle of it, behind its end, and when nothing is asked.
+        let (first, second) = (message(b'P', b"\0q\0\0\0"), [message(b'H', b""), sync.clone()].concat());
+        let news = message(b'A', b"\0\0\0\0news\0\0");
+        send(&mut c.app, &first);
+        expect(&mut s.backend, &first);
+        assert!(rig.dp.client_info(c.slot).unwrap().link.open);
+        send(&mut s.backend, &news);
+        expect(&mut c.app, &news);
+        send(&mut c.app, &second);
+        expect(&mut s.backend, &second);
+        let answers = [message(b'1', b""), ready(b'I'), news.clone()].concat();
+        send(&mut s.backend, &answers);
+        expect(&mut c.app, &answers);
+        send(&mut s.backend, &news);
+        expect(&mut c.app, &news);
+
+        // Each ReadyForQuery outside of a transaction block ended a transaction.
+        let stats = rig.dp.client_info(c.slot).unwrap().stats;
+        assert_eq!((stats.xacts, stats.queries), (3, 3));
         assert!(rig.events().is_empty());
+
+        // User space takes over in the middle of a batch, at a known position.
+        send(&mut c.app, &first);
+        expect(&mut s.backend, &first);
+        let taken = rig.take(&c);
+        assert_eq!((taken.link.pending, taken.link.open, taken.link.batch), (0, true, true));
+        assert!(taken.request.is_boundary());
     });
 }
 

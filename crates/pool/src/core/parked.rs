@@ -90,6 +90,21 @@ impl<S> Core<S> {
         slot.parked.take()
     }
 
+    /// Keeps a linked server while a lane carries its link: [`Core::unpark_linked`] gives it back. Not idle, and counted as active.
+    ///
+    /// # Errors
+    /// The server, if the core does not know it any more, or without [`Core::share_idle`]: only there, what is parked and not in the
+    /// set is linked.
+    pub fn park_linked(&mut self, id: ServerId, server: S) -> Result<(), S> {
+        if !self.pools.get(id.pool.0 as usize).is_some_and(|pool| pool.idle.is_shared()) {
+            return Err(server);
+        }
+        let Some(slot) = self.slot(id) else { return Err(server) };
+        slot.state = State::Idle;
+        slot.parked = Some(server);
+        Ok(())
+    }
+
     /// The parked server itself, to note something in it.
     pub fn parked_server(&mut self, id: ServerId) -> Option<&mut S> {
         self.slot(id)?.parked.as_mut()

@@ -203,6 +203,7 @@ impl Link {
             // The request is known now: from here on it is followed as if it had passed here.
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
+                self.foreign_open = false;
                 let kind = if self.foreign_extended { OpKind::Execute } else { OpKind::Query };
                 self.push_front_op(Op { kind, answer: Answer::Forward, effect: None, statement: 0 });
                 self.copy_in_begins()?;

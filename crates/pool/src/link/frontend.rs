@@ -121,6 +121,9 @@ impl Link {
 
     /// Notes a message that is passed on unchanged.
     fn note(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
+        if self.foreign_open {
+            return self.note_in_foreign_batch(message.tag);
+        }
         if self.skip_until_sync && message.tag != b'S' {
             // The server discards it; only its type is checked.
             return match message.tag {
@@ -160,6 +163,19 @@ impl Link {
         Ok(())
     }
 
+    /// A message of a batch that began in a lane: the ReadyForQuery that ends it is counted already.
+    fn note_in_foreign_batch(&mut self, tag: u8) -> Result<(), LinkError> {
+        match tag {
+            b'Q' if self.options.refuse_simple_query => return Err(LinkError::SimpleQueryDisabled),
+            b'Q' | b'F' | b'S' => (self.foreign_open, self.in_extended) = (false, false),
+            // In case COPY begins: this is where the data ends.
+            b'c' | b'f' => self.push(OpKind::CopyEnd, Answer::Forward, None),
+            b'E' | b'H' | b'd' => {}
+            other => return Err(LinkError::Unexpected(other as char, Side::Client)),
+        }
+        Ok(())
+    }
+
     fn push_extended(&mut self, kind: OpKind, answer: Answer, effect: Option<Box<Effect>>) {
         self.in_extended = true;
         self.push(kind, answer, effect);
@@ -186,7 +202,9 @@ impl Link {
                 b'D' => OpKind::Describe,
                 _ => OpKind::Close,
             };
-            self.push_extended(kind, Answer::Forward, None);
+            if !self.foreign_open {
+                self.push_extended(kind, Answer::Forward, None);
+            }
             return Ok(Some(self.pass(message, input, at, out)));
         }
         match message.tag {

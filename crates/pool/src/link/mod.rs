@@ -238,6 +238,8 @@ pub struct LaneState {
     pub extended: bool,
     /// The server's unnamed statement is the client's own.
     pub unnamed: bool,
+    /// Messages of the extended protocol whose Sync the client has not sent yet went before (session pooling only).
+    pub open: bool,
     /// Body bytes of the client's current message that have not come yet.
     pub request_left: u32,
     /// Same for the server's.
@@ -341,6 +343,8 @@ pub struct Link {
     foreign: u32,
     /// Whether the last of them ends a batch of the extended protocol.
     foreign_extended: bool,
+    /// The Sync of the last of them has still to pass here: what comes before it belongs to the same batch and is answered unseen with it.
+    foreign_open: bool,
     /// Head of a server message that the lane has forwarded already: completed by the next bytes, not passed on again.
     forwarded_head: u8,
     unnamed: Unnamed,
@@ -381,6 +385,7 @@ impl Link {
             holds: false,
             foreign: 0,
             foreign_extended: false,
+            foreign_open: false,
             forwarded_head: 0,
             unnamed: Unnamed::Stranger,
             batch: replay::Batch::default(),
@@ -455,10 +460,13 @@ impl Link {
     /// puts in front of what it reads.
     pub fn adopt(&mut self, lane: LaneState) {
         debug_assert!(self.pending.is_empty());
-        self.foreign = lane.outstanding;
+        debug_assert!(!lane.open || !self.options.rename_statements);
+        self.foreign = lane.outstanding + u32::from(lane.open);
         self.foreign_extended = lane.extended;
+        self.foreign_open = lane.open;
+        self.in_extended = lane.open;
         self.status = lane.status;
-        self.copy_in = lane.copy_in && lane.outstanding == 1;
+        self.copy_in = lane.copy_in && lane.outstanding == 1 && !lane.open;
         if self.copy_in {
             // The one request whose end is known: followed as if it had passed here.
             self.foreign = 0;
@@ -511,6 +519,11 @@ impl Link {
             self.push(OpKind::Sync, Answer::Hidden, None);
             self.in_extended = false;
             self.skip_until_sync = false;
+            if std::mem::take(&mut self.foreign_open) {
+                // The answers to both are the last of those that pass unseen.
+                self.pending.clear();
+                self.uncertain = 0;
+            }
         }
         true
     }

@@ -348,6 +348,7 @@ fn a_link_taken_over_from_a_lane_goes_on_where_it_stood() {
         copy_in: false,
         extended: false,
         unnamed: false,
+        open: false,
         request_left: 0,
         response_left: 0,
         response_head: 3,
@@ -371,6 +372,7 @@ fn a_link_taken_over_inside_messages() {
         copy_in: false,
         extended: false,
         unnamed: false,
+        open: false,
         request_left: 4,
         response_left: 2,
         response_head: 0,
@@ -389,6 +391,7 @@ const ADOPTED: LaneState = LaneState {
     copy_in: false,
     extended: false,
     unnamed: false,
+    open: false,
     request_left: 0,
     response_left: 0,
     response_head: 0,
@@ -441,6 +444,52 @@ fn a_client_that_leaves_in_a_copy_of_a_lane_leaves_a_clean_server() {
     let mut out = Vec::new();
     assert!(b.link.abandon(&mut out));
     assert_eq!(out, m(b'f', b"client disconnected\0"));
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+/// Session pooling: a lane also carries batches whose Sync has not come.
+#[test]
+fn a_batch_that_a_lane_began_ends_with_its_sync() {
+    let session = LinkOptions { rename_statements: false, ..LinkOptions::default() };
+    let open = LaneState { outstanding: 1, extended: true, open: true, ..ADOPTED };
+    let batch = [m(b'B', b"\0name\0\0\0\0\0\0\0"), m(b'E', b"\0\0\0\0\0"), m(b'S', b"")];
+    let mut b = Bench::new();
+    b.link.set_options(session);
+    b.link.adopt(open);
+    assert_eq!(b.client_sends(&batch).0, batch.concat());
+    // The answer to what was complete, then those to the batch, which a Parse in the lane began.
+    b.server_sends(&[m(b'C', b"SELECT 1\0"), ready(b'I'), m(b'1', b"")]);
+    assert!(!b.link.is_quiescent());
+    b.server_sends(&[m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+    assert_eq!(b.seen.ready.len(), 2);
+    b.client_sends(&batch);
+    b.server_sends(&[m(b'2', b""), m(b'C', b"SELECT 1\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent(), "the next one is followed as always");
+
+    // COPY in it: the data end in user space, before or after the server says that it reads them.
+    for ahead in [true, false] {
+        b.link.adopt(LaneState { outstanding: 0, ..open });
+        let begins = m(b'G', &[0, 0, 0]);
+        if ahead {
+            b.client_sends(&[m(b'd', b"row\n"), m(b'c', b"")]);
+            b.server_sends(std::slice::from_ref(&begins));
+        } else {
+            b.server_sends(std::slice::from_ref(&begins));
+            b.client_sends(&[m(b'd', b"row\n"), m(b'c', b"")]);
+        }
+        b.client_sends(&[m(b'S', b"")]);
+        b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
+        assert!(b.link.is_quiescent(), "ahead: {ahead}");
+    }
+
+    // The client leaves: an error goes ahead of the Sync, or half a batch would be committed.
+    b.link.adopt(LaneState { outstanding: 0, ..open });
+    let mut out = Vec::new();
+    assert!(b.link.abandon(&mut out));
+    assert!(out.starts_with(b"B") && out.ends_with(&m(b'S', b"")));
+    assert!(!b.link.is_quiescent());
     b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
     assert!(b.link.is_quiescent());
 }

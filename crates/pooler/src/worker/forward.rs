@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::event::epoll::EventFlags;
 use underpass_config::PoolMode;
@@ -413,7 +414,7 @@ impl Worker {
 
     pub(super) fn forward_responses(&mut self, key: Key) {
         for _ in 0..READS_PER_TURN {
-            let Self { clients, servers, scratch, compose, observed, meters, now, .. } = self;
+            let Self { clients, servers, scratch, compose, observed, meters, shared, now, .. } = self;
             let Some(Entry::Here(server)) = servers.get_mut(key) else { return };
             let mut client = match server.work {
                 Work::Client(client) | Work::Preparing { client, .. } => clients.get_mut(client),
@@ -502,6 +503,12 @@ impl Worker {
             if let (Some(client), true) = (&mut client, observed.ready > 0) {
                 meter.stats.query_count += u64::from(observed.ready);
                 meter.stats.xact_count += u64::from(observed.transactions);
+                if let (Some(lanes), true) =
+                    (&shared.lanes, server.pool.is_session() && server.pool.lane.is_some())
+                {
+                    // Those of other pools are counted where their link ends.
+                    lanes.user_xacts.fetch_add(observed.transactions.into(), Ordering::Relaxed);
+                }
                 if let Some(since) = client.query_at.take() {
                     let took = now.duration_since(since).as_micros() as u64;
                     meter.stats.query_time += took;

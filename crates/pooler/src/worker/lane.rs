@@ -11,11 +11,13 @@ use underpass_console::rows::Replication;
 use underpass_pool::ServerId;
 use underpass_pool::core::ClientRef;
 use underpass_pool::link::{LaneState, Status};
-use underpass_sockmap::{Claim, Event, Give, Reason, ServerSlot, Taken, TransactionStatus};
+use underpass_sockmap::{
+    Claim, Event, Give, LinkState, Reason, ServerSlot, StreamState, Taken, TransactionStatus,
+};
 
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
-use crate::lanes::{monotonic_ns, watch_client};
+use crate::lanes::{leave_server, monotonic_ns, watch_client};
 use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
@@ -23,6 +25,9 @@ use crate::table::Key;
 
 /// A client whose requests a lane refuses by their nature again and again is not offered again for this long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
+
+/// See [`Worker::lane_times`].
+type LaneTimes = (Option<Instant>, Option<Instant>, Option<Instant>);
 
 impl Client {
     /// Notes bytes read from the socket.
@@ -75,7 +80,14 @@ impl Worker {
     pub(super) fn lane_offer(&mut self, key: Key) {
         let Some(lanes) = &self.shared.lanes else { return };
         let Some(client) = self.clients.get_mut(key) else { return };
-        let Some(pool) = client.pool.as_ref().and_then(|pool| pool.lane()) else { return };
+        if let Phase::Linked(server) = client.phase {
+            return self.lane_offer_session(key, server);
+        }
+        let Some((pool, session)) =
+            client.pool.as_ref().and_then(|pool| Some((pool.lane()?, pool.is_session())))
+        else {
+            return;
+        };
         if pool.pressure.is_high(self.now) {
             return;
         }
@@ -104,7 +116,9 @@ impl Worker {
             lane.tell_statements(statements);
         }
         let (slot, read_total) = (lane.slot, lane.read_total);
+        lane.session = session;
         let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
+        let _ = lanes.datapath.set_client_pinned(slot, session);
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         watch_client(client, epoll, token(Source::Client, key), true);
         let unwritten = client.outbox.held() as u64;
@@ -123,14 +137,97 @@ impl Worker {
         }
     }
 
+    /// Gives a session that rests between two transactions to its lane, both directions and the link. The end of its response, which its
+    /// outbox holds back, is written in between: the client that answers at once finds its lane open.
+    pub(super) fn lane_offer_session(&mut self, key: Key, server_key: Key) {
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
+        let is_suspended = self.suspension.is_some();
+        let epoll = &self.shared.mailboxes[self.index as usize].epoll;
+        let (Some(client), Some(Entry::Here(server))) =
+            (self.clients.get_mut(key), self.servers.get_mut(server_key))
+        else {
+            return;
+        };
+        let Some(pool) = server.pool.lane().map(|pool| pool.slot) else { return };
+        let client_rests = matches!(client.phase, Phase::Linked(linked) if linked == server_key)
+            && !client.readable
+            && !client.ended
+            && client.inbox.is_empty()
+            && client.outbox.is_unhindered();
+        let server_rests = matches!(server.work, Work::Client(_))
+            && server.link.is_quiescent()
+            && !server.readable
+            && !server.ended
+            && server.inbox.is_empty()
+            && server.outbox.is_empty();
+        if !server.pool.is_session() || server.dedicated || is_suspended || !client_rests || !server_rests {
+            return;
+        }
+        if client.lane.is_none() && !lanes.register_client(client, pool, me) {
+            return;
+        }
+        if server.lane.is_none() && !server.lane_tried {
+            lanes.register_server(server, pool, epoll.clone());
+        }
+        if !client.is_clear() || !server.is_clear() {
+            return;
+        }
+        let (Some(of_client), Some(of_server)) = (&mut client.lane, &server.lane) else { return };
+        let (slot, server_slot) = (of_client.slot, of_server.slot);
+        let state = LinkState { pinned: true, ..LinkState::default() };
+        let linked = if of_client.linked {
+            lanes.datapath.set_link_state(slot, &state)
+        } else {
+            lanes.datapath.link(slot, server_slot, &state)
+        };
+        if let Err(error) = linked {
+            return log_socket!(Error, client.label(), "lane", "kernel lanes: link: {error}");
+        }
+        (of_client.linked, of_client.session, of_client.assigned) = (true, true, true);
+        let (requests_read, responses_read) = (of_client.read_total, of_server.read_total);
+        watch_client(client, epoll, token(Source::Client, key), true);
+        leave_server(of_server, server.transport.fd(), server_key);
+        // From here on it is as if a program had made the link.
+        client.phase = Phase::Lane;
+        let id = server.id;
+        let Some(entry) = self.servers.get_mut(server_key) else { return };
+        let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
+        let parked = lock(&self.shared.core).park_linked(id, server);
+        if let Err(server) = parked {
+            log::error!("kernel lanes: a linked server cannot be parked");
+            *entry = Entry::Here(server);
+            return self.close_server(server_key, "not known any more");
+        }
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let mut given = lanes.datapath.give_client(slot, requests_read);
+        let written = client.outbox.drain(&mut client.transport);
+        if let (Ok(Give::Done), Ok(true)) = (&given, &written) {
+            given = lanes.datapath.give_server(server_slot, responses_read, &StreamState::BOUNDARY);
+        }
+        match (given, written) {
+            (Ok(Give::Done), Ok(true)) => {
+                lanes.given.fetch_add(1, Ordering::Relaxed);
+            }
+            (_, Err(error)) => self.client_io_failed(key, &error),
+            // One of the two has said something meanwhile, or the client is full.
+            (outcome, _) => {
+                if let Err(error) = outcome {
+                    log::error!("kernel lanes: giving a session: {error}");
+                }
+                self.again.push(Again::LaneClient(key));
+            }
+        }
+    }
+
     /// Whether the end of a transaction should wait for the client to be offered before it is told.
     pub(super) fn is_for_lane(client: &Client, now: Instant) -> bool {
         client.lane.as_ref().is_some_and(|lane| lane.not_before.is_none_or(|until| now >= until))
             && client
                 .pool
                 .as_ref()
-                .and_then(|pool| pool.lane())
-                .is_some_and(|pool| pool.pressure.is_calm(now))
+                .and_then(|pool| Some((pool.lane()?, pool.is_session())))
+                .is_some_and(|(pool, session)| session || pool.pressure.is_calm(now))
             && client.outbox.is_empty()
     }
 
@@ -255,7 +352,8 @@ impl Worker {
         match self.clients.get(key).map(|client| &client.phase) {
             Some(Phase::Idle) => self.first_request(key),
             Some(&Phase::Linked(server)) => {
-                if self.server(server).is_some_and(|server| server.link.is_quiescent()) {
+                // The link of a session has not ended: one of the two has something to say.
+                if self.server(server).is_some_and(|s| s.link.is_quiescent() && !s.pool.is_session()) {
                     return self.transaction_over(server);
                 }
                 self.forward_requests(key, server);
@@ -270,6 +368,7 @@ impl Worker {
     /// Takes a client out of the kernel's hands: it is idle or linked afterwards. False if a program was just running.
     pub(super) fn lane_take(&mut self, key: Key) -> bool {
         self.lane_collect(key);
+        let since = self.clients.get(key).and_then(|client| self.lane_times(client));
         let Some(client) = self.clients.get_mut(key) else { return true };
         let Some(lane) = &mut client.lane else { return true };
         let lanes = lane.lanes.clone();
@@ -283,7 +382,8 @@ impl Worker {
         };
         lane.drained = false;
         lanes.taken.fetch_add(1, Ordering::Relaxed);
-        if let (true, Some(pool)) = (taken.server.is_some() && taken.link.is_idle(), &client.pool) {
+        let ended = taken.server.is_some() && taken.link.is_idle() && !taken.link.pinned;
+        if let (true, Some(pool)) = (ended, &client.pool) {
             // The program counts a transaction when it ends the link, which was held.
             stats::meter(&mut self.meters, pool.id).stats.xact_count += 1;
         }
@@ -297,13 +397,13 @@ impl Worker {
             false,
         );
         if let Some(slot) = taken.server {
-            self.lane_adopt(key, slot, &taken);
+            self.lane_adopt(key, slot, &taken, since);
         }
         true
     }
 
-    /// A link that the lane made and user space continues.
-    fn lane_adopt(&mut self, key: Key, slot: ServerSlot, taken: &Taken) {
+    /// A link that the lane made and user space continues. `since`: see [`Self::lane_times`].
+    fn lane_adopt(&mut self, key: Key, slot: ServerSlot, taken: &Taken, since: Option<LaneTimes>) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
         let server = lanes.server_of(slot).and_then(|id| lock(&self.shared.core).unpark_linked(id));
         let Some(server_key) = server.and_then(|server| self.take_home(server)) else {
@@ -327,6 +427,7 @@ impl Worker {
             copy_in: taken.link.copy_in,
             extended: taken.link.extended,
             unnamed: taken.link.unnamed,
+            open: taken.link.batch,
             request_left: taken.request.need,
             response_left: taken.response.need,
             response_head: taken.response.head_len,
@@ -339,8 +440,9 @@ impl Worker {
             lane.drained = false;
         }
         client.phase = Phase::Linked(server_key);
-        client.transaction_at = Some(now);
-        client.query_at = server.link.is_busy().then_some(now);
+        let (_, query, transaction) = since.unwrap_or_default();
+        client.transaction_at = (!taken.link.is_idle()).then(|| transaction.unwrap_or(now));
+        client.query_at = server.link.is_busy().then(|| query.unwrap_or(now));
     }
 
     /// A server that a lane may be using speaks or hangs up.
@@ -407,7 +509,11 @@ impl Worker {
         let (now, before) = (info.stats, std::mem::replace(&mut lane.counted, info.stats));
         let meter = stats::meter(&mut self.meters, pool.id);
         meter.stats.xact_count += now.xacts - before.xacts;
-        meter.stats.server_assignment_count += now.xacts - before.xacts;
+        meter.stats.server_assignment_count += if lane.session {
+            u64::from(info.server.is_some() && !std::mem::replace(&mut lane.assigned, true))
+        } else {
+            now.xacts - before.xacts
+        };
         meter.stats.query_count += now.queries - before.queries;
         meter.stats.received += now.request_bytes - before.request_bytes;
         meter.stats.sent += now.response_bytes - before.response_bytes;
@@ -433,20 +539,18 @@ impl Worker {
     }
 
     /// Times of a client that a lane carries: when it was last active, since when its query and its transaction run.
-    pub(super) fn lane_times(
-        &self,
-        client: &Client,
-    ) -> Option<(Option<Instant>, Option<Instant>, Option<Instant>)> {
+    pub(super) fn lane_times(&self, client: &Client) -> Option<LaneTimes> {
         let lane = client.lane.as_ref()?;
         let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
         let now_ns = monotonic_ns();
         let at = |ns: u64| self.now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns)));
         let active = if info.active_ns == 0 { Some(client.request_at) } else { at(info.active_ns) };
         let linked = info.server.is_some();
+        let in_transaction = linked && !(info.link.pinned && info.link.is_idle());
         Some((
             active,
             (linked && info.link.pending > 0).then(|| at(info.query_start_ns)).flatten(),
-            linked.then(|| at(info.xact_start_ns)).flatten(),
+            in_transaction.then(|| at(info.xact_start_ns)).flatten(),
         ))
     }
 }

@@ -299,6 +299,8 @@ impl Worker {
             // There is room again for a client that was not read because too many answers were outstanding.
             if self.clients.get(client_key).is_some_and(|client| client.readable || client.ended) {
                 self.again.push(Again::Client(client_key));
+            } else {
+                self.lane_offer_session(client_key, key);
             }
             return;
         }

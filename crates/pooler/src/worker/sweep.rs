@@ -209,7 +209,7 @@ impl Worker {
         }
         // A program may have held the link at the end of its transaction; nobody comes for it any more.
         if let Some(&Phase::Linked(server)) = self.clients.get(key).map(|client| &client.phase)
-            && self.server(server).is_some_and(|server| server.link.is_quiescent())
+            && self.server(server).is_some_and(|s| s.link.is_quiescent() && !s.pool.is_session())
         {
             self.transaction_over(server);
         }

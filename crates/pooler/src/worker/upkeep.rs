@@ -83,6 +83,7 @@ impl Worker {
                 if let Some(server) = self.server(server) {
                     server.work = Work::Resting;
                 }
+                self.lane_unlink(key);
                 self.close_server(server, reason);
             }
             self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason));
@@ -204,11 +205,15 @@ impl Worker {
         }
     }
 
-    /// After a RELOAD: clients whose pool no lane may carry any more come up.
+    /// After a RELOAD: clients whose pool no lane may carry any more, or in another mode, come up.
     pub(crate) fn leave_unfit_lanes(&mut self) {
         for key in self.clients.keys() {
             let Some(client) = self.clients.get(key) else { continue };
-            let is_unfit = client.pool.as_ref().is_some_and(|pool| pool.lane().is_none());
+            let session = client.lane.as_ref().is_some_and(|lane| lane.session);
+            let is_unfit = client
+                .pool
+                .as_ref()
+                .is_some_and(|pool| pool.lane().is_none() || pool.is_session() != session);
             if is_unfit && matches!(client.phase, Phase::Lane) {
                 self.lane_client_up(key);
             }
@@ -274,6 +279,18 @@ impl Worker {
 
     /// `server_fast_close`: an obsolete connection in session pooling does not wait for its client to leave.
     pub(super) fn fast_close(&mut self) {
+        for key in self.clients.keys() {
+            let Some(client) = self.clients.get(key) else { continue };
+            let Some(lane) = client.lane.as_ref().filter(|lane| lane.session) else { continue };
+            let linked = lane.lanes.datapath.client_info(lane.slot).ok().and_then(|info| info.server);
+            let id = linked.and_then(|slot| lane.lanes.server_of(slot));
+            let is_obsolete = id.is_some_and(|id| lock(&self.shared.core).is_close_needed(id));
+            let is_drained = lane.lanes.datapath.client_drained(lane.slot).unwrap_or(true);
+            if is_obsolete && is_drained && matches!(client.phase, Phase::Lane) {
+                // Found below, if it is between transactions; if not, it comes here again.
+                self.lane_take(key);
+            }
+        }
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let is_between =

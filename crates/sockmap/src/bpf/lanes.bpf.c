@@ -172,6 +172,7 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 	s->run_bytes = 0;
 	c->xact_start_ns = c->query_start_ns = c->active_ns;
 	new = LINK_LINKED | wanted | scan->syncs | (__u64)server_index << LINK_SERVER_SHIFT;
+	new |= old & LINK_PINNED;
 	new |= (old & ~((1ULL << LINK_GEN_SHIFT) - 1)) + (1ULL << LINK_GEN_SHIFT);
 	if (!__sync_bool_compare_and_swap(&c->link, old, new)) {
 		__sync_lock_test_and_set(&s->peer, 0);
@@ -203,8 +204,11 @@ static __always_inline __u32 extend_link(struct client_slot *c, struct request_s
 			return REASON_DEPTH;
 		new += scan->syncs;
 		if (old == new || __sync_bool_compare_and_swap(&c->link, old, new)) {
-			if (!link_pending(old) && scan->syncs)
+			if (!(old & (LINK_PENDING_MASK | LINK_OPEN))) {
 				c->query_start_ns = c->active_ns;
+				if (!(old & LINK_STATUS_MASK))
+					c->xact_start_ns = c->active_ns;
+			}
 			return REASON_NONE;
 		}
 		old = *(volatile __u64 *)&c->link;
@@ -229,6 +233,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	scan.uses.count = ctl->zero;
 	scan.linked = !!(old & LINK_LINKED);
 	scan.copy = !!(old & LINK_COPY);
+	scan.pinned = !!(old & LINK_PINNED);
 	scan.open = !!(c->flags & CLI_BATCH);
 	scan.unnamed = scan.linked && c->flags & CLI_UNNAMED;
 	scan_request(&scan);
@@ -252,6 +257,9 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 			return REASON_BEHIND;
 		if (scan.uses.count && !has_statements(&scan.uses, server))
 			return REASON_UNPREPARED;
+		/* A session's queue is measured anew when it is empty between two requests, as that of a new link is. */
+		if (scan.pinned && s && !link_pending(old) && !seq_missing(&c->tx_expect, &tp->write_seq))
+			s->run_bytes = 0;
 		reason = extend_link(c, &scan, old, wanted);
 		if (reason)
 			return reason;
@@ -355,6 +363,12 @@ static __always_inline struct client_slot *linked_client(struct server_slot *s, 
 	return bpf_map_lookup_elem(&clients, index);
 }
 
+/* Session pooling; it does not change while a program owns the responses. */
+static __always_inline __u8 is_pinned(struct client_slot *c)
+{
+	return !!(*(volatile __u64 *)&c->link & LINK_PINNED);
+}
+
 /* The queue of redirected bytes that are not in the client's TCP send queue yet. */
 static __always_inline __u32 queue_reason(struct server_slot *s, struct client_slot *c, __u32 client,
 					  __u32 len)
@@ -390,6 +404,7 @@ static __always_inline __u32 forward_response(struct __sk_buff *skb, struct serv
 		drop_from_idle(s);
 		return REASON_NO_CLIENT;
 	}
+	scan.pinned = is_pinned(c);
 	reason = queue_reason(s, c, *client, skb->len);
 	if (reason)
 		return reason;
@@ -438,10 +453,10 @@ int response_skb(struct __sk_buff *skb)
 				server_up(s, index, done.hold);
 			*(volatile __u64 *)&s->fwd += skb->len;
 			count_counter(COUNTER_RESPONSES_D);
-			if (done.released) {
-				count_counter(COUNTER_XACTS_D);
+			if (done.xacts)
+				add_counter(COUNTER_XACTS_D, done.xacts);
+			if (done.released)
 				release_server(s);
-			}
 			return verdict;
 		}
 		server_up(s, index, reason);
@@ -513,6 +528,7 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 		drop_from_idle(s);
 		return REASON_NO_CLIENT;
 	}
+	scan.pinned = is_pinned(c);
 	if (response_run_bytes_max && s->run_bytes + (__u64)msg->size > response_run_bytes_max)
 		return REASON_RESPONSE_RUN;
 	reason = room_reason(c, msg->size);
@@ -588,10 +604,10 @@ int response_msg(struct sk_msg_md *msg)
 		server_up(s, index, done.hold);
 	count_counter(COUNTER_RESPONSES_A);
 	*(volatile __u64 *)&s->fwd += msg->size;
-	if (done.released) {
-		count_counter(COUNTER_XACTS_A);
+	if (done.xacts)
+		add_counter(COUNTER_XACTS_A, done.xacts);
+	if (done.released)
 		release_server(s);
-	}
 out:
 	*(volatile __u32 *)&s->runs_end += 1;
 	return verdict;

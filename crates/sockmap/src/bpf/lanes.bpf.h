@@ -172,12 +172,28 @@ static __always_inline __u32 unknown_zero(void)
 	return ctl ? *(volatile __u64 *)&ctl->zero : 0;
 }
 
+/* 1 for 0, else 0, of a number below 2^31; without a branch, whose two paths the verifier would walk to their ends. */
+static __always_inline __u32 is_zero(__u32 n)
+{
+	barrier_var(n);
+	return (n - 1) >> 31;
+}
+
 static __always_inline void count(__u32 index)
 {
 	__u64 *value = bpf_map_lookup_elem(&counters, &index);
 
 	if (value)
 		*value += 1;
+}
+
+static __always_inline void add_counter(enum lane_counter counter, __u32 amount)
+{
+	__u32 index = REASON_NR + counter;
+	__u64 *value = bpf_map_lookup_elem(&counters, &index);
+
+	if (value)
+		*value += amount;
 }
 
 static __always_inline void count_counter(enum lane_counter counter)

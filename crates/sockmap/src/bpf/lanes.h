@@ -29,7 +29,7 @@
 #define LINK_STATUS_MASK (3ULL << 17)
 #define LINK_LINKED (1ULL << 19)	  /* the server field is valid */
 #define LINK_HELD (1ULL << 20)		  /* no link, add and release: user space's word, or a program's that could not release */
-#define LINK_PINNED (1ULL << 21)	  /* session pooling: no release at ReadyForQuery */
+#define LINK_PINNED (1ULL << 21)	  /* session pooling: no release at ReadyForQuery. Without LINK_LINKED: the link to come will be so */
 #define LINK_COPY (1ULL << 22)		  /* CopyInResponse seen: only CopyData, CopyDone, CopyFail */
 #define LINK_EXTENDED (1ULL << 23)	  /* extended protocol used since pending was last 0 */
 #define LINK_SERVER_SHIFT 24

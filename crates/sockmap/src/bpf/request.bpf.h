@@ -39,7 +39,8 @@ struct request_scan {
 	__u8 copy;	/* inside COPY FROM STDIN */
 	__u8 linked;
 	__u8 done;
-	__u8 pad[2];
+	__u8 pinned; /* session pooling: names are the client's and the server's own, and a batch may stay open */
+	__u8 pad;
 	/* Where the unnamed statement was parsed in this chunk, end if it was bound since. A position, because a flag
 	 * that can fall doubles the paths of the verifier. */
 	__u32 unbound_at;
@@ -154,6 +155,8 @@ static __always_inline __u32 judge_names(struct request_scan *s, const struct wi
 {
 	__u8 name[2] = {};
 
+	if (s->pinned)
+		return REASON_NONE;
 	if (m->type == 'P') {
 		if (m->body >= s->end || bpf_skb_load_bytes(s->skb, m->body, name, 1))
 			return REASON_SPLIT;
@@ -253,7 +256,7 @@ static __always_inline void scan_request(struct request_scan *s)
 		s->reason = REASON_SPLIT;
 	else if (s->unbound_at < s->end) /* its Bind may come on another server: user space parses it again there */
 		s->reason = REASON_UNNAMED_PARSE;
-	else if (s->open) /* so that hand-over never leaves answers that user space cannot count */
+	else if (s->open && !s->pinned) /* the server could not go to another client before its Sync: user space waits for that */
 		s->reason = REASON_BATCH;
 }
 

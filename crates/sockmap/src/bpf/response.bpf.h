@@ -19,7 +19,9 @@ struct response_scan {
 	__u8 trailing;	/* messages behind the last ReadyForQuery */
 	__u8 copy_in;	/* CopyInResponse behind the last ReadyForQuery */
 	__u8 done;
-	__u8 pad[4];
+	__u8 pinned;	/* session pooling: statements and what comes unasked are the client's own */
+	__u8 pad;
+	__u16 idles;	/* of rfq: how many said that a transaction is over */
 	__u32 error_at; /* where an ErrorResponse lies; end if there is none. A position: a flag doubles the verifier's paths */
 };
 
@@ -33,6 +35,7 @@ struct response_commit {
 	__u32 reason;	 /* not NONE: the chunk goes to user space, nothing was changed */
 	__u32 hold;	 /* not NONE: forward the chunk, then the server goes to user space */
 	__u32 released;
+	__u32 xacts;	 /* transactions that ended here */
 	struct tap_commit tap;
 };
 
@@ -50,6 +53,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	out->reason = REASON_NONE;
 	out->hold = REASON_NONE;
 	out->released = 0;
+	out->xacts = 0;
 	/* "cached plan must not change result type" must not come again and again. */
 	if (scan->error_at < scan->end && c->flags & CLI_NAMED) {
 		out->reason = REASON_ERROR;
@@ -69,7 +73,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	for (int i = 0; i < CAS_TRIES; i++) {
 		__u64 old = *(volatile __u64 *)&c->link, new = old - scan->rfq;
 		__u32 flags = *(volatile __u32 *)&s->flags;
-		__u32 pending = link_pending(old), idle;
+		__u32 pending = link_pending(old), idle, pinned;
 
 		out->hold = REASON_NONE;
 		out->released = 0;
@@ -99,11 +103,11 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 			new |= LINK_COPY;
 		}
 		idle = scan->rfq && !pending && !status && !(old & LINK_OPEN);
-		if (idle && (scan->trailing || !wire_boundary(&scan->w))) {
-			out->reason = REASON_AFTER_RFQ;
-			break;
-		}
 		if (idle && !(old & LINK_PINNED)) {
+			if (scan->trailing || !wire_boundary(&scan->w)) {
+				out->reason = REASON_AFTER_RFQ;
+				break;
+			}
 			if (old & LINK_HELD)
 				out->hold = REASON_HELD;
 			else if (flags & SRV_RETIRE)
@@ -127,9 +131,14 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 			if (!pending)
 				c->query_ns += now - c->query_start_ns;
 		}
-		if (out->released) {
-			c->xacts++;
+		/* A link that is released is one transaction, also after a pipeline; of a pinned one each counts. */
+		pinned = !!(old & LINK_PINNED);
+		barrier_var(pinned);
+		out->xacts = out->released | (scan->idles & -pinned);
+		if (out->xacts) {
+			c->xacts += out->xacts;
 			c->xact_ns += now - c->xact_start_ns;
+			c->xact_start_ns = now;
 		}
 		return;
 	}

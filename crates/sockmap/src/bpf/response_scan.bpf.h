@@ -4,13 +4,15 @@
  * file defines RESPONSE_SOURCE (the context type), RESPONSE_NAME(x) (a suffix), WIRE_LOAD and WIRE_LOAD_N.
  */
 
-/* "DISCARD ALL" and "DEALLOCATE ALL" drop prepared statements that user space believes to be there. */
+/* "DISCARD ALL" and "DEALLOCATE ALL" drop prepared statements that user space believes to be there; not in a session. */
 static __always_inline int RESPONSE_NAME(drops_statements)(RESPONSE_SOURCE *source, const struct wire_msg *m,
-							  __u32 end)
+							  __u32 end, __u32 pinned)
 {
+	/* In a session no length is one of the two; a branch would double the paths behind it. */
+	__u32 length = m->length + (pinned << 12);
 	__u8 tag[5] = {};
 
-	if (m->length != sizeof("DISCARD ALL") && m->length != sizeof("DEALLOCATE ALL"))
+	if (length != sizeof("DISCARD ALL") && length != sizeof("DEALLOCATE ALL"))
 		return 0;
 	if (m->body + sizeof(tag) > end || WIRE_LOAD(source, m->body, tag, 5))
 		return 1; /* unknown: as if */
@@ -54,9 +56,10 @@ static long RESPONSE_NAME(response_step)(__u32 i, void *context)
 		s->trailing = 0;
 		s->copy_in = 0;
 		s->status = m.status;
+		s->idles += is_zero(m.status ^ 'I');
 		break;
 	case 'C':
-		if (RESPONSE_NAME(drops_statements)(source, &m, s->end)) {
+		if (RESPONSE_NAME(drops_statements)(source, &m, s->end, s->pinned)) {
 			s->reason = REASON_DIRTY;
 			return 1;
 		}
@@ -84,6 +87,7 @@ static __always_inline void RESPONSE_NAME(scan_response)(struct response_scan *s
 {
 	bpf_loop(MESSAGES_MAX, RESPONSE_NAME(response_step), s, 0);
 	s->rfq |= unknown_zero();
+	s->idles |= unknown_zero();
 	s->status |= unknown_zero();
 	s->trailing |= unknown_zero();
 	s->copy_in |= unknown_zero();
