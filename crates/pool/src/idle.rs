@@ -19,7 +19,7 @@ const FITTING_TRIES: usize = 64;
 pub trait SharedIdle<S>: Send + std::fmt::Debug {
     /// Puts a clean server in, from where a program may take it at once. False: the server has something to say first.
     fn push(&mut self, ordinal: u32, server: &mut S) -> bool;
-    /// Takes the lowest one at or above `from`, else the lowest.
+    /// Takes the lowest one at or above `from`, else the lowest. A set that keeps its own turn, shared with programs, ignores `from`.
     fn pop_from(&mut self, from: u32) -> Option<u32>;
     /// Takes this one; false if it is not in.
     fn remove(&mut self, ordinal: u32) -> bool;

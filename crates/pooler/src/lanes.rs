@@ -116,10 +116,13 @@ impl Lanes {
         };
         released_clean
             && !settings.link.refuse_simple_query
-            // Programs take the idle server with the lowest number: no round robin.
-            && !settings.round_robin
             // Programs run no queries of ours: a check that does more than ask for life is user space's.
             && settings.checks_life_only
+    }
+
+    /// Says what a RELOAD may change of a pool's place.
+    pub fn configure_pool(&self, place: &LanePool, settings: &PoolSettings) {
+        let _ = self.datapath.set_pool_rotates(place.slot, settings.round_robin);
     }
 
     /// Whether lane A is on.

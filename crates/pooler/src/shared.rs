@@ -272,6 +272,7 @@ impl Shared {
         let may = Lanes::fits(&pool_settings) && !database.is_mirror;
         let lane = self.lanes.as_ref().filter(|_| may).and_then(|lanes| {
             let (place, idle) = lanes.add_pool(id)?;
+            lanes.configure_pool(&place, &pool_settings);
             lock(&self.core).share_idle(id, idle);
             Some(place)
         });
@@ -306,6 +307,9 @@ impl Shared {
         let is_other_link = fresh.link != pool.settings.load().link;
         let fits = self.fits_lanes(&settings, &pool.database, &fresh);
         pool.lane_fits.store(fits, Ordering::Release);
+        if let (Some(lanes), Some(place)) = (&self.lanes, &pool.lane) {
+            lanes.configure_pool(place, &fresh);
+        }
         pool.set_settings(fresh);
         lock(&self.core).set_limits(pool.id, settings.pool_limits(&configured, &pool.user.name));
         is_other_link

@@ -145,6 +145,49 @@ fn parameters_stay_with_their_client() -> Result<()> {
     )
 }
 
+/// With one client, `server_round_robin` shows in which backend answers.
+#[test]
+fn round_robin_is_kept() -> Result<()> {
+    each_lane(
+        |ini| ini.set("server_round_robin", "1").set("min_pool_size", "3").set("default_pool_size", "3"),
+        |_, pooler, lane| {
+            let mut a = client(pooler)?;
+            let begun = Instant::now();
+            // Until all three are there, and while user space still takes turns.
+            loop {
+                let seen =
+                    (0..30).map(|_| value(&mut a, "select pg_backend_pid()")).collect::<Result<Vec<_>>>()?;
+                let others = |window: &[String]| {
+                    window[0] != window[1] && window[1] != window[2] && window[0] != window[2]
+                };
+                if seen.windows(3).all(others) && seen.windows(4).all(|window| window[0] == window[3]) {
+                    break;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(20), "{seen:?}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let (carried, user) = (kernel(pooler, lane, "xacts")?, kernel(pooler, "user", "xacts")?);
+            println!("lane {lane}: {carried} of {} transactions", carried + user);
+            assert!(carried > user, "{carried} in the lane, {user} in user space");
+            pooler.console("set server_round_robin = 0")?.ok()?;
+            let first = value(&mut a, "select pg_backend_pid()")?;
+            for _ in 0..10 {
+                value(&mut a, "select 1")?;
+            }
+            let begun = Instant::now();
+            while (0..5)
+                .map(|_| value(&mut a, "select pg_backend_pid()"))
+                .collect::<Result<Vec<_>>>()?
+                .windows(2)
+                .any(|w| w[0] != w[1])
+            {
+                assert!(begun.elapsed() < Duration::from_secs(20), "still in turn, begun at {first}");
+            }
+            Ok(())
+        },
+    )
+}
+
 fn prepare(client: &mut Client, name: &str, sql: &str) -> Result<()> {
     let replies = client.exchange(&Batch::new().parse(name, sql).describe_statement(name).sync())?;
     replies.into_iter().try_for_each(|reply| reply.ok().map(drop))

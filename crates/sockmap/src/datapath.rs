@@ -360,6 +360,8 @@ impl Datapath {
         self.pools.waiters(index).store(0, Ordering::SeqCst);
         self.pools.flags(index).store(0, Ordering::SeqCst);
         self.pools.ordinals(index).store(0, Ordering::SeqCst);
+        self.pools.rotates(index).store(0, Ordering::SeqCst);
+        self.pools.next(index).store(0, Ordering::SeqCst);
         Ok(PoolSlot { index, generation: self.pool_side[index as usize].generation.load(Ordering::Acquire) })
     }
 

@@ -452,16 +452,27 @@ impl Datapath {
         Ok(Give::Done)
     }
 
-    /// Takes the lowest idle server for user space, one with this fingerprint if given. Its responses come to user
-    /// space from now on. One that is marked to be retired stays, for [`Self::take_idle`]: a program may have put it
+    /// Takes the lowest idle server for user space, or the next in turn ([`Self::set_pool_rotates`]), one with this fingerprint if given.
+    /// Its responses come to user space from now on. One that is marked to be retired stays, for [`Self::take_idle`]: a program may have put it
     /// back while it was being marked.
     ///
     /// # Errors
     /// [`Error::Stale`].
     pub fn pop_idle(&self, pool: PoolSlot, fingerprint: Option<u32>) -> Result<Option<ServerSlot>, Error> {
         let p = self.check_pool(pool)?;
-        for word in 0..POOL_ORDINALS_MAX / 64 {
-            let mut bits = self.pools.idle(p, word).load(SeqCst);
+        let words = POOL_ORDINALS_MAX / 64;
+        let rotates = self.pools.rotates(p).load(Relaxed) != 0;
+        let next = if rotates { self.pools.next(p).load(Relaxed) as usize % POOL_ORDINALS_MAX } else { 0 };
+        // The word with `next` comes first and last: the ordinals from there on, then those below.
+        for step in 0..=words {
+            let word = (next / 64 + step) % words;
+            let above = !0 << (next % 64);
+            let mut bits = self.pools.idle(p, word).load(SeqCst)
+                & match step {
+                    0 => above,
+                    _ if step == words => !above,
+                    _ => !0,
+                };
             while bits != 0 {
                 let bit = bits & bits.wrapping_neg();
                 bits &= !bit;
@@ -478,10 +489,23 @@ impl Datapath {
                     continue;
                 }
                 self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+                if rotates {
+                    self.pools.next(p).store(ordinal + 1, Relaxed);
+                }
                 return Ok(Some(self.server_slot(s)));
             }
         }
         Ok(None)
+    }
+
+    /// Whether a pool's idle servers are taken in turn (`server_round_robin`), by programs and by [`Self::pop_idle`], instead of the
+    /// lowest first. Takes that come at the same time may take the same turn, not the same server.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn set_pool_rotates(&self, pool: PoolSlot, rotates: bool) -> Result<(), Error> {
+        self.pools.rotates(self.check_pool(pool)?).store(rotates.into(), SeqCst);
+        Ok(())
     }
 
     /// Takes one particular server out of the idle set, for closing or checking it. False: it is not there.

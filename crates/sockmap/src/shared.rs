@@ -90,7 +90,10 @@ words!(
     pool: AtomicU32, ordinal: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32, run_bytes: AtomicU32,
     reason: AtomicU32, runs_begin: AtomicU32, runs_end: AtomicU32, in_use: AtomicU32, sk_addr: AtomicU64, active_ns: AtomicU64,
 );
-words!(types::pool_slot, waiters: AtomicU32, flags: AtomicU32, ordinals: AtomicU32);
+words!(
+    types::pool_slot,
+    waiters: AtomicU32, flags: AtomicU32, ordinals: AtomicU32, rotates: AtomicU32, next: AtomicU32,
+);
 words!(types::lane_control, off: AtomicU64, events_lost: AtomicU64);
 
 impl Array<types::pool_slot> {

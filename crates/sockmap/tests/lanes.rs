@@ -610,6 +610,47 @@ fn requests_over_the_budget_go_up() {
 }
 
 #[test]
+fn servers_are_taken_in_turn_where_the_pool_rotates() {
+    on_each_lane(&Config::default(), |rig| {
+        let mut c = rig.client();
+        // Two words of the idle set, with gaps.
+        let mut servers: Vec<_> = [1, 2, 63, 64, 70].into_iter().map(|ordinal| rig.server(ordinal)).collect();
+        let mut next = |servers: &mut [common::ends::Server]| {
+            send(&mut c.app, &query("q"));
+            let mut found = None;
+            eventually("a link", || {
+                found = rig.dp.client_info(c.slot).unwrap().server;
+                found.is_some()
+            });
+            let at = servers.iter().position(|s| Some(s.slot) == found).unwrap();
+            expect(&mut servers[at].backend, &query("q"));
+            send(&mut servers[at].backend, &answer(b"x", b'I'));
+            expect(&mut c.app, &answer(b"x", b'I'));
+            rig.expect_released(&servers[at]);
+            at
+        };
+        assert_eq!((0..3).map(|_| next(&mut servers)).collect::<Vec<_>>(), [0, 0, 0], "lowest first");
+        rig.dp.set_pool_rotates(rig.pool, true).unwrap();
+        let turns: Vec<_> = (0..12).map(|_| next(&mut servers)).collect();
+        assert_eq!(turns, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]);
+        // User space takes its turn, and programs go on behind it.
+        let taken = rig.dp.pop_idle(rig.pool, None).unwrap();
+        assert_eq!(taken, Some(servers[2].slot));
+        assert_eq!((0..3).map(|_| next(&mut servers)).collect::<Vec<_>>(), [3, 4, 0]);
+        assert_eq!(rig.dp.push_idle(servers[2].slot, 0).unwrap(), Give::Done);
+        assert!(rig.dp.take_idle(servers[1].slot).unwrap());
+        assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), Some(servers[2].slot));
+        rig.dp.set_pool_rotates(rig.pool, false).unwrap();
+        assert_eq!(next(&mut servers), 0);
+        // All that are left, each once, whoever begins.
+        rig.dp.set_pool_rotates(rig.pool, true).unwrap();
+        let rest: Vec<_> = std::iter::from_fn(|| rig.dp.pop_idle(rig.pool, None).unwrap()).collect();
+        assert_eq!(rest, [servers[3].slot, servers[4].slot, servers[0].slot]);
+        assert!(rig.events().is_empty());
+    });
+}
+
+#[test]
 fn session_pooling_pins_the_link() {
     on_each_lane(&Config::default(), |rig| {
         // By user space, and by the program that meets the first request.

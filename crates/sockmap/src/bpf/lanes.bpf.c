@@ -61,6 +61,8 @@ struct idle_search {
 	__u32 client_index;
 	__u32 server_index;
 	__u32 pool_index;
+	__u32 ordinal;
+	__u32 wraps; /* the search goes on at the lowest when it has passed the highest, once */
 	__u64 found;
 };
 
@@ -84,8 +86,12 @@ static long idle_step(__u32 i, void *context)
 	__u64 bit;
 
 	if (!f->word) {
-		if (++f->word_index >= POOL_WORDS || f->word_index * 64 >= f->pool->ordinals)
-			return 1;
+		if (++f->word_index >= POOL_WORDS || f->word_index * 64 >= f->pool->ordinals) {
+			if (!f->wraps)
+				return 1;
+			f->wraps = 0;
+			f->word_index = 0;
+		}
 		f->word = *(volatile __u64 *)&f->pool->idle[f->word_index & (POOL_WORDS - 1)];
 		return 0;
 	}
@@ -122,20 +128,33 @@ static long idle_step(__u32 i, void *context)
 		return 0;
 	}
 	f->server_index = index;
+	f->ordinal = ordinal;
 	f->found = 1;
 	return 1;
 }
 
-/* Takes the lowest idle server with the client's parameters: its slot, or -1. A function of its own, because what it keeps on
+/* Takes the lowest idle server with the client's parameters, or the next in turn: its slot, or -1. A function of its own, because what it keeps on
  * the stack and what a scan keeps there are too much together. */
 static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p)
 {
 	struct idle_search find = { .client = c, .client_index = index, .pool = p, .pool_index = c->pool };
 
-	find.word = *(volatile __u64 *)&p->idle[0];
-	find.word_index = unknown_zero();
+	if (p->rotates) {
+		__u32 next = *(volatile __u32 *)&p->next & (POOL_ORDINALS_MAX - 1);
+
+		find.word_index = next / 64;
+		find.word = *(volatile __u64 *)&p->idle[next / 64] & ~0ULL << next % 64;
+		find.wraps = 1;
+	} else {
+		find.word = *(volatile __u64 *)&p->idle[0];
+		find.word_index = unknown_zero();
+	}
 	bpf_loop(SEARCH_TRIES, idle_step, &find, 0);
-	return find.found ? (int)find.server_index : -1;
+	if (!find.found)
+		return -1;
+	if (p->rotates)
+		*(volatile __u32 *)&p->next = find.ordinal + 1;
+	return find.server_index;
 }
 
 /* Links a client without a server. Returns a reason, or NONE and the server. */

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 4
+#define LANES_ABI 5
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -121,8 +121,10 @@ struct pool_slot {
 	__u32 waiters;		/* user: clients queued; programs take no server while > 0 */
 	__u32 flags;		/* user */
 	__u32 ordinals;		/* user: number of members ever used, bounds the search */
+	__u32 rotates;		/* user: not 0: a search begins at next, not at the lowest */
+	__u32 next;		/* both: behind the ordinal that was taken last, if the pool rotates; a hint, not atomic */
 	__u32 pad0;
-	__u64 pad1[6];
+	__u64 pad1[5];
 	struct pool_member member[POOL_ORDINALS_MAX]; /* user */
 };
 
