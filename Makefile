@@ -28,7 +28,7 @@ test: ## every cargo test: unit, fixtures with real servers, a short soak (some 
 test-soak: ## the leak checker, 2,000,000 transactions (SOAK_TRANSACTIONS=...)
 	@scripts/soak.sh $(SOAK_TRANSACTIONS)
 
-test-drivers: build ## real client drivers, in session and transaction pooling
+test-drivers: build ## real client drivers: in session and transaction pooling, and recorded
 	tests/drivers/run.sh
 
 test-regress: build ## PostgreSQL's own regression suite through the pooler

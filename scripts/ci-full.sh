@@ -25,7 +25,7 @@ test|10|every cargo test, with real servers
 compat|1|console and behaviour as PgBouncer's
 compat-lanes|1|the same with the kernel lanes allowed
 compat-pgbouncer|7|the same checks against Debian's PgBouncer
-drivers|1|nine client libraries and programs, session and transaction pooling
+drivers|1|nine client libraries and programs, session and transaction pooling; recorded, and three of MariaDB
 drivers-lanes|1|the same with the kernel lanes allowed
 regress|1|PostgreSQL's regression suite, directly and through session pooling
 versions|1|PostgreSQL 14 to 18, MySQL 5.6

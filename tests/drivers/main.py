@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real clients, unmodified, through the pooler in session and transaction mode.
+"""Real clients, unmodified, through the pooler in session and transaction mode; and recorded by `underpass trace`.
+
+Mode `trace` runs the same clients, and some of MariaDB, against a server whose workload is recorded, through a proxy that keeps
+every byte: the trace must have exactly the messages that were sent. It needs root, and underpass as the pooler.
 
 Clients are installed on demand with pinned versions, into a cache directory (UNDERPASS_TEST_CACHE). An install that
 fails is a failure. POOLER=direct runs them against PostgreSQL itself.
@@ -15,7 +18,10 @@ import time
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 
-from upkit import host, pooler, postgres, report
+from upkit import host, mariadb, pooler, postgres, report
+
+import recorded
+import said
 
 PGJDBC = "42.7.14"
 CLIENT_TIMEOUT_S = 300
@@ -64,13 +70,13 @@ def install_asyncpg():
     return [install_python(), os.path.join(HERE, "python", "asyncpg_client.py")]
 
 
-def install_node():
+def install_node(program="client.mjs"):
     """node_modules is looked for beside the program, so that is copied to the cache."""
     directory = host.cache_dir("node")
-    for file in ("package.json", "client.mjs"):
+    for file in ("package.json", program):
         shutil.copy(os.path.join(HERE, "node", file), directory)
     command("npm", "install", "--no-audit", "--no-fund", "--silent", cwd=directory)
-    return ["node", os.path.join(directory, "client.mjs")]
+    return ["node", os.path.join(directory, program)]
 
 
 def install_java():
@@ -106,6 +112,13 @@ CLIENTS = {
     "psql": install_cli, "pgbench": install_cli, "pg_dump": install_cli, "psycopg": install_psycopg,
     "asyncpg": install_asyncpg, "pgjdbc": install_java, "node-postgres": install_node, "pgx": install_go,
     "tokio-postgres": install_rust,
+}
+
+# Of MariaDB; for the recorder only.
+MYSQL_CLIENTS = {
+    "mariadb": lambda: [sys.executable, os.path.join(HERE, "python", "mariadb_client.py")],
+    "pymysql": lambda: [install_python(), os.path.join(HERE, "python", "pymysql_client.py")],
+    "mysql2": lambda: install_node("mysql2_client.mjs"),
 }
 
 
@@ -146,10 +159,26 @@ def start_pooler(server, mode, which):
     return pooler.Pooler({"p0": target, "dump": target}, settings, which=which)
 
 
+def record_clients(commands, server_port, decode, environment, results, options):
+    """Each client has a recording of its own."""
+    for name, argv in commands.items():
+        try:
+            with recorded.Recording(server_port, decode) as recording:
+                of_client = {**environment, "DRIVER_PORT": str(recording.port), "DRIVER_MODE": "direct",
+                             "DRIVER_TABLE": f"t_{name.replace('-', '_')}_trace"}
+                run_client(name, argv, of_client, results, "trace", options)
+            error = recording.difference
+        except (host.SetupError, AssertionError, subprocess.TimeoutExpired) as failure:
+            error = failure
+        results.add(f"trace/{name}/recorded", error)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tests/drivers/run.sh", description=__doc__)
-    parser.add_argument("-c", metavar="CLIENT", action="append", choices=list(CLIENTS), help="only this client")
-    parser.add_argument("-m", metavar="MODE", action="append", choices=["session", "transaction"], help="only this mode")
+    parser.add_argument("-c", metavar="CLIENT", action="append", choices=[*CLIENTS, *MYSQL_CLIENTS],
+                        help="only this client")
+    parser.add_argument("-m", metavar="MODE", action="append", choices=["session", "transaction", "trace"],
+                        help="only this mode")
     parser.add_argument("-k", metavar="TEXT", help="only checks whose name contains TEXT")
     parser.add_argument("-o", metavar="FILE", help="results as JSON lines")
     parser.add_argument("-v", action="store_true", help="print every check")
@@ -161,25 +190,32 @@ def main():
     label = pooler.label(which)
     differences = report.Differences(os.path.join(HERE, "differences.tsv"), label)
     results = report.Report("drivers", label, differences, options.o, options.v)
+    modes = ["direct"] if which == "direct" else options.m or ["session", "transaction"]
+    if which == "underpass" and not options.m and recorded.possible():
+        modes.append("trace")
+    wanted = {**CLIENTS, **(MYSQL_CLIENTS if "trace" in modes else {})}
     commands = {}
-    for name in options.c or CLIENTS:
+    for name in options.c or wanted:
         try:
-            commands[name] = CLIENTS[name]()
+            commands[name] = wanted[name]()
         except InstallFailed as error:
             results.add(f"install/{name}", error)
-    modes = options.m or ["session", "transaction"]
+    of_mysql = {name: commands.pop(name) for name in list(commands) if name in MYSQL_CLIENTS}
     with postgres.Postgres() as server:
         with server.connect("admin") as admin:
             # Who runs pgbench and creates tables.
             admin.query("ALTER DATABASE p0 OWNER TO scram_user; ALTER SCHEMA public OWNER TO scram_user")
-        for mode in ["direct"] if which == "direct" else modes:
-            target = server if which == "direct" else start_pooler(server, mode, which)
+        for mode in modes:
+            target = server if mode in ("direct", "trace") else start_pooler(server, mode, which)
             try:
                 environment = {
                     **os.environ, "PYTHONPATH": os.path.join(HERE, "python"), "DRIVER_HOST": "localhost",
                     "DRIVER_PORT": str(target.port), "DRIVER_USER": "scram_user", "DRIVER_PASSWORD": "scram_user",
                     "DRIVER_DB": "p0", "DRIVER_CA": server.certs.ca, "DRIVER_MODE": mode,
                     "DRIVER_PG_BIN": host.pg_bin().rstrip("/")}
+                if mode == "trace":
+                    record_clients(commands, server.port, said.postgres, environment, results, options)
+                    continue
                 for name, argv in commands.items():
                     environment["DRIVER_DB"] = "dump" if name == "pg_dump" and target is not server else "p0"
                     environment["DRIVER_TABLE"] = f"t_{name.replace('-', '_')}_{mode}"
@@ -187,6 +223,11 @@ def main():
             finally:
                 if target is not server:
                     target.close()
+    if of_mysql:
+        with mariadb.Mariadb() as server:
+            environment = {**os.environ, "PYTHONPATH": os.path.join(HERE, "python"), "DRIVER_HOST": "127.0.0.1",
+                           "DRIVER_USER": "ann", "DRIVER_PASSWORD": "ann", "DRIVER_DB": "shop", "DRIVER_CA": ""}
+            record_clients(of_mysql, server.port, said.mysql, environment, results, options)
     return results.finish(lambda check: "/".join(check.split("/")[:2]))
 
 

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records what a client sends to a server, by `underpass trace` and by a proxy, and compares the two."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+
+from upkit import host, pooler
+from upkit.proxy import Proxy
+
+import said
+
+READY_S, END_S = 60, 120
+
+
+def possible():
+    """Whether this user may record at all."""
+    return os.geteuid() == 0
+
+
+class Recording:
+    """Between entering and leaving, clients of `port` are recorded; then `differences` tells what is not as it was sent."""
+
+    def __init__(self, server_port, decode):
+        self.server_port, self.decode = server_port, decode
+        self.directory = tempfile.mkdtemp(prefix="up-trace-", dir="/tmp")
+        self.difference = None
+
+    def __enter__(self):
+        program = pooler.command("underpass")[0]
+        self.command = [program, "trace", "-p", str(self.server_port), "-o", os.path.join(self.directory, "trace"),
+                        "--probes", "always", "--ring-size", "256", "--require-lossless"]
+        self.log = open(os.path.join(self.directory, "log"), "w+", encoding="utf-8")
+        self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
+        host.wait_until(self._is_ready, READY_S, 0.05, "underpass trace records")
+        self.proxy = Proxy(self.server_port)
+        self.port = self.proxy.port
+        return self
+
+    def _text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def _is_ready(self):
+        if self.process.poll() is not None:
+            raise host.SetupError(f"underpass trace: {self._text()}")
+        return "recording" in self._text()
+
+    def __exit__(self, *_):
+        try:
+            self.proxy.close()
+            self.process.send_signal(signal.SIGINT)
+            status = self.process.wait(END_S)
+            if status:
+                self.difference = f"underpass trace ended with {status}: {self._text()[-1500:]}"
+            else:
+                self.difference = self._compare()
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _sessions(self):
+        """The trace's sessions by the client's port, and the messages of each."""
+        program = self.command[0]
+        export = subprocess.Popen([program, "export", "-f", "jsonl", os.path.join(self.directory, "trace")],
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        by_port, messages = {}, {}
+        for line in export.stdout:
+            record = json.loads(line)
+            if record["kind"] == "session_start" and record["peer"]:
+                by_port.setdefault(int(record["peer"].rpartition(":")[2]), []).append(record)
+                messages[record["session"]] = []
+            elif record["kind"] == "frontend":
+                messages[record["session"]].append(record)
+        if export.wait():
+            raise host.SetupError("underpass export failed")
+        return by_port, messages
+
+    def _compare(self):
+        by_port, messages = self._sessions()
+        compared = 0
+        for connection in self.proxy.connections:
+            expected = self.decode(connection)
+            if expected in ("cancel", "nothing"):
+                continue
+            sessions = by_port.get(connection.port, [])
+            if len(sessions) != 1:
+                return f"{len(sessions)} sessions of port {connection.port}, which sent {str(expected)[:200]}"
+            start = sessions[0]
+            if start["midstream"] or start["transport"] != ("tls" if expected == "tls" else "tcp"):
+                return f"not so: {start}"
+            # The proxy cannot look into TLS, but it is there from its start, and lost nothing.
+            if expected == "tls":
+                continue
+            got = messages[start["session"]]
+            for number, (one, other) in enumerate(zip(expected, got)):
+                wrong = [key for key in one if one[key] != other.get(key)]
+                if wrong:
+                    return f"message {number}: {str(one)[:300]} is {str(other)[:300]}"
+            if len(expected) != len(got):
+                return f"{len(expected)} messages were sent, {len(got)} are in the trace"
+            compared += len(got)
+        return None if compared else "nothing was compared"
