@@ -24,6 +24,10 @@ insert into followers select f2, f1 from follows;
 insert into tweets
 select g, 1 + (floor(power(:rows, random()))::bigint * 2654435761) % :rows, left(repeat(md5(g::text), 5), 20 + g % 120), null
 from generate_series(1, :rows * 40) as g;
+alter table followers add foreign key (f1) references user_profiles (uid);
+alter table followers add foreign key (f2) references user_profiles (uid);
+alter table tweets add foreign key (uid) references user_profiles (uid);
+alter table added_tweets add foreign key (uid) references user_profiles (uid);
 create index idx_user_followers on user_profiles (followers);
 create index idx_user_partition on user_profiles (partitionid);
 create index idx_tweets_uid on tweets (uid);

@@ -143,7 +143,8 @@ pub struct Experiment {
 const NONE: PaperScale = PaperScale { data: "-", clients: "-", seconds: "-" };
 const ALL: &[&str] = &["direct", "pgbouncer", "ours-off", "ours-d", "ours-a", "ours-b"];
 const OPEN_LOOP: &[&str] = &["direct", "direct-few", "pgbouncer", "ours-off", "ours-d", "ours-a", "ours-b"];
-const WITH_PGPOOL: &[&str] = &["direct", "pgbouncer", "pgpool", "ours-off", "ours-d", "ours-a", "ours-b"];
+const WITH_PGPOOL: &[&str] =
+    &["direct", "pgbouncer", "pgpool", "odyssey", "pgdog", "pgcat", "ours-off", "ours-d", "ours-a", "ours-b"];
 const USER_SPACE: &[&str] = &["direct", "pgbouncer", "ours-off", "ours-off-1"];
 
 /// Every experiment in the order of the report.
@@ -166,6 +167,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "ours-d",
             "ours-a",
             "ours-b",
+            "odyssey",
+            "pgdog",
+            "pgcat",
         ],
         plan: plans::tax,
     },

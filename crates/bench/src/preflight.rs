@@ -12,7 +12,7 @@ use crate::hosts::Topology;
 use crate::pgbench::Protocol;
 use crate::postgres::ServerNeeds;
 use crate::procs::find_program;
-use crate::systems::{Setup, System};
+use crate::systems::{Kind, Login, Setup, System};
 use crate::tasks::{self, Task};
 
 /// Memory of one PostgreSQL backend in MiB that is not shared, once it has run a few statements. Measured on
@@ -40,6 +40,10 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     }
     if setup.rsa && !system.is_pooler() {
         return Some(format!("{}: the server itself has no RSA key", system.title));
+    }
+    let special = setup.client_tls || setup.login == Login::Scram || setup.client_unix || setup.server_unix;
+    if system.kind == Kind::Other && special {
+        return Some(format!("{}: its template has no TLS, SCRAM or unix sockets", system.title));
     }
     let names_statements = match &step.work {
         Work::Pgbench { load, .. } => load.protocol == Protocol::Prepared,
@@ -159,6 +163,7 @@ pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) ->
     }
     problems.extend(descriptor_problem(planned));
     problems.extend(memory_problem(planned, needs));
+    problems.extend(disk_problem(planned));
     if problems.is_empty() {
         return Ok(());
     }
@@ -185,6 +190,24 @@ fn descriptor_problem(planned: &[Planned<'_>]) -> Option<String> {
         format!(
             "{needed} file descriptors are needed and the limit is {hard}: raise it (ulimit -Hn {needed} as root) or \
              use fewer --clients"
+        )
+    })
+}
+
+/// The private server writes where temporary files are: its own files, and with data its write-ahead log, which may grow to 8 GB.
+fn disk_problem(planned: &[Planned<'_>]) -> Option<String> {
+    let with_data = |(step, _): &Planned<'_>| match &step.work {
+        Work::Pgbench { workload, .. } => !matches!(workload.as_str(), "" | "noop" | "select1"),
+        Work::Task(_) => true,
+    };
+    let needed_gb = if planned.iter().any(with_data) { 10.0 } else { 1.0 };
+    let folder = std::env::temp_dir();
+    let disk = rustix::fs::statvfs(&folder).ok()?;
+    let free_gb = disk.f_bavail as f64 * disk.f_frsize as f64 / 1e9;
+    (free_gb < needed_gb).then(|| {
+        format!(
+            "{needed_gb} GB of disk are needed in {} and {free_gb:.1} are free: make room, or name another folder by TMPDIR",
+            folder.display()
         )
     })
 }

@@ -39,6 +39,11 @@ const ROUNDS_PER_START: u32 = 2;
 /// Passes of a round at most where a program is started for each turn: each place of clients and server has one.
 const PASSES_BESIDE: u32 = 4;
 
+/// How long a lane has to take up its load, how often it is looked at, and the share from which on it has.
+const LANE_PATIENCE: Duration = Duration::from_millis(1500);
+const LANE_LOOK: Duration = Duration::from_millis(150);
+const LANE_SETTLED: f64 = 0.98;
+
 /// Starts of the systems in a long run, about: more would show no more.
 const STARTS: u32 = 10;
 
@@ -300,6 +305,7 @@ impl<'a> Runner<'a> {
                 let load = load_of(load, cell);
                 let mut driver = Driver::start(&load, &self.instances[&key], self.place)?;
                 driver.wait_until_warm(self.stop)?;
+                wait_for_lane(&cell, &self.instances[&key], self.place)?;
                 driver.hold();
                 Ok(Some(driver))
             }
@@ -382,6 +388,7 @@ impl<'a> Runner<'a> {
                     None => {
                         let before = &mut sample.before;
                         let when_warm = || {
+                            wait_for_lane(&cell, instance, self.place)?;
                             *before = Console::read(&cell, instance, self.place)?;
                             Ok(())
                         };
@@ -440,6 +447,24 @@ fn load_of(load: &Load, cell: Cell<'_>) -> Load {
         load.clients = load.clients.min(cell.step.setup.pool_size);
     }
     load
+}
+
+/// Waits until a lane carries what it will carry, while its load runs: at the start of a pool there is a queue, and clients come to
+/// their lane one by one. Where it carries less for good, its share says so.
+fn wait_for_lane(cell: &Cell<'_>, instance: &Instance, place: Place<'_>) -> Result<()> {
+    let Some(lane) = lane_of(cell) else { return Ok(()) };
+    let began = Instant::now();
+    let mut before = lanes::read(instance, place)?;
+    while began.elapsed() < LANE_PATIENCE {
+        thread::sleep(LANE_LOOK);
+        let now = lanes::read(instance, place)?;
+        if now.shares_since(&before, lane).get(metric::LANE_SHARE).is_some_and(|share| *share > LANE_SETTLED)
+        {
+            break;
+        }
+        before = now;
+    }
+    Ok(())
 }
 
 /// The lane whose share decides whether a sample counts. A copy leaves its lane by design once it has passed the lane's

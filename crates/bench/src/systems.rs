@@ -34,6 +34,8 @@ pub enum Kind {
     Pgbouncer,
     /// pgpool.conf.
     Pgpool,
+    /// A configuration of its own, with neither TLS nor SCRAM nor unix sockets in its template.
+    Other,
 }
 
 /// When a server connection goes back to its pool; PgBouncer's `pool_mode`.
@@ -78,6 +80,9 @@ pub struct System {
     /// Template in bench/templates; none where arguments say everything.
     #[serde(default)]
     pub config: String,
+    /// Further templates, written beside that one.
+    #[serde(default)]
+    pub more_configs: Vec<String>,
     /// What it can do.
     pub pool_modes: Vec<PoolMode>,
     /// Pool modes in which named prepared statements work.
@@ -369,6 +374,11 @@ impl Instance {
             let config = folder.join(file);
             let text = template::of(&system.config)?;
             fs::write(&config, template::fill(text, &values).with_context(|| system.config.clone())?)?;
+            for further in &system.more_configs {
+                let text =
+                    template::fill(template::of(further)?, &values).with_context(|| further.clone())?;
+                fs::write(folder.join(further), text)?;
+            }
             values.insert("config", config.display().to_string());
         }
         let secret = place.server.scram_secret()?;
@@ -575,7 +585,7 @@ fn values(
     };
     let (certificate, key) = place.server.certificate(setup.rsa);
     let tls_lines = match (setup.client_tls, system.kind) {
-        (false, _) | (_, Kind::Direct) => String::new(),
+        (false, _) | (_, Kind::Direct | Kind::Other) => String::new(),
         (true, Kind::Pgbouncer) => format!(
             "client_tls_sslmode = require\nclient_tls_cert_file = {}\nclient_tls_key_file = {}",
             certificate.display(),
@@ -607,6 +617,8 @@ fn values(
         ("auth_file", folder.join("userlist.txt").display().to_string()),
         ("pool_mode", setup.pool_mode.name().to_owned()),
         ("pool_size", setup.pool_size.to_string()),
+        ("password", PASSWORD.to_owned()),
+        ("cpus", std::thread::available_parallelism().map_or(1, usize::from).to_string()),
         ("max_client_conn", setup.max_clients.to_string()),
         ("children", setup.max_clients.to_string()),
         ("tls_lines", tls_lines),
@@ -627,7 +639,9 @@ mod tests {
             assert_eq!(system.is_pooler(), !system.command.is_empty(), "{}", system.name);
             assert!(!system.pool_modes.is_empty(), "{}", system.name);
             if !system.config.is_empty() {
-                template::of(&system.config).unwrap();
+                for name in system.more_configs.iter().chain([&system.config]) {
+                    template::of(name).unwrap();
+                }
                 assert!(system.command.iter().any(|word| word.contains("{{config}}")), "{}", system.name);
             }
             if let Some(twin) = &system.twin_of {

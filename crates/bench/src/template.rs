@@ -15,6 +15,10 @@ pub fn of(name: &str) -> Result<String> {
         "pgbouncer.ini" => include_str!("../../../bench/templates/pgbouncer.ini"),
         "underpass.ini" => include_str!("../../../bench/templates/underpass.ini"),
         "pgpool.conf" => include_str!("../../../bench/templates/pgpool.conf"),
+        "odyssey.conf" => include_str!("../../../bench/templates/odyssey.conf"),
+        "pgcat.toml" => include_str!("../../../bench/templates/pgcat.toml"),
+        "pgdog.toml" => include_str!("../../../bench/templates/pgdog.toml"),
+        "pgdog-users.toml" => include_str!("../../../bench/templates/pgdog-users.toml"),
         path => return fs::read_to_string(path).with_context(|| format!("no template {path}")),
     };
     Ok(text.to_owned())

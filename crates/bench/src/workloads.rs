@@ -318,6 +318,86 @@ mod tests {
         assert!(find("twitter").unwrap().load.contains(":rows * 40"), "20,000 tweets for 500 users");
     }
 
+    /// `name type` of each column of a table, as its loader makes it.
+    fn columns(load: &str, table: &str) -> Vec<String> {
+        let body =
+            load.split_once(&format!("create table {table} (")).unwrap().1.split_once(");\n").unwrap().0;
+        let mut depth = 0;
+        let split = |c: char| {
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            c == ',' && depth == 0
+        };
+        let parts = body.split(split).map(str::trim).filter(|part| !part.starts_with("primary key"));
+        parts.map(|part| part.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
+    }
+
+    /// The columns of BenchBase's schemas for PostgreSQL, in order, with `int` for `integer`.
+    #[test]
+    fn columns_equal_benchbase() {
+        let numbered = |name: &str, kind: &str| (1..=10).map(move |n| format!("{name}{n} {kind}")).collect();
+        let list = |text: &str| text.split(", ").map(str::to_owned).collect::<Vec<String>>();
+        let subscriber: Vec<Vec<String>> = vec![
+            list("s_id int, sub_nbr varchar(15)"),
+            numbered("bit_", "smallint"),
+            numbered("hex_", "smallint"),
+            numbered("byte2_", "smallint"),
+            list("msc_location int, vlr_location int"),
+        ];
+        let usertable: Vec<Vec<String>> = vec![list("ycsb_key int"), numbered("field", "text")];
+        for (workload, table, expected) in [
+            ("ycsb", "usertable", usertable.concat()),
+            ("smallbank", "accounts", list("custid bigint, name varchar(64)")),
+            ("smallbank", "savings", list("custid bigint, bal float")),
+            ("smallbank", "checking", list("custid bigint, bal float")),
+            ("tatp", "subscriber", subscriber.concat()),
+            (
+                "tatp",
+                "access_info",
+                list(
+                    "s_id int, ai_type smallint, data1 smallint, data2 smallint, data3 varchar(3), data4 varchar(5)",
+                ),
+            ),
+            (
+                "tatp",
+                "special_facility",
+                list(
+                    "s_id int, sf_type smallint, is_active smallint, error_cntrl smallint, data_a smallint, \
+                     data_b varchar(5)",
+                ),
+            ),
+            (
+                "tatp",
+                "call_forwarding",
+                list(
+                    "s_id int, sf_type smallint, start_time smallint, end_time smallint, numberx varchar(15)",
+                ),
+            ),
+            (
+                "twitter",
+                "user_profiles",
+                list(
+                    "uid int, name varchar(255), email varchar(255), partitionid int, partitionid2 smallint, \
+                     followers int",
+                ),
+            ),
+            ("twitter", "followers", list("f1 int, f2 int")),
+            ("twitter", "follows", list("f1 int, f2 int")),
+            ("twitter", "tweets", list("id bigint, uid int, text char(140), createdate timestamp")),
+            ("twitter", "added_tweets", list("id serial, uid int, text char(140), createdate timestamp")),
+        ] {
+            assert_eq!(columns(find(workload).unwrap().load, table), expected, "{workload}: {table}");
+        }
+        let references = |name: &str| find(name).unwrap().load.matches("references").count();
+        assert_eq!((references("smallbank"), references("tatp"), references("twitter")), (2, 3, 4));
+    }
+
+    /// Where BenchBase draws evenly, so do we: SmallBank's customers.
+    #[test]
+    fn smallbank_is_not_skewed() {
+        let flat = |script: &str| script.contains("\\set customer random(0, :rows - 1)");
+        assert!(find("smallbank").unwrap().transactions.iter().all(|transaction| flat(transaction.script)));
+    }
+
     /// Under Zipf 0.99 over n keys the first has 1 / zeta(n) of all draws, the second half of that to the 0.99.
     #[test]
     fn skew_equals_benchbase() {
