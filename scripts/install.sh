@@ -12,6 +12,9 @@ if [ "${1:-run}" = ci ]; then
 openssl:openssl curl:curl git:git make:make mariadbd:mariadb-server mariadb:mariadb-client"
 fi
 
+# Rust comes by curl, if it has to.
+command -v cargo >/dev/null || needs="$needs curl:curl /etc/ssl/certs/ca-certificates.crt:ca-certificates"
+
 missing=()
 for need in $needs; do
     probe=${need%%:*} package=${need##*:}

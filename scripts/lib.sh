@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shell functions that the other scripts share; sourced, not run.
 
+# A shell that was open when rustup came does not know where that puts programs.
+command -v cargo >/dev/null || PATH=$PATH:${CARGO_HOME:-${HOME:-}/.cargo}/bin
+
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 

@@ -6,8 +6,11 @@ cd "$(dirname "$0")/.."
 . scripts/lib.sh
 
 # --- what is needed
-scripts/install.sh run
-need_rust
+# Both are looked at, so that one who is not root hears of all that is missing at once.
+is_ready=yes
+scripts/install.sh run || is_ready=no
+(need_rust) || is_ready=no
+[ "$is_ready" = yes ] || exit 1
 
 say "building ..."
 cargo build --release -p underpass
