@@ -151,7 +151,7 @@ macro_rules! exit_status {
 Exit status:
   0  ended as asked, or --check found nothing that keeps it from starting
   1  could not start, or failed; standard error says why
-  2  the command line is wrong"
+  2  the command line is wrong (1 when called by the name pgbouncer)"
     };
 }
 

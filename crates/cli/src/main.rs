@@ -20,8 +20,18 @@ use args::{AsPgBouncer, Cli, Command, Pooler};
 fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
     let is_pgbouncer = Path::new(&name).file_name().is_some_and(|name| name == "pgbouncer");
-    let command =
-        if is_pgbouncer { Command::Pooler(AsPgBouncer::parse().pooler) } else { Cli::parse().command };
+    let command = if is_pgbouncer {
+        match AsPgBouncer::try_parse() {
+            Ok(parsed) => Command::Pooler(parsed.pooler),
+            Err(error) => {
+                let _ = error.print();
+                // PgBouncer's status for a wrong command line is 1, too. Help and version are no errors.
+                return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            }
+        }
+    } else {
+        Cli::parse().command
+    };
     let result = match command {
         Command::Pooler(pooler) => run(pooler),
         Command::Check => Ok(check::run()),

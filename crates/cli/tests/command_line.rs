@@ -32,6 +32,8 @@ fn called_pgbouncer_it_is_the_pooler() {
     let text = String::from_utf8(stderr).unwrap();
     assert_eq!(status.code(), Some(1));
     assert!(text.contains("/nonexistent.ini"), "{text}");
+    let of = |argument: &str| output(Command::new(binary()).arg0("pgbouncer").arg(argument)).status.code();
+    assert_eq!((of("--no-such"), of("--help")), (Some(1), Some(0)), "as PgBouncer's");
 }
 
 #[test]
@@ -116,6 +118,9 @@ fn files_that_cannot_be_used() {
     assert!(err.contains("logfile") && err.contains("check path"), "{err}");
     let err = Site::new("pidfile = {dir}/no/such/directory/pid").refused(&[]);
     assert!(err.contains("pidfile") && err.contains("check path"), "{err}");
+    // There, and not to be read, whoever we are.
+    let err = Site::new("auth_file = {dir}/pgbouncer.ini/users").refused(&[]);
+    assert!(err.contains("auth_file") && err.contains("pgbouncer.ini/users"), "{err}");
 }
 
 /// As PgBouncer: `auth_query` or a later RELOAD may make up for it.
@@ -157,6 +162,17 @@ fn a_pidfile_of_a_living_process() {
     let err = site.refused(&[]);
     assert!(err.contains("pidfile") && err.contains("another instance running?"), "{err}");
     assert_eq!(site.read("pid"), format!("{}\n", std::process::id()));
+}
+
+#[test]
+fn a_pidfile_that_is_something_else_stays() {
+    let site = Site::new("pidfile = {dir}/pid");
+    for text in ["precious\n", "-1\n"] {
+        site.write("pid", text);
+        let err = site.refused(&[]);
+        assert!(err.contains("pidfile") && err.contains("holds no process number"), "{err}");
+        assert_eq!(site.read("pid"), text);
+    }
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl PidFile {
     /// Writes `pidfile`. One that a dead process left is replaced.
     ///
     /// # Errors
-    /// The process it names lives, or the file cannot be written.
+    /// The process it names lives, it is not a PID file at all, or it cannot be written.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
         if let Some(pid) = running(path)? {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -173,9 +173,22 @@ fn running(path: &Path) -> anyhow::Result<Option<i32>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => anyhow::bail!("pidfile: cannot read {}: {error}", path.display()),
     };
+    // A start that was interrupted.
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let pid = text.trim().parse::<i32>().ok().filter(|&pid| pid > 0);
+    // Whatever it is, it is not ours to remove.
+    let Some(pid) = pid else {
+        anyhow::bail!(
+            "pidfile {} exists and holds no process number: remove it, or choose another pidfile",
+            path.display()
+        );
+    };
     // Our own number from an earlier life is stale: in a container every start may be process 1.
-    let pid = text.trim().parse::<i32>().ok().filter(|&pid| pid > 0 && pid as u32 != std::process::id());
-    Ok(pid.filter(|&pid| nix::sys::signal::kill(Pid::from_raw(pid), None) != Err(nix::errno::Errno::ESRCH)))
+    let is_other = pid as u32 != std::process::id();
+    let lives = is_other && nix::sys::signal::kill(Pid::from_raw(pid), None) != Err(nix::errno::Errno::ESRCH);
+    Ok(lives.then_some(pid))
 }
 
 /// Tells the background process what it is. Its standard output is a pipe to the process that was started.

@@ -30,7 +30,7 @@ use crate::peers::PeerQueues;
 use crate::process::{self, Life, PidFile};
 use crate::recording::Recordings;
 use crate::resolver::Resolver;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::shared::{Mailbox, Names, Shared, lock, phase};
 use crate::worker::{Listener, Worker};
 use crate::{listeners, logging, metrics};
@@ -91,10 +91,14 @@ fn findings(config: &Config) -> (Vec<String>, Vec<String>) {
     let (mut errors, mut warnings): (Vec<Finding>, Vec<Finding>) =
         found.into_iter().partition(|finding| finding.severity == Severity::Error);
     // PgBouncer starts with the users that it could read: see `Settings::load_at_start`.
-    warnings.extend(errors.extract_if(.., |error| error.key == "auth_file").map(|mut finding| {
-        finding.severity = Severity::Warning;
-        finding
-    }));
+    let is_read = |path: &PathBuf| std::fs::read(path).is_ok() || settings::is_missing(path);
+    let is_tolerated = config.auth_file.as_ref().is_none_or(is_read);
+    warnings.extend(errors.extract_if(.., |error| error.key == "auth_file" && is_tolerated).map(
+        |mut finding| {
+            finding.severity = Severity::Warning;
+            finding
+        },
+    ));
     let texts = |all: Vec<Finding>| all.iter().map(ToString::to_string).collect();
     (texts(errors), texts(warnings))
 }

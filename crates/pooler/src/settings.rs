@@ -37,6 +37,11 @@ fn auth_options(config: &Config) -> AuthOptions {
     }
 }
 
+/// Whether there is no such file.
+pub(crate) fn is_missing(path: &Path) -> bool {
+    std::fs::File::open(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
 impl Settings {
     /// Reads the configuration and every file it names. Warnings are for the log.
     ///
@@ -50,15 +55,15 @@ impl Settings {
         Ok((settings, warnings))
     }
 
-    /// The same for a start, which goes on without an `auth_file` that cannot be opened: PgBouncer does, and an `auth_query` or a later
-    /// RELOAD may make up for it. A RELOAD is stricter: it keeps the users it has.
+    /// The same for a start, which goes on without an `auth_file` that is not there: PgBouncer does, and an `auth_query` or a later
+    /// RELOAD may make up for it. One that is there and cannot be read is a mistake. A RELOAD is stricter: it keeps the users it has.
     ///
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_at_start(paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
         let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
         let mut loaded = Config::load(&as_paths)?;
-        let auth_file = loaded.config.auth_file.take_if(|path| std::fs::File::open(path).is_err());
+        let auth_file = loaded.config.auth_file.take_if(|path| is_missing(path));
         let missing = auth_file.as_ref().and_then(|path| {
             let error = std::fs::File::open(path).err()?;
             Some(format!(
