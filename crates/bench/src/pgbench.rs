@@ -426,6 +426,7 @@ impl Log {
             (metric::CPU_STEAL, each(busy.steal_us)),
             (metric::POOLER_CPU, each(pooler.user_us + pooler.system_us)),
             (metric::POOLER_USER, each(pooler.user_us)),
+            (metric::POOLER_SYSTEM, each(pooler.system_us)),
             (metric::SWITCHES, each(busy.context_switches)),
             (metric::POOLER_SWITCHES, each(pooler.context_switches)),
             (metric::FAILED, f64::from(failed)),

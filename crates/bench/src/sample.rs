@@ -37,6 +37,8 @@ pub mod metric {
     pub const POOLER_CPU: &str = "pooler_cpu_us";
     /// The user part of [`POOLER_CPU`].
     pub const POOLER_USER: &str = "pooler_user_us";
+    /// The system part of [`POOLER_CPU`].
+    pub const POOLER_SYSTEM: &str = "pooler_system_us";
     /// Context switches of the whole machine per transaction.
     pub const SWITCHES: &str = "switches";
     /// Context switches of the pooler per transaction.

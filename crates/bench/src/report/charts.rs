@@ -42,7 +42,8 @@ pub fn of(view: &View<'_>, results: &Results) -> Vec<Plot> {
         plots.extend(bars(view, results, name, caption));
     }
     for point in view.points() {
-        plots.extend(cpu_stack(view, results, point));
+        plots.extend(cpu_stack(view, results, point, &MACHINE));
+        plots.extend(cpu_stack(view, results, point, &POOLER));
         plots.extend(boxes(view, results, point));
     }
     plots
@@ -92,32 +93,53 @@ fn bars(view: &View<'_>, results: &Results, name: &str, caption: &str) -> Option
     Some(Plot { caption: caption.to_owned(), height, options: chart })
 }
 
-/// User, system and softirq time of the machine per transaction, stacked.
-fn cpu_stack(view: &View<'_>, results: &Results, point: &Point) -> Option<Plot> {
+/// What CPU time is stacked: a caption, the metric that a system must have, and its parts.
+type Stack = (&'static str, &'static str, &'static [(&'static str, &'static str, &'static str)]);
+
+const MACHINE: Stack = (
+    "CPU of the whole machine per transaction, us",
+    metric::CPU,
+    &[
+        (metric::CPU_USER, "user", COLOURS[1]),
+        (metric::CPU_SYSTEM, "system", COLOURS[3]),
+        (metric::CPU_SOFTIRQ, "softirq and irq", COLOURS[5]),
+    ],
+);
+
+const POOLER: Stack = (
+    "CPU of the pooler's cgroup per transaction, us",
+    metric::POOLER_CPU,
+    &[(metric::POOLER_USER, "user", COLOURS[1]), (metric::POOLER_SYSTEM, "system", COLOURS[3])],
+);
+
+/// The parts of CPU time per transaction, stacked; the systems that have none are left out.
+fn cpu_stack(
+    view: &View<'_>,
+    results: &Results,
+    point: &Point,
+    (caption, whole, parts): &Stack,
+) -> Option<Plot> {
     let systems: Vec<&str> = in_table_order(&view.systems_at(point), results)
         .into_iter()
-        .filter(|system| !view.values(system, point, metric::CPU).is_empty())
+        .filter(|system| view.values(system, point, whole).iter().any(|value| *value > 0.0))
         .collect();
     if systems.is_empty() {
         return None;
     }
     let labels: Vec<String> = systems.iter().map(|system| title(results, system)).collect();
     let mut chart = frame(&labels).legend(Legend::new().top("0"));
-    for (name, part, colour) in [
-        (metric::CPU_USER, "user", COLOURS[1]),
-        (metric::CPU_SYSTEM, "system", COLOURS[3]),
-        (metric::CPU_SOFTIRQ, "softirq and irq", COLOURS[5]),
-    ] {
+    for (name, part, colour) in *parts {
         let data: Vec<f64> = systems
             .iter()
             .map(|system| {
                 Summary::of(&view.values(system, point, name)).map_or(0.0, |summary| rounded(summary.median))
             })
             .collect();
-        chart = chart
-            .series(Bar::new().name(part).stack("cpu").data(data).item_style(ItemStyle::new().color(colour)));
+        chart = chart.series(
+            Bar::new().name(*part).stack("cpu").data(data).item_style(ItemStyle::new().color(*colour)),
+        );
     }
-    let caption = format!("CPU of the whole machine per transaction, us: {}", point.label());
+    let caption = format!("{caption}: {}", point.label());
     Some(Plot { caption, height: BASE_HEIGHT + systems.len() * ROW_HEIGHT, options: chart })
 }
 

@@ -24,6 +24,9 @@ use crate::pgbench::Measured;
 use crate::procs::Running;
 use crate::systems::{Instance, Place};
 
+/// What PostgreSQL sends of rows of a kilobyte in a second, about.
+const COPY_MB_PER_S: f64 = 240.0;
+
 /// One such measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Task {
@@ -110,9 +113,9 @@ impl Task {
             // Logins, a second to settle, warm-up.
             Self::Idle { clients, .. } => seconds + 3.0 + f64::from(clients) / 4000.0,
             Self::Stalled { clients, megabytes, pause_s, .. } => {
-                pause_s as f64 + 1.0 + f64::from(clients) * megabytes as f64 / 700.0
+                pause_s as f64 + 1.0 + f64::from(clients) * megabytes as f64 / COPY_MB_PER_S
             }
-            Self::Copy { megabytes, .. } => 1.0 + megabytes as f64 / 700.0,
+            Self::Copy { megabytes, .. } => 1.0 + megabytes as f64 / COPY_MB_PER_S,
             // pg_dump of a few million integers a second.
             Self::Dump { tables, rows } => f64::from(tables) * rows as f64 / 3e6,
             Self::Tpcc { .. } => seconds.max(tpcc::SECONDS_MIN) + 1.0,
