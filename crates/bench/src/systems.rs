@@ -652,6 +652,41 @@ mod tests {
     }
 
     #[test]
+    fn templates_have_no_place_without_a_value() {
+        let known = [
+            "server_host",
+            "server_port",
+            "listen_addr",
+            "listen_port",
+            "spare_port",
+            "unix_dir",
+            "dir",
+            "auth_type",
+            "auth_file",
+            "pool_mode",
+            "pool_size",
+            "password",
+            "cpus",
+            "max_client_conn",
+            "children",
+            "tls_lines",
+            "prepared_lines",
+            "user_line",
+            "extra",
+        ];
+        let values: BTreeMap<&'static str, String> =
+            known.into_iter().map(|name| (name, "1".to_owned())).collect();
+        for system in table(None).unwrap().iter().filter(|system| !system.config.is_empty()) {
+            for name in system.more_configs.iter().chain([&system.config]) {
+                let filled = template::fill(template::of(name).unwrap(), &values).unwrap();
+                if name.ends_with(".toml") {
+                    filled.parse::<toml::Table>().unwrap_or_else(|error| panic!("{name}: {error}"));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_table_with_a_double_or_unknown_field_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("systems.toml");
