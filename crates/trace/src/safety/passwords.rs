@@ -68,6 +68,11 @@ fn overwrite(text: &mut [u8], places: Vec<Range<usize>>) -> bool {
     covered
 }
 
+/// Statements of which SET is a part: what follows it are columns.
+const ASSIGNING_WORDS: [&[u8]; 4] = [b"update", b"insert", b"replace", b"load"];
+/// Words in the body of a procedure, a trigger or an event behind which a statement begins.
+const BODY_WORDS: [&[u8]; 7] = [b"begin", b"then", b"else", b"do", b"loop", b"repeat", b"row"];
+
 /// What the last tokens ask of the next string.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expect {
@@ -85,6 +90,9 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
     let mut sets = false;
     let mut set = false;
     let mut first = true;
+    // Whether SET belongs to an UPDATE or its like, and whether the last word was one that does not: bodies of procedures
+    // have statements anywhere.
+    let (mut assigns, mut after_set) = (false, false);
     let mysql = dialect == Protocol::Mysql;
     for Token { kind, inner } in Lexer::new(text, dialect) {
         let content = &text[inner.clone()];
@@ -121,17 +129,18 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
                 };
             }
             Kind::Word => {
+                let is_one_of = |words: &[&[u8]]| words.iter().any(|word| content.eq_ignore_ascii_case(word));
+                assigns = !is_one_of(&BODY_WORDS) && (assigns || is_one_of(&ASSIGNING_WORDS));
+                let sets_this = after_set;
+                after_set = !assigns && content.eq_ignore_ascii_case(b"set");
                 if first {
                     set = content.eq_ignore_ascii_case(b"set");
-                    sets = set
-                        || [&b"change"[..], b"grant", b"start"]
-                            .iter()
-                            .any(|word| content.eq_ignore_ascii_case(word));
+                    sets = set || is_one_of(&[b"change", b"grant", b"start"]);
                     first = false;
                 }
                 if expect == Expect::Identified {
                     // `IDENTIFIED WITH mysql_native_password AS '...'`
-                } else if mysql && set && content.eq_ignore_ascii_case(b"password") {
+                } else if mysql && (set || sets_this) && content.eq_ignore_ascii_case(b"password") {
                     // SET PASSWORD FOR 'somebody'@'%' = 'x' REPLACE 'y'
                     expect = Expect::Identified;
                 } else if ends_in_password(content) {
@@ -148,6 +157,7 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
             }
             Kind::Symbol(b';') => {
                 (expect, first, sets, set) = (Expect::Nothing, true, false, false);
+                (assigns, after_set) = (false, false);
             }
             Kind::Symbol(b'(') if expect == Expect::Password => expect = Expect::Value,
             Kind::Symbol(b'=') if expect == Expect::Password && (sets || depth > 0) => expect = Expect::Value,
@@ -291,6 +301,11 @@ mod tests {
             "set password for a = 0xS3cret",
             "select 5--1, '-- ', password('S3cret')",
             "select 5--'x', password('S3cret')",
+            "create procedure p() begin set password = 'S3cret'; end",
+            "create procedure p() set password for 'a'@'b' = 'S3cret'",
+            "create procedure p() begin if 1 then update t set a = 1; else set password for a = 'S3cret'; end if; end",
+            "create trigger g before update on t for each row set password = 'S3cret'",
+            "create event e on schedule every 1 day do set password = 'S3cret'",
         ] {
             let text = covered(statement, Protocol::Mysql);
             assert!(!text.contains("S3cret"), "{text}");
@@ -320,6 +335,9 @@ mod tests {
             "grant select (password) on t to 'a'@'b'",
             "select password, 0x41 from users",
             "start transaction; select password, 'x' from users",
+            "create procedure p() begin update users set password = 'hash', name = 'x'; end",
+            "insert into users set password = 'hash'",
+            "load data infile 'f' into table users set password = 'x'",
         ] {
             assert_eq!(covered(statement, Protocol::Mysql), statement);
         }
