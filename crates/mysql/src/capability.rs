@@ -8,8 +8,6 @@ pub const LONG_PASSWORD: u64 = 1;
 pub const CONNECT_WITH_DB: u64 = 1 << 3;
 /// Packets are compressed after the login, by zlib.
 pub const COMPRESS: u64 = 1 << 5;
-/// LOAD DATA LOCAL INFILE.
-pub const LOCAL_FILES: u64 = 1 << 7;
 /// The protocol of MySQL 4.1 and later.
 pub const PROTOCOL_41: u64 = 1 << 9;
 /// TLS after the first packet of the client.
@@ -18,20 +16,12 @@ pub const SSL: u64 = 1 << 11;
 pub const TRANSACTIONS: u64 = 1 << 13;
 /// Passwords of 20 bytes with a length before them.
 pub const SECURE_CONNECTION: u64 = 1 << 15;
-/// Several statements in one COM_QUERY.
-pub const MULTI_STATEMENTS: u64 = 1 << 16;
-/// Several results of one COM_QUERY.
-pub const MULTI_RESULTS: u64 = 1 << 17;
-/// Several results of one COM_STMT_EXECUTE.
-pub const PS_MULTI_RESULTS: u64 = 1 << 18;
 /// The name of the authentication plugin is told.
 pub const PLUGIN_AUTH: u64 = 1 << 19;
 /// Attributes of the connection are told.
 pub const CONNECT_ATTRS: u64 = 1 << 20;
 /// The login's authentication data has a length-encoded length.
 pub const PLUGIN_AUTH_LENENC: u64 = 1 << 21;
-/// Changes of the session's state are in OK packets.
-pub const SESSION_TRACK: u64 = 1 << 23;
 /// No EOF packet behind columns; an OK packet with the first byte of an EOF packet behind rows.
 pub const DEPRECATE_EOF: u64 = 1 << 24;
 /// The client may switch off the columns of results, each of which then begins with whether they follow.
@@ -42,10 +32,6 @@ pub const ZSTD_COMPRESSION: u64 = 1 << 26;
 pub const QUERY_ATTRIBUTES: u64 = 1 << 27;
 /// Progress reports instead of an answer, until there is one.
 pub const MARIADB_PROGRESS: u64 = 1 << 32;
-/// COM_STMT_BULK_EXECUTE.
-pub const MARIADB_BULK_OPERATIONS: u64 = 1 << 34;
-/// A result may come without its columns, when they are those of the last one.
-pub const MARIADB_CACHE_METADATA: u64 = 1 << 36;
 
 /// A set of flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
