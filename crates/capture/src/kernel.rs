@@ -10,9 +10,10 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::thread;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, UprobeOpts, libbpf_sys};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, ProgramAttachType, UprobeOpts, libbpf_sys};
 use underpass_trace::{Direction, Protocol};
 
 use crate::error::Error;
@@ -20,7 +21,7 @@ use crate::event::Event;
 use crate::log::capture_log;
 use crate::privileges;
 use crate::ring::Ring;
-use crate::skel::{CaptureSkel, CaptureSkelBuilder, types};
+use crate::skel::{CaptureSkel, CaptureSkelBuilder, OpenCaptureProgs, types};
 
 /// What the probes need of PostgreSQL's executable. Exported for extensions by 14 to 18.
 const SECURE_READ: &str = "secure_read";
@@ -190,6 +191,7 @@ impl Kernel {
             rodata.response_whole_bytes = settings.level.whole_bytes;
             rodata.response_tail_bytes = settings.level.tail_bytes;
         }
+        expect_multi(&mut open.progs);
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
 
@@ -300,8 +302,7 @@ impl Kernel {
 
     /// Takes all probes away.
     pub fn detach_probes(&mut self) {
-        self.probes.clear();
-        self.activity = None;
+        drop_at_once(self.probes.drain(..).chain(self.activity.take()));
     }
 
     /// Whether the probes are attached.
@@ -346,8 +347,7 @@ impl Kernel {
     /// Detaches all programs. What is in the rings stays there.
     pub fn detach(&mut self) {
         self.packets.clear();
-        self.probes.clear();
-        self.activity = None;
+        self.detach_probes();
     }
 
     /// Gives the events that wait to `sink`; those of one connection, or one process, are in order. Returns how many.
@@ -471,6 +471,38 @@ fn attach_exit(program: &libbpf_rs::ProgramMut<'_>) -> Result<Link, Error> {
     })
 }
 
+/// Programs that are attached to functions. All are for links of the kind "multi", which Linux has from 6.6 on; earlier versions do not
+/// look at what a program is for.
+fn expect_multi(progs: &mut OpenCaptureProgs<'_>) {
+    for program in [
+        &mut progs.read_enter,
+        &mut progs.read_exit,
+        &mut progs.write_enter,
+        &mut progs.write_exit,
+        &mut progs.activity,
+        &mut progs.vio_read_enter,
+        &mut progs.vio_read_exit,
+        &mut progs.vio_write_enter,
+        &mut progs.vio_write_exit,
+        &mut progs.vio_ssl_read_enter,
+        &mut progs.vio_ssl_read_exit,
+        &mut progs.vio_ssl_write_enter,
+        &mut progs.vio_ssl_write_exit,
+        &mut progs.vio_delete,
+    ] {
+        program.set_attach_type(ProgramAttachType::TraceUprobeMulti);
+    }
+}
+
+/// Takes probes away, all at the same time: each waits until no CPU runs it any more, some tenths of a second.
+fn drop_at_once(links: impl IntoIterator<Item = Link>) {
+    thread::scope(|scope| {
+        for link in links {
+            scope.spawn(move || drop(link));
+        }
+    });
+}
+
 fn attach_probe(
     program: &libbpf_rs::ProgramMut<'_>,
     executable: &Path,
@@ -478,6 +510,10 @@ fn attach_probe(
     retprobe: bool,
 ) -> Result<Link, Error> {
     let log = capture_log();
+    // The older kind of link waits for the others when it goes, the newer one does not.
+    if let Ok(link) = program.attach_uprobe_multi(-1, executable, symbol, retprobe, false) {
+        return Ok(link);
+    }
     let options = UprobeOpts { retprobe, func_name: Some(symbol.into()), ..UprobeOpts::default() };
     program.attach_uprobe_with_opts(-1, executable, 0, options).map_err(|e| {
         if e.kind() == libbpf_rs::ErrorKind::NotFound || log.text().contains("failed to find symbol") {
