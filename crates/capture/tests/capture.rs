@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real servers: what clients sent is what the trace holds, by whichever source.
 
+#![allow(unsafe_code)] // a socket option that no crate has
+
 mod common;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use common::{Capture, Setup, skipped};
@@ -144,6 +149,48 @@ fn a_session_over_tls_is_recorded_exactly() {
     let plain =
         check(&postgres, postgres.options("postgres", "postgres"), &setup, Source::CgroupSkb, Transport::Tcp);
     assert!(tls == plain, "the same workload is the same trace");
+}
+
+/// IPV6_DSTOPTS, linux/in6.h: a header that every packet of the socket has from then on.
+const IPV6_DSTOPTS: libc::c_int = 59;
+
+/// Has a socket's packets carry a header of 8 bytes between IPv6 and TCP, filled by the option PadN. Needs CAP_NET_RAW.
+fn add_destination_options(socket: &TcpStream) {
+    let header = [0u8, 0, 1, 4, 0, 0, 0, 0];
+    // SAFETY: the kernel reads as many bytes as it is told, from an array of this length.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IPV6,
+            IPV6_DSTOPTS,
+            header.as_ptr().cast(),
+            header.len() as libc::socklen_t,
+        )
+    };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn extension_headers_of_ipv6_are_passed_over() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::builder().setting("listen_addresses", "::1").start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup::default());
+    let mut socket = TcpStream::connect(("::1", postgres.port())).expect("connect");
+    add_destination_options(&socket);
+    let login = [("user", "postgres"), ("database", "postgres"), ("application_name", "extended")];
+    let said = Batch::new().query("select 'behind a header'").terminate();
+    let bytes = [Batch::new().startup(3 << 16, &login).as_bytes(), said.as_bytes()].concat();
+    socket.write_all(&bytes).expect("send");
+    // Until the server closes.
+    socket.read_to_end(&mut Vec::new()).expect("answers");
+    let trace = capture.end();
+    trace.assert_lossless();
+    let session = trace.session("extended");
+    assert!(trace.sent(session) == said.as_bytes());
+    assert_eq!(trace.outcomes(session), [("SELECT 1".to_owned(), 1)]);
+    assert!(trace.starts()[0].peer.is_some_and(|peer| peer.is_ipv6()));
 }
 
 #[test]

@@ -14,6 +14,11 @@
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
 #define IPPROTO_TCP 6
+/* Extension headers of IPv6, which may stand before TCP; RFC 8200 has four kinds and one of them twice. */
+#define IPPROTO_HOPOPTS 0
+#define IPPROTO_ROUTING 43
+#define IPPROTO_DSTOPTS 60
+#define IPV6_EXTENSIONS_MAX 6
 #define PASS 1
 
 #define TCP_FIN 1
@@ -88,6 +93,24 @@ __noinline int record_packet(struct __sk_buff *skb, const struct event_head *hea
 	return 0;
 }
 
+/* Where TCP begins, behind the header of IPv6, whose field "next header" is given; 0 when it does not. Fragments are whole here. */
+static __always_inline __u32 tcp_behind_extensions(struct __sk_buff *skb, __u8 next)
+{
+	__u32 at = 40;
+
+	for (__u32 i = 0; i < IPV6_EXTENSIONS_MAX && next != IPPROTO_TCP; i++) {
+		__u8 extension[2]; /* next header; length in units of 8 bytes, without the first */
+
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS)
+			return 0;
+		if (bpf_skb_load_bytes(skb, at, extension, sizeof(extension)))
+			return 0;
+		next = extension[0];
+		at += (extension[1] + 1) * 8;
+	}
+	return next == IPPROTO_TCP ? at : 0;
+}
+
 /* Addresses, ports and TCP fields of the packet, seen from the server. Returns the length of all headers, 0 if it is not TCP. */
 static __always_inline __u32 parse(struct __sk_buff *skb, struct event_head *head, __u32 direction)
 {
@@ -106,11 +129,11 @@ static __always_inline __u32 parse(struct __sk_buff *skb, struct event_head *hea
 	} else {
 		__u8 ip[40];
 
-		/* Extension headers on TCP are not followed; the audit finds such connections. */
-		if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, 0, ip, sizeof(ip)) ||
-		    ip[6] != IPPROTO_TCP)
+		if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, 0, ip, sizeof(ip)))
 			return 0;
-		ip_len = 40;
+		ip_len = tcp_behind_extensions(skb, ip[6]);
+		if (ip_len == 0)
+			return 0;
 		head->family = AF_INET6;
 		__builtin_memcpy(direction == DIRECTION_FRONTEND ? head->remote : head->local, ip + 8, 16);
 		__builtin_memcpy(direction == DIRECTION_FRONTEND ? head->local : head->remote, ip + 24, 16);
@@ -260,8 +283,15 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 		return PASS;
 
 	from = parse(skb, &head, direction);
-	if (from == 0 || skb->len < from)
+	if (from == 0 || skb->len < from) {
+		/* Not understood: whatever it holds is missing from the trace. */
+		account = counters_of(0, direction);
+		if (account) {
+			count(&account->seen, skb->len);
+			count(&account->fault, skb->len);
+		}
 		return PASS;
+	}
 	payload = skb->len - from;
 	if (payload == 0 && !(head.tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST)))
 		return PASS;
