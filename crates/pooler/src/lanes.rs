@@ -43,6 +43,9 @@ const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
 const CARRIED_MIN: u64 = 4;
 const REFUSALS_MAX: u32 = 8;
 
+/// Longest message that lanes carry, as PostgreSQL's own limit is; `max_packet_size` may be less.
+const LANE_MESSAGE_MAX: u32 = 1 << 30;
+
 /// The idle set of a pool whose servers the programs take too.
 type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
 
@@ -50,6 +53,8 @@ type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
     local: bool,
+    /// Longest message that programs forward; fixed with the load.
+    message_max: u32,
     /// Transactions of carried pools that ended in user space; clients taken from and given to the kernel.
     pub user_xacts: AtomicU64,
     pub taken: AtomicU64,
@@ -72,15 +77,18 @@ impl Lanes {
             KernelPath::Auto => false,
             KernelPath::Require => true,
         };
-        let (report, tested) = selftest::open(&underpass_sockmap::Config::default());
+        let message_max = config.max_packet_size.min(LANE_MESSAGE_MAX);
+        let sizes = underpass_sockmap::Config {
+            message_length_max: message_max,
+            ..underpass_sockmap::Config::default()
+        };
+        let (report, tested) = selftest::open(&sizes);
         let wants_local = config.underpass.same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
         let usable = report.works(Lane::D) || local;
         let opened = match tested {
             Some(datapath) => Ok(datapath),
-            None if usable => {
-                Datapath::open(&underpass_sockmap::Config::default()).map_err(|e| e.to_string())
-            }
+            None if usable => Datapath::open(&sizes).map_err(|e| e.to_string()),
             None => Err(why_not(&report)),
         };
         match opened {
@@ -89,6 +97,7 @@ impl Lanes {
                 Ok(Some(Self {
                     datapath: Arc::new(datapath),
                     local,
+                    message_max,
                     user_xacts: AtomicU64::new(0),
                     taken: AtomicU64::new(0),
                     given: AtomicU64::new(0),
@@ -108,13 +117,15 @@ impl Lanes {
 
     /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean. A session is never released
     /// by a program.
-    pub fn fits(settings: &PoolSettings) -> bool {
+    pub fn fits(&self, settings: &PoolSettings) -> bool {
         let released_clean = match settings.mode {
             PoolMode::Transaction => settings.reset_query.is_none(),
             PoolMode::Session => true,
             PoolMode::Statement => false,
         };
         released_clean
+            // A RELOAD may have made it smaller than what the programs know.
+            && settings.link.message_max >= self.message_max
             && !settings.link.refuse_simple_query
             // Programs run no queries of ours: a check that does more than ask for life is user space's.
             && settings.checks_life_only

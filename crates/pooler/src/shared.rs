@@ -269,8 +269,8 @@ impl Shared {
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name).of(database);
         // It keeps its place while a recording or a mirror keeps it out.
-        let may = Lanes::fits(&pool_settings) && !database.is_mirror;
-        let lane = self.lanes.as_ref().filter(|_| may).and_then(|lanes| {
+        let may = |lanes: &&Arc<Lanes>| lanes.fits(&pool_settings) && !database.is_mirror;
+        let lane = self.lanes.as_ref().filter(may).and_then(|lanes| {
             let (place, idle) = lanes.add_pool(id)?;
             lanes.configure_pool(&place, &pool_settings);
             lock(&self.core).share_idle(id, idle);
@@ -293,7 +293,7 @@ impl Shared {
 
     /// Whether kernel lanes may carry a pool. What is mirrored or recorded must be seen here, and what goes to a mirror comes from here.
     fn fits_lanes(&self, settings: &Settings, database: &DatabaseState, pool: &PoolSettings) -> bool {
-        Lanes::fits(pool)
+        self.lanes.as_ref().is_some_and(|lanes| lanes.fits(pool))
             && !database.is_mirror
             && !self.mirrors.covers(&settings.config, &database.name)
             && !self.recordings.is_on()

@@ -145,6 +145,25 @@ fn parameters_stay_with_their_client() -> Result<()> {
     )
 }
 
+#[test]
+fn a_message_over_max_packet_size_ends_its_client() -> Result<()> {
+    each_lane(
+        |ini| ini.set("max_packet_size", "100000"),
+        |_, pooler, lane| {
+            let mut a = client(pooler)?;
+            // In its lane by now, where a shorter one is carried.
+            for _ in 0..3 {
+                assert_eq!(value(&mut a, &format!("select length('{}')", "x".repeat(50_000)))?, "50000");
+            }
+            assert!(kernel(pooler, lane, "xacts")? > 0);
+            a.send(&Batch::new().query(&format!("select '{}'", "x".repeat(200_000))))?;
+            a.until_closed()?;
+            assert_eq!(value(&mut client(pooler)?, "select 1")?, "1");
+            Ok(())
+        },
+    )
+}
+
 /// With one client, `server_round_robin` shows in which backend answers.
 #[test]
 fn round_robin_is_kept() -> Result<()> {

@@ -588,17 +588,20 @@ impl Worker {
             self.mirror_attach(key);
         }
         let Some(client) = self.clients.get_mut(key) else { return };
-        if let Err(error) = client.outbox.send(&mut client.transport, &out) {
-            return self.client_io_failed(key, &error);
-        }
         if client.inbox.is_empty() {
             // The buffer of its login: ten thousand idle clients would keep 40 MB.
             client.inbox = Vec::new();
         }
         if client.readable || client.ended || !client.inbox.is_empty() {
             self.again.push(Again::Client(key));
-        } else {
+        } else if client.outbox.is_empty() {
+            // Offered before it is told that it is in: a client that asks at once finds its lane open.
+            client.outbox.hold_back(&out);
             self.lane_offer(key);
+            return self.send_held_back(key);
+        }
+        if let Err(error) = client.outbox.send(&mut client.transport, &out) {
+            self.client_io_failed(key, &error);
         }
     }
 }
