@@ -63,6 +63,9 @@ const WARM_TRANSACTIONS: u64 = 50;
 /// client, the second is like all others.
 const WARM_TRANSACTIONS_AT_A_RATE: u64 = 2;
 
+/// The same where each is a login of milliseconds.
+const WARM_SLOW_LOGINS: u64 = 10;
+
 /// How long a load goes on after that before it is first held. Poolers react to a load by time too: a lane keeps clients in user
 /// space for a tenth of a second after a queue, and at the start of a pool there is one.
 const WARM_REST: Duration = Duration::from_millis(200);
@@ -112,8 +115,9 @@ pub struct Load {
     pub rate: Option<f64>,
     /// Connect for each transaction.
     pub reconnect: bool,
-    /// Threads of pgbench, where it is not one for each CPU: a thread logs in one client at a time.
-    pub threads: Option<u32>,
+    /// A login takes milliseconds. Then each client has a thread of pgbench, which logs in one client at a time, and the load is not
+    /// held: a pooler would go on with all logins that are under way.
+    pub slow_logins: bool,
     /// How many values of `application_name` the clients share; each makes a pgbench of its own.
     pub application_names: u32,
 }
@@ -129,7 +133,7 @@ impl Load {
             variables: Vec::new(),
             rate: None,
             reconnect: false,
-            threads: None,
+            slow_logins: false,
             application_names: 1,
         }
     }
@@ -150,7 +154,7 @@ impl Load {
             words
                 .any(|word| ["insert", "update", "delete"].iter().any(|verb| word.eq_ignore_ascii_case(verb)))
         };
-        self.rate.is_none() && !self.scripts.iter().any(|(script, _)| writes(script))
+        self.rate.is_none() && !self.slow_logins && !self.scripts.iter().any(|(script, _)| writes(script))
     }
 
     /// About how many seconds a sample of `seconds` takes besides: what it needs to get going.
@@ -170,7 +174,11 @@ impl Load {
 
     /// Bytes of log from which on it counts as warm.
     fn warm_bytes(&self) -> u64 {
-        let each = if self.rate.is_some() { WARM_TRANSACTIONS_AT_A_RATE } else { WARM_TRANSACTIONS };
+        let each = match (self.rate, self.slow_logins) {
+            (Some(_), _) => WARM_TRANSACTIONS_AT_A_RATE,
+            (None, true) => WARM_SLOW_LOGINS,
+            (None, false) => WARM_TRANSACTIONS,
+        };
         u64::from(self.clients) * each * LOG_LINE_BYTES
     }
 }
@@ -521,7 +529,7 @@ fn command(
         .args(["-n", "-l", "--log-prefix"])
         .arg(folder.join("log"))
         .args(["-c", &clients.to_string()])
-        .args(["-j", &load.threads.unwrap_or(cpus).min(clients).to_string()])
+        .args(["-j", &(if load.slow_logins { clients } else { clients.min(cpus) }).to_string()])
         .args(["-M", load.protocol.name(), "-T", &UNTIL_ENDED_S.to_string()]);
     if let Some(rate) = load.rate {
         command.args(["-R", &(rate / f64::from(load.application_names)).to_string()]);
@@ -643,5 +651,7 @@ mod tests {
         load.rate = Some(2000.0);
         assert_eq!(load.slices(0.6), 1);
         assert!(load.warm_bytes() < 100 * 1000 && !load.can_be_held());
+        let logins = Load { slow_logins: true, ..Load::new(4, Protocol::Simple, ";") };
+        assert_eq!(logins.slices(0.6), 1);
     }
 }

@@ -342,7 +342,7 @@ pub fn logins(options: &Options) -> Vec<Step> {
                 let setup = Setup { pool_mode, login, client_tls, rsa, ..setup(options, 4 * count) };
                 let mut load = Load::new(count, Protocol::Simple, SELECT_1);
                 load.reconnect = true;
-                load.threads = rsa.then_some(count);
+                load.slow_logins = rsa || login == Login::Scram;
                 let point = Point::default()
                     .with("clients", count)
                     .with("login", name)
