@@ -123,6 +123,8 @@ struct Waiter {
     since: Instant,
     /// Connecting had failed, or was just failing, when it queued: it hopes for a connection that stood then, and for nothing else.
     after_failure: bool,
+    /// Its place in a lane, if its request can be fed.
+    lane: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -157,8 +159,19 @@ pub enum Acquired<S> {
         /// Whether it must be checked first.
         check: bool,
     },
+    /// This parked server is linked to the client, which can be fed: see [`SharedIdle::link_lowest`].
+    Linked(ServerId),
     /// The client is in the queue. Call [`Core::launch`] to see whether a connection should be opened.
     Queued(Ticket),
+}
+
+/// What the client at the head of the queue gets: see [`Core::grant_next`].
+#[derive(Debug)]
+pub enum Grant<S> {
+    /// The server itself.
+    Server(S),
+    /// As [`Acquired::Linked`].
+    Linked(ServerId),
 }
 
 /// Answer to [`Core::release`].
@@ -277,37 +290,49 @@ impl<S> Core<S> {
         &mut self.pools[pool.0 as usize]
     }
 
-    /// Asks for a server for `client`.
-    pub fn acquire(&mut self, pool: PoolId, client: ClientRef, now: Instant) -> Acquired<S> {
+    /// Asks for a server for `client`; with `lane`, its place in a kernel lane, for one that it can be fed to.
+    pub fn acquire(
+        &mut self,
+        pool: PoolId,
+        client: ClientRef,
+        lane: Option<u64>,
+        now: Instant,
+    ) -> Acquired<S> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let pool_id = pool;
         let pool = self.at(pool);
         pool.last_used = now;
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_idle(pool_id, client.worker, now) {
+            if let Some(granted) = pool.grant_idle(pool_id, client.worker, lane, now) {
                 return granted;
             }
         }
         let after_failure = pool.failed_at.is_some() || pool.is_refused();
-        pool.waiting.insert(ticket, Waiter { client, since: now, after_failure });
+        pool.waiting.insert(ticket, Waiter { client, since: now, after_failure, lane });
         pool.tell_waiters();
-        pool.look_again(pool_id, client.worker, now).unwrap_or(Acquired::Queued(ticket))
+        pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
 
     /// Gives the longest-waiting client an idle server, if there are both: after a program put one back, or after RESUME.
-    pub fn grant_next(&mut self, pool: PoolId, now: Instant) -> Option<(ClientRef, Instant, S)> {
+    pub fn grant_next(&mut self, pool: PoolId, now: Instant) -> Option<(ClientRef, Instant, Grant<S>)> {
         let p = self.at(pool);
-        if p.paused || p.waiting.is_empty() {
+        if p.paused {
             return None;
         }
-        let worker = p.waiting.first_key_value()?.1.client.worker;
-        let (ordinal, server) = p.take_idle(worker)?;
-        p.slots[ordinal as usize].state = State::Active;
+        let first = *p.waiting.first_key_value()?.1;
+        let grant = match first.lane.and_then(|lane| p.link_idle(pool, lane)) {
+            Some(id) => Grant::Linked(id),
+            None => {
+                let (ordinal, server) = p.take_idle(first.client.worker)?;
+                p.slots[ordinal as usize].state = State::Active;
+                Grant::Server(server)
+            }
+        };
         p.last_used = now;
-        let (_, waiter) = p.waiting.pop_first()?;
+        p.waiting.pop_first();
         p.tell_waiters();
-        Some((waiter.client, waiter.since, server))
+        Some((first.client, first.since, grant))
     }
 
     /// Asks again for a client whose server turned out dead: another idle one if there is any, else the head of the queue.
@@ -317,7 +342,7 @@ impl<S> Core<S> {
         let pool = self.at(pool);
         // Whoever waits already has found no idle server either: the invariant holds for this client too.
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_idle(pool_id, client.worker, now) {
+            if let Some(granted) = pool.grant_idle(pool_id, client.worker, None, now) {
                 return granted;
             }
         }
@@ -325,11 +350,11 @@ impl<S> Core<S> {
             Some((first, _)) => first - 1,
             None => fresh,
         };
-        pool.waiting.insert(ticket, Waiter { client, since, after_failure: false });
+        pool.waiting.insert(ticket, Waiter { client, since, after_failure: false, lane: None });
         pool.tell_waiters();
         // Two waiters never share a ticket: the head counts down from where the tail counts up.
         self.next_ticket = self.next_ticket.max(ticket + 1);
-        self.at(pool_id).look_again(pool_id, client.worker, now).unwrap_or(Acquired::Queued(ticket))
+        self.at(pool_id).look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
 
     /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.

@@ -6,8 +6,10 @@
 //!   threads behind one mutex.
 //! - [`link`]: follows both byte streams between a client and a server: framing, outstanding responses, transaction status,
 //!   prepared statements. The kernel lanes implement a subset of the same machine in BPF C.
+//! - [`batch`]: requests that may go to a server whose answers a kernel lane forwards.
 //! - [`prepared`]: the table of prepared statements, by content.
 
+pub mod batch;
 pub mod core;
 pub mod fuzzing;
 mod idle;

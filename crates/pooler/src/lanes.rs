@@ -63,6 +63,7 @@ pub(crate) struct Lanes {
     pub flip: u32,
     clients: Mutex<HashMap<ClientSlot, ClientRef, RandomState>>,
     servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
+    slots: Mutex<HashMap<ServerId, ServerSlot, RandomState>>,
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
 }
 
@@ -107,6 +108,7 @@ impl Lanes {
                     flip: std::env::var(FLIP_VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(0),
                     clients: Mutex::default(),
                     servers: Mutex::default(),
+                    slots: Mutex::default(),
                     pools: Mutex::default(),
                 }))
             }
@@ -157,7 +159,6 @@ impl Lanes {
             pool: slot,
             pressure: pressure.clone(),
             waiters: Cell::new(0),
-            slots: Vec::new(),
             own: BTreeSet::new(),
         };
         Some((LanePool { slot, pressure }, Box::new(idle)))
@@ -169,6 +170,11 @@ impl Lanes {
 
     pub fn server_of(&self, slot: ServerSlot) -> Option<ServerId> {
         lock(&self.servers).get(&slot).copied()
+    }
+
+    /// The slot of a server that is in its map.
+    pub fn slot_of(&self, id: ServerId) -> Option<ServerSlot> {
+        lock(&self.slots).get(&id).copied()
     }
 
     pub fn pool_of(&self, slot: PoolSlot) -> Option<underpass_pool::PoolId> {
@@ -191,11 +197,13 @@ impl Lanes {
                     linked: false,
                     session: false,
                     assigned: false,
+                    fed: false,
                     refusals: 0,
                     refused_after: 0,
                     not_before: None,
                     statements: HashMap::default(),
                     statement_changes: 0,
+                    carried_at_give: 0,
                     counted: Default::default(),
                 }));
                 true
@@ -228,6 +236,7 @@ impl Lanes {
         match self.datapath.register_server(server.transport.fd(), &spec) {
             Ok((slot, lane)) => {
                 lock(&self.servers).insert(slot, server.id);
+                lock(&self.slots).insert(server.id, slot);
                 server.lane = Some(Box::new(ServerLane {
                     lanes: self.clone(),
                     slot,
@@ -276,6 +285,8 @@ pub(crate) struct ClientLane {
     pub session: bool,
     /// Of a session: its server counts in the statistics.
     pub assigned: bool,
+    /// User space reads its requests while a program forwards the answers: see `worker/feed.rs`.
+    pub fed: bool,
     /// Refusals by its requests' nature with hardly a transaction in the lane between them, and the transactions at the last one.
     refusals: u32,
     refused_after: u64,
@@ -284,6 +295,8 @@ pub(crate) struct ClientLane {
     /// What the programs know of its prepared statements, and as of which change.
     statements: HashMap<Box<[u8]>, u32, RandomState>,
     statement_changes: u64,
+    /// Bytes that the lane had carried when the client was given to it last.
+    pub carried_at_give: u64,
     /// What has been added to the statistics already.
     pub counted: underpass_sockmap::ClientStats,
 }
@@ -426,8 +439,20 @@ impl Drop for ServerLane {
         if let Err(error) = self.lanes.datapath.free_server(self.slot) {
             log::error!("kernel lanes: free_server: {error}");
         }
-        lock(&self.lanes.servers).remove(&self.slot);
+        if let Some(id) = lock(&self.lanes.servers).remove(&self.slot) {
+            lock(&self.lanes.slots).remove(&id);
+        }
     }
+}
+
+/// Prepares a server for the kernel: programs know its statements, and nothing but a hang-up of it wakes its worker. Its slot, and how
+/// much of it user space has read.
+pub(crate) fn hand_over(server: &mut Server) -> Option<(ServerSlot, u64)> {
+    let lane = server.lane.as_mut()?;
+    lane.tell_statements(&server.link.statements);
+    // First: from the hand-over on a program may be reading.
+    leave_server(lane, server.transport.fd(), server.key);
+    Some((lane.slot, lane.read_total))
 }
 
 /// Watches a client for user space, or for hang-ups only.
@@ -472,34 +497,25 @@ struct LaneIdle {
     pressure: Arc<Pressure>,
     /// As last told.
     waiters: Cell<u32>,
-    /// By ordinal: the server's slot, if a lane carries it.
-    slots: Vec<Option<ServerSlot>>,
     /// Those that no lane carries, and those that a lane must not take.
     own: BTreeSet<u32>,
 }
 
 impl LaneIdle {
     fn slot(&self, ordinal: u32) -> Option<ServerSlot> {
-        self.slots.get(ordinal as usize).copied().flatten()
+        self.datapath.server_at(self.pool, ordinal)
     }
 }
 
 impl SharedIdle<Box<Server>> for LaneIdle {
     fn push(&mut self, ordinal: u32, server: &mut Box<Server>) -> bool {
-        let Some(lane) = server.lane.as_mut().filter(|_| !self.pressure.is_high(Instant::now())) else {
+        if server.lane.is_none() || self.pressure.is_high(Instant::now()) {
             self.own.insert(ordinal);
             return true;
-        };
-        let index = ordinal as usize;
-        if index >= self.slots.len() {
-            self.slots.resize(index + 1, None);
         }
-        self.slots[index] = Some(lane.slot);
-        lane.tell_statements(&server.link.statements);
-        // Before the push: from then on a program may be reading.
-        leave_server(lane, server.transport.fd(), server.key);
-        let _ = self.datapath.set_server_fingerprint(lane.slot, server.parameters.fingerprint());
-        match self.datapath.push_idle(lane.slot, lane.read_total) {
+        let Some((slot, read_total)) = hand_over(server) else { return false };
+        let _ = self.datapath.set_server_fingerprint(slot, server.parameters.fingerprint());
+        match self.datapath.push_idle(slot, read_total) {
             Ok(Give::Done) => true,
             other => {
                 if let Err(error) = other {
@@ -511,11 +527,20 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         }
     }
 
+    fn link_lowest(&mut self, lane: u64) -> Option<u32> {
+        let slot = self.datapath.take_to_feed(ClientSlot::from_bits(lane)).ok()??;
+        self.datapath.ordinal_of(slot).ok()
+    }
+
     fn pop_from(&mut self, _from: u32) -> Option<u32> {
-        match self.datapath.pop_idle(self.pool, None) {
-            Ok(Some(slot)) => {
-                self.slots.iter().position(|&known| known == Some(slot)).map(|ordinal| ordinal as u32)
+        // While clients are fed, those that are not leave the programs' servers alone.
+        if self.pressure.is_high(Instant::now()) {
+            if let Some(ordinal) = self.own.pop_first() {
+                return Some(ordinal);
             }
+        }
+        match self.datapath.pop_idle(self.pool, None) {
+            Ok(Some(slot)) => self.datapath.ordinal_of(slot).ok(),
             _ => self.own.pop_first(),
         }
     }
@@ -534,7 +559,7 @@ impl SharedIdle<Box<Server>> for LaneIdle {
 
     fn set_waiters(&self, waiters: u32) {
         if waiters > self.waiters.replace(waiters) {
-            self.pressure.note(Instant::now());
+            self.pressure.note(Instant::now(), waiters);
         }
         self.pressure.set_waiters(waiters);
         let _ = self.datapath.set_waiters(self.pool, waiters);
@@ -563,9 +588,6 @@ impl SharedIdle<Box<Server>> for LaneIdle {
     }
 
     fn forget(&mut self, ordinal: u32) {
-        if let Some(slot) = self.slots.get_mut(ordinal as usize) {
-            *slot = None;
-        }
         self.own.remove(&ordinal);
     }
 }

@@ -2,18 +2,20 @@
 //! Whether a pool has more clients than servers just now.
 //!
 //! Only user space grants servers to a queue. While clients queue all the time, a client in a lane comes up at nearly every request, which
-//! costs more than the lane saves; a loop in user space that serves many sockets per wake-up is at its best then. So a contended pool is
-//! left to user space, clients and servers alike, until its queue has been quiet for [`QUIET`].
+//! costs more than the lane saves. So the requests of a contended pool are left to user space, and only its answers to the kernel
+//! (`worker/feed.rs`), until its queue has been quiet for [`QUIET`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-// The three numbers are first guesses that no measurement has confirmed.
+// First guesses that no measurement has confirmed.
 
 /// Clients are counted that queued within so long.
 const WINDOW: Duration = Duration::from_millis(100);
 /// So many of them in a window are a contended pool. Fewer cost less than a change of sides.
 const QUEUED_MAX: u64 = 64;
+/// A queue as long as this is one, however slowly it moves.
+const WAITERS_MAX: u32 = 8;
 /// How long a contended pool stays with user space after the last full window.
 const QUIET: Duration = Duration::from_millis(100);
 
@@ -53,8 +55,8 @@ impl Pressure {
         }
     }
 
-    /// A client joined the queue.
-    pub fn note(&self, now: Instant) {
+    /// A client joined the queue, which is `waiters` long now.
+    pub fn note(&self, now: Instant, waiters: u32) {
         let now_us = self.since_base(now);
         if now_us.saturating_sub(self.window_us.load(Ordering::Relaxed)) > WINDOW.as_micros() as u64 {
             self.window_us.store(now_us, Ordering::Relaxed);
@@ -62,7 +64,7 @@ impl Pressure {
         }
         let queued = self.queued.load(Ordering::Relaxed) + 1;
         self.queued.store(queued, Ordering::Relaxed);
-        if queued >= self.queued_max {
+        if queued >= self.queued_max || (waiters >= WAITERS_MAX && self.queued_max < u64::MAX) {
             self.until_us.store(now_us + QUIET.as_micros() as u64, Ordering::Relaxed);
         }
     }
@@ -98,10 +100,10 @@ mod tests {
         let at = |ms: u64| start + Duration::from_millis(ms);
         let pressure = Pressure::new(start);
         for i in 0..QUEUED_MAX - 1 {
-            pressure.note(at(1 + i / 10));
+            pressure.note(at(1 + i / 10), 1);
         }
         assert!(!pressure.is_high(at(10)));
-        pressure.note(at(10));
+        pressure.note(at(10), 1);
         assert!(pressure.is_high(at(10)) && pressure.is_high(at(109)));
         assert!(!pressure.is_high(at(111)));
     }
@@ -112,8 +114,16 @@ mod tests {
         let pressure = Pressure::new(start);
         for ms in 0..5000 {
             let now = start + Duration::from_millis(ms * 2);
-            pressure.note(now);
+            pressure.note(now, WAITERS_MAX - 1);
             assert!(!pressure.is_high(now));
         }
+    }
+
+    #[test]
+    fn a_long_queue_raises_it_at_once() {
+        let now = Instant::now();
+        let pressure = Pressure::new(now);
+        pressure.note(now + QUIET, WAITERS_MAX);
+        assert!(pressure.is_high(now + QUIET) && !pressure.is_high(now + QUIET * 2));
     }
 }

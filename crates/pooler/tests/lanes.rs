@@ -570,3 +570,65 @@ fn requests_come_in_pieces() -> Result<()> {
         },
     )
 }
+
+/// Many clients on few servers: who waits is granted a server whose answers the kernel forwards, in simple and extended protocol and
+/// with prepared statements of one name and two meanings.
+#[test]
+fn a_queue_is_fed() -> Result<()> {
+    each_lane(
+        |ini| ini.set("default_pool_size", "2"),
+        |_, pooler, lane| {
+            let stop = Arc::new(AtomicU64::new(0));
+            let options = pooler.options("postgres", "postgres");
+            let threads: Vec<_> = (0..24)
+                .map(|number| {
+                    let (stop, options) = (stop.clone(), options.clone());
+                    std::thread::spawn(move || -> Result<u64> {
+                        let mut client = Client::connect(&options)?;
+                        prepare(&mut client, "S_1", &format!("select 'p{}' || $1::text", number % 2))?;
+                        let mut turns = 0;
+                        while stop.load(Ordering::Relaxed) == 0 {
+                            let want = format!("{number}.{turns}");
+                            assert_eq!(value(&mut client, &format!("select '{want}'"))?, want);
+                            assert_eq!(
+                                client.extended("select $1::text", &[Some(&want)])?.ok()?.value(),
+                                Some(&*want)
+                            );
+                            let prepared = execute(&mut client, "S_1", &[Some(&want)])?;
+                            assert_eq!(prepared, format!("p{}{want}", number % 2));
+                            if turns % 16 == 0 {
+                                let block = Batch::new().query("begin").query("select 7").query("commit");
+                                assert_eq!(client.exchange(&block)?.len(), 3);
+                                assert_eq!(value(&mut client, "begin")?, "");
+                                assert_eq!(value(&mut client, &format!("select '{want}'"))?, want);
+                                assert_eq!(value(&mut client, "rollback")?, "");
+                                assert!(client.query("select 1/0").and_then(|reply| reply.ok()).is_err());
+                            }
+                            turns += 1;
+                        }
+                        Ok(turns)
+                    })
+                })
+                .collect();
+            let in_lane = || kernel(pooler, lane, "xacts");
+            let in_user = || kernel(pooler, "user", "xacts");
+            // The queue must have been seen before clients are fed.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while in_lane()? < 2_000 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let (lane_before, user_before) = (in_lane()?, in_user()?);
+            while in_lane()? < lane_before + 10_000 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let (carried, user) = (in_lane()? - lane_before, in_user()? - user_before);
+            stop.store(1, Ordering::Relaxed);
+            for thread in threads {
+                assert!(thread.join().expect("no client panicked")? > 0);
+            }
+            println!("lane {lane}: {carried} of {} transactions", carried + user);
+            assert!(carried >= 10_000 && carried * 100 >= (carried + user) * 95, "{lane}: {carried}, {user}");
+            Ok(())
+        },
+    )
+}

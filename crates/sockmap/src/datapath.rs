@@ -98,6 +98,19 @@ slot_type!(
     /// A registered client socket.
     ClientSlot
 );
+
+impl ClientSlot {
+    /// The slot as a number, for those who know no slots.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The slot of a number that [`Self::to_bits`] gave.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
 slot_type!(
     /// A registered server connection.
     ServerSlot
@@ -362,6 +375,7 @@ impl Datapath {
         self.pools.ordinals(index).store(0, Ordering::SeqCst);
         self.pools.rotates(index).store(0, Ordering::SeqCst);
         self.pools.next(index).store(0, Ordering::SeqCst);
+        self.pools.announced(index).store(0, Ordering::SeqCst);
         Ok(PoolSlot { index, generation: self.pool_side[index as usize].generation.load(Ordering::Acquire) })
     }
 
@@ -400,6 +414,7 @@ impl Datapath {
             c.tx_expect(index),
             c.req_fwd(index),
             c.req_passed(index),
+            c.clear(index),
             c.sk_addr(index),
             c.active_ns(index),
             c.xact_start_ns(index),

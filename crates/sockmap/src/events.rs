@@ -102,8 +102,7 @@ impl Datapath {
             let event = match kind {
                 EVENT_CLIENT_UP => self.client_event(slot),
                 EVENT_SERVER_UP => self.server_event(slot),
-                EVENT_POOL_IDLE => generation(&self.pool_side, slot)
-                    .map(|generation| Event::PoolIdle { pool: PoolSlot { index: slot, generation } }),
+                EVENT_POOL_IDLE => self.pool_event(slot),
                 _ => None,
             };
             out.extend(event);
@@ -121,10 +120,17 @@ impl Datapath {
         for index in 0..self.pool_side.len() as u32 {
             let wanted = self.pools.waiters(index).load(Ordering::SeqCst)
                 | self.pools.flags(index).load(Ordering::SeqCst);
-            if let (true, Some(generation)) = (wanted != 0, generation(&self.pool_side, index)) {
-                out.push(Event::PoolIdle { pool: PoolSlot { index, generation } });
+            if wanted != 0 {
+                out.extend(self.pool_event(index));
             }
         }
+    }
+
+    fn pool_event(&self, index: u32) -> Option<Event> {
+        let generation = generation(&self.pool_side, index)?;
+        // Before the caller looks at the idle set: what comes into it from here on is announced anew.
+        self.pools.announced(index).store(0, Ordering::SeqCst);
+        Some(Event::PoolIdle { pool: PoolSlot { index, generation } })
     }
 
     fn client_event(&self, index: u32) -> Option<Event> {

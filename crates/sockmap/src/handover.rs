@@ -206,7 +206,7 @@ impl Datapath {
         seen == self.clients.req_fwd(c).load(SeqCst).wrapping_add(self.clients.req_passed(c).load(SeqCst))
     }
 
-    fn server_settled(&self, s: u32) -> bool {
+    pub(crate) fn server_settled(&self, s: u32) -> bool {
         if self.is_local(s) {
             return self.servers.runs_begin(s).load(SeqCst) == self.servers.runs_end(s).load(SeqCst);
         }
@@ -460,6 +460,21 @@ impl Datapath {
     /// [`Error::Stale`].
     pub fn pop_idle(&self, pool: PoolSlot, fingerprint: Option<u32>) -> Result<Option<ServerSlot>, Error> {
         let p = self.check_pool(pool)?;
+        let taken = self.take_first(p, fingerprint, |s| {
+            self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+            true
+        });
+        Ok(taken.map(|s| self.server_slot(s)))
+    }
+
+    /// Takes the first idle server of a pool that has this fingerprint, if one is given, is not marked to be retired, and that `take` agrees
+    /// to when it has left the set.
+    pub(crate) fn take_first(
+        &self,
+        p: u32,
+        fingerprint: Option<u32>,
+        take: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
         let words = POOL_ORDINALS_MAX / 64;
         let rotates = self.pools.rotates(p).load(Relaxed) != 0;
         let next = if rotates { self.pools.next(p).load(Relaxed) as usize % POOL_ORDINALS_MAX } else { 0 };
@@ -488,14 +503,16 @@ impl Datapath {
                 if self.pools.idle(p, word).fetch_and(!bit, SeqCst) & bit == 0 {
                     continue;
                 }
-                self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
+                if !take(s) {
+                    continue;
+                }
                 if rotates {
                     self.pools.next(p).store(ordinal + 1, Relaxed);
                 }
-                return Ok(Some(self.server_slot(s)));
+                return Some(s);
             }
         }
-        Ok(None)
+        None
     }
 
     /// Whether a pool's idle servers are taken in turn (`server_round_robin`), by programs and by [`Self::pop_idle`], instead of the
@@ -629,6 +646,26 @@ impl Datapath {
 
     pub(crate) fn is_local(&self, s: u32) -> bool {
         self.servers.flags(s).load(SeqCst) & SRV_LOCAL != 0
+    }
+
+    /// The server with this ordinal in a pool, if it has one in its map.
+    pub fn server_at(&self, pool: PoolSlot, ordinal: u32) -> Option<ServerSlot> {
+        let p = self.check_pool(pool).ok().filter(|_| (ordinal as usize) < POOL_ORDINALS_MAX)?;
+        let index = self.pools.member(p, ordinal).0.load(SeqCst);
+        let s = &self.servers;
+        // A member is not erased when its server goes, and its slot may be another's by now.
+        let is_it = s.in_use(index).load(SeqCst) != 0
+            && s.pool(index).load(Relaxed) == p
+            && s.ordinal(index).load(Relaxed) == ordinal;
+        is_it.then(|| self.server_slot(index))
+    }
+
+    /// A server's bit in its pool's idle set.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn ordinal_of(&self, server: ServerSlot) -> Result<u32, Error> {
+        Ok(self.servers.ordinal(self.check_server(server)?).load(Relaxed))
     }
 
     fn idle_bit(&self, s: u32) -> (u32, usize, u64) {

@@ -58,6 +58,12 @@
 //! go on. If the requests end inside a message, or the write is short, do not give: run the link in user space. In lane A a
 //! request that follows goes up ([`Reason::Behind`]) as long as the backend has not read what was written.
 //!
+//! **A grant without giving the client.** Where requests are going to queue in any case, user space keeps them, and the kernel the answers:
+//! when the client [is clear](Datapath::is_clear_to_feed), [`Datapath::take_to_feed`], [`Datapath::feed`], [`Datapath::write_fed`]. The server was idle, its
+//! responses never left the kernel, and the client's socket keeps its epoll interest: no further call is needed. The next request is for the same link
+//! ([`Datapath::feed_more`]) or, when that has ended, for a new one ([`Datapath::hold_fed`] first). A server that user space owns joins by [`Datapath::link`],
+//! [`Datapath::give_server`], [`Datapath::feed_linked`]. [`Datapath::take`] ends the feeding.
+//!
 //! **`Event::ServerUp`.** [`Datapath::claim_server`]. [`Claim::Owned`]: it is out of the idle set and yours: read what it
 //! says (a notice, a parameter, FATAL), then `push_idle` or close. [`Claim::Linked`]: `take` that client and run the
 //! link. [`Claim::Busy`]: next turn. [`Reason::Retire`] and [`Reason::Held`] come with the last
@@ -100,6 +106,7 @@ mod backend;
 mod datapath;
 mod error;
 mod events;
+mod feed;
 mod forward;
 mod handover;
 mod names;
@@ -116,6 +123,7 @@ mod words;
 pub use datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
 pub use error::Error;
 pub use events::Event;
+pub use feed::Fed;
 pub use forward::Forwarder;
 pub use handover::{Claim, Give, LinkState, Taken, TransactionStatus};
 pub use names::{Counter, Reason};

@@ -82,7 +82,7 @@ words!(
     sk_addr: AtomicU64, cookie: AtomicU64, pool: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32,
     cycle_bytes: AtomicU32, reason: AtomicU32, active_ns: AtomicU64, xact_start_ns: AtomicU64,
     query_start_ns: AtomicU64, xacts: AtomicU64, queries: AtomicU64, resp_bytes: AtomicU64, xact_ns: AtomicU64,
-    query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32,
+    query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32, clear: AtomicU64,
 );
 words!(
     types::server_slot,
@@ -92,7 +92,7 @@ words!(
 );
 words!(
     types::pool_slot,
-    waiters: AtomicU32, flags: AtomicU32, ordinals: AtomicU32, rotates: AtomicU32, next: AtomicU32,
+    waiters: AtomicU32, flags: AtomicU32, ordinals: AtomicU32, rotates: AtomicU32, next: AtomicU32, announced: AtomicU32,
 );
 words!(types::lane_control, off: AtomicU64, events_lost: AtomicU64);
 

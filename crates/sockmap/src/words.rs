@@ -17,6 +17,8 @@ pub(crate) const LINK_SERVER_SHIFT: u32 = 24;
 pub(crate) const LINK_SERVER_MASK: u64 = 0xf_ffff << LINK_SERVER_SHIFT;
 pub(crate) const LINK_GEN_SHIFT: u32 = 44;
 
+pub(crate) const CLEAR_KNOWN: u64 = 1 << 63;
+
 pub(crate) const PEER_LINKED: u64 = 1 << 63;
 
 pub(crate) const SRV_LOCAL: u32 = 1;
@@ -24,6 +26,7 @@ pub(crate) const SRV_RETIRE: u32 = 2;
 
 pub(crate) const CLI_UNNAMED: u32 = 1;
 pub(crate) const CLI_BATCH: u32 = 2;
+pub(crate) const CLI_NAMED: u32 = 4;
 
 pub(crate) const POOL_CLOSED: u32 = 1;
 
@@ -71,7 +74,9 @@ mod tests {
             ("PEER_LINKED", super::PEER_LINKED),
             ("SRV_LOCAL", super::SRV_LOCAL.into()),
             ("SRV_RETIRE", super::SRV_RETIRE.into()),
+            ("CLEAR_KNOWN", super::CLEAR_KNOWN),
             ("CLI_BATCH", super::CLI_BATCH.into()),
+            ("CLI_NAMED", super::CLI_NAMED.into()),
             ("POOL_CLOSED", super::POOL_CLOSED.into()),
             ("TAP_PIECE", super::TAP_PIECE.into()),
             ("TAP_BEGIN", super::TAP_BEGIN.into()),

@@ -139,7 +139,17 @@ impl<S> Core<S> {
 }
 
 impl<S> Pool<S> {
-    pub(super) fn grant_idle(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
+    /// A server for a client of this worker, or for its place in a `lane`.
+    pub(super) fn grant_idle(
+        &mut self,
+        pool: PoolId,
+        worker: u16,
+        lane: Option<u64>,
+        now: Instant,
+    ) -> Option<Acquired<S>> {
+        if let Some(id) = lane.and_then(|lane| self.link_idle(pool, lane)) {
+            return Some(Acquired::Linked(id));
+        }
         let (ordinal, server) = self.take_idle(worker)?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
@@ -150,14 +160,22 @@ impl<S> Pool<S> {
     }
 
     /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
-    pub(super) fn look_again(&mut self, pool: PoolId, worker: u16, now: Instant) -> Option<Acquired<S>> {
+    pub(super) fn look_again(&mut self, pool: PoolId, now: Instant) -> Option<Acquired<S>> {
         if !self.idle.is_shared() || self.waiting.len() != 1 || self.paused {
             return None;
         }
-        let granted = self.grant_idle(pool, worker, now)?;
+        let waiter = *self.waiting.first_key_value()?.1;
+        let granted = self.grant_idle(pool, waiter.client.worker, waiter.lane, now)?;
         self.waiting.clear();
         self.tell_waiters();
         Some(granted)
+    }
+
+    /// Links the lowest idle server to a client that can be fed. It stays parked.
+    pub(super) fn link_idle(&mut self, pool: PoolId, lane: u64) -> Option<ServerId> {
+        let Idle::Shared(shared) = &mut self.idle else { return None };
+        let ordinal = shared.link_lowest(lane)?;
+        Some(ServerId { pool, ordinal, generation: self.slots[ordinal as usize].generation })
     }
 
     /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.

@@ -30,7 +30,7 @@ fn open(core: &mut Core<u32>, pool: PoolId, name: u32, now: Instant) -> (ServerI
 }
 
 fn queue(core: &mut Core<u32>, pool: PoolId, who: u32, now: Instant) -> Ticket {
-    match core.acquire(pool, client(who), now) {
+    match core.acquire(pool, client(who), None, now) {
         Acquired::Queued(ticket) => ticket,
         granted => panic!("expected to wait, got {granted:?}"),
     }
@@ -51,7 +51,7 @@ fn first_come_first_served() {
     assert!(matches!(core.release(a, 100, now), Released::Grant { client: c, .. } if c == client(3)));
     assert!(matches!(core.release(a, 100, now), Released::Grant { client: c, .. } if c == client(4)));
     assert!(matches!(core.release(a, 100, now), Released::Parked));
-    match core.acquire(pool, client(9), now + Duration::from_secs(31)) {
+    match core.acquire(pool, client(9), None, now + Duration::from_secs(31)) {
         Acquired::Granted { id, server: 100, check: true } => assert_eq!(id, a),
         other => panic!("{other:?}"),
     }
@@ -232,8 +232,8 @@ fn old_servers_close_wherever_they_are_and_the_others_stay() {
     assert!(matches!(core.release(ids[2], 12, later), Released::Close(12, CloseReason::CloseNeeded)));
     assert!(matches!(core.release(ids[3], 13, later), Released::Parked));
 
-    (1..=3).for_each(|who| match core.acquire(pool, client(who), later) {
-        Acquired::Granted { .. } | Acquired::Queued(_) => {}
+    (1..=3).for_each(|who| match core.acquire(pool, client(who), None, later) {
+        Acquired::Granted { .. } | Acquired::Linked(_) | Acquired::Queued(_) => {}
     });
     let after = later + Duration::from_secs(1);
     let (new, granted) = open(&mut core, pool, 14, after);
@@ -261,13 +261,13 @@ fn pause_queues_and_resume_grants() {
 fn a_client_gets_the_lowest_server_that_is_at_home_at_its_worker() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let of_worker = |worker, slot| ClientRef { worker, slot, generation: 1 };
-    let ask = |core: &mut Core<u32>, pool, who| match core.acquire(pool, who, now) {
+    let ask = |core: &mut Core<u32>, pool, who| match core.acquire(pool, who, None, now) {
         Acquired::Granted { id, server, .. } => (id, server),
         other => panic!("{other:?}"),
     };
     let pool = core.pool(1, 1, limits, now);
     for (worker, name) in [(0, 100), (1, 101)] {
-        assert!(matches!(core.acquire(pool, of_worker(worker, 1), now), Acquired::Queued(_)));
+        assert!(matches!(core.acquire(pool, of_worker(worker, 1), None, now), Acquired::Queued(_)));
         let (id, granted) = open(&mut core, pool, name, now);
         assert!(matches!(granted, Released::Grant { .. }));
         // While it is in use nobody else's is idle, so the second client gets one of its own.

@@ -186,6 +186,11 @@ impl ClientSide {
         self.statements.as_deref()
     }
 
+    /// The client's unnamed statement is another one now, or gone, and nobody here knows its text.
+    pub fn forget_unnamed(&mut self) {
+        self.unnamed = None;
+    }
+
     /// How many prepared statements the client has.
     pub fn statement_count(&self) -> usize {
         self.statements.as_ref().map_or(0, |statements| statements.len())

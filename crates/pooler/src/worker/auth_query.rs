@@ -48,7 +48,7 @@ impl Worker {
         if let Phase::Login(login) = &mut client.phase {
             login.step = LoginStep::AuthQuery;
         }
-        self.acquire(key, pool.id);
+        self.acquire(key, pool.id, None);
     }
 
     /// The server is here: asks.

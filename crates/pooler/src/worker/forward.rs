@@ -40,6 +40,7 @@ impl Worker {
         match client.phase {
             Phase::Linked(server) => self.forward_requests(key, server),
             Phase::Idle => self.first_request(key),
+            Phase::Lane if client.lane.as_ref().is_some_and(|lane| lane.fed) => self.fed_readable(key),
             Phase::Lane => self.lane_client_up(key),
             Phase::Login(_) => self.login_readable(key, gone),
             Phase::Console(_) => self.console_readable(key),
@@ -89,7 +90,13 @@ impl Worker {
             }
             let pool = client.pool.as_ref().map(|pool| pool.id);
             client.request_at = self.now;
-            match pool.and_then(|pool| self.acquire(key, pool)) {
+            if self.is_fed_pool(key) {
+                if let Some(client) = self.clients.get_mut(key) {
+                    client.inbox.extend_from_slice(&self.scratch[..count]);
+                }
+                return self.request_held(key);
+            }
+            match pool.and_then(|pool| self.acquire(key, pool, None)) {
                 // The usual case: straight from the scratch buffer to the server.
                 Some(server) if self.is_forwarding(server) => {
                     if self.feed(key, server, Input::Scratch(count)) == Flow::Continue {
@@ -127,9 +134,18 @@ impl Worker {
         if !needs_server(&client.inbox) {
             return self.use_up(key);
         }
-        let Some(pool) = client.pool.as_ref().map(|pool| pool.id) else { return };
         client.request_at = self.now;
-        if let Some(server) = self.acquire(key, pool) {
+        self.request_held(key);
+    }
+
+    /// A server for what the client has in its inbox.
+    fn request_held(&mut self, key: Key) {
+        let lane = self.place_to_feed(key);
+        let Some(pool) = self.clients.get(key).and_then(|client| client.pool.as_ref()).map(|pool| pool.id)
+        else {
+            return;
+        };
+        if let Some(server) = self.acquire(key, pool, lane) {
             if self.is_forwarding(server) {
                 self.start_forwarding(key, server);
             }
@@ -142,7 +158,7 @@ impl Worker {
 
     /// The link stands and the server is prepared: what the client said so far goes through.
     pub(super) fn start_forwarding(&mut self, key: Key, server: Key) {
-        if self.feed_inbox(key, server) == Flow::Continue {
+        if !self.feed_granted(key, server) && self.feed_inbox(key, server) == Flow::Continue {
             self.use_up(key);
         }
     }

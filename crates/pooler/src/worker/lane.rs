@@ -61,17 +61,14 @@ impl Server {
 }
 
 impl Worker {
-    /// A server that is clean, into its map, if its pool is carried: after its login, or when its pool is not contended any more.
+    /// A server that is clean, into its map, if its pool is carried: after its login.
     pub(super) fn lane_register_server(&mut self, key: Key) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
         let epoll = self.shared.mailboxes[self.index as usize].epoll.clone();
-        let now = self.now;
         let Some(server) = self.server(key) else { return };
         let pool = server.pool.clone();
         if let (Some(pool), true) = (pool.lane(), server.inbox.is_empty()) {
-            if !pool.pressure.is_high(now) {
-                lanes.register_server(server, pool.slot, epoll);
-            }
+            lanes.register_server(server, pool.slot, epoll);
         }
     }
 
@@ -115,6 +112,12 @@ impl Worker {
         if let Some(statements) = client.side.named_statements() {
             lane.tell_statements(statements);
         }
+        // What was forwarded to it must be in its socket, or its count would be wrong for ever.
+        if !lane.is_clear() {
+            return;
+        }
+        lane.carried_at_give =
+            lanes.datapath.client_info(lane.slot).map_or(0, |info| info.stats.request_bytes);
         let (slot, read_total) = (lane.slot, lane.read_total);
         lane.session = session;
         let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
@@ -284,12 +287,8 @@ impl Worker {
     pub(crate) fn grant_idle(&mut self, pool: underpass_pool::PoolId) {
         loop {
             let granted = lock(&self.shared.core).grant_next(pool, self.now);
-            let Some((client, since, server)) = granted else { return };
-            if client.worker == self.index {
-                self.granted(client, server, since);
-            } else {
-                self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
-            }
+            let Some((client, since, grant)) = granted else { return };
+            self.pass_grant(client, since, grant);
         }
     }
 
@@ -380,7 +379,12 @@ impl Worker {
                 return true;
             }
         };
+        // The lane has carried requests: one of them may have been a Parse of the unnamed statement, whose text nobody here knows.
+        if lane.counted.request_bytes != lane.carried_at_give {
+            client.side.forget_unnamed();
+        }
         lane.drained = false;
+        lane.fed = false;
         lanes.taken.fetch_add(1, Ordering::Relaxed);
         let ended = taken.server.is_some() && taken.link.is_idle() && !taken.link.pinned;
         if let (true, Some(pool)) = (ended, &client.pool) {

@@ -47,11 +47,12 @@ impl Worker {
     }
 
     /// Asks for a server of `pool` for the client at `key`. Returns it if there is one; else the client waits. The server may still have
-    /// to be prepared: see [`Work`].
-    pub(super) fn acquire(&mut self, key: Key, pool: PoolId) -> Option<Key> {
+    /// to be prepared: see [`Work`]. With `lane`, the client's place in its lane, it may also be fed at once: then there is nothing left
+    /// to do.
+    pub(super) fn acquire(&mut self, key: Key, pool: PoolId, lane: Option<u64>) -> Option<Key> {
         let acquired = {
             let mut core = lock(&self.shared.core);
-            if core.is_failing(pool) { None } else { Some(core.acquire(pool, self.me(key), self.now)) }
+            if core.is_failing(pool) { None } else { Some(core.acquire(pool, self.me(key), lane, self.now)) }
         };
         let Some(acquired) = acquired else {
             self.fail_fast(key, pool);
@@ -64,8 +65,9 @@ impl Worker {
                     Some(server)
                 }
                 // That one was closed instead; there are others.
-                None => self.acquire(key, pool),
+                None => self.acquire(key, pool, lane),
             },
+            Acquired::Linked(id) => self.acquired_linked(key, id),
             Acquired::Queued(ticket) => {
                 if let Some(client) = self.clients.get_mut(key) {
                     match &mut client.phase {
@@ -146,7 +148,7 @@ impl Worker {
     }
 
     /// A client that was owed a server which turned out dead: another idle one, or the head of the queue.
-    fn ask_again(&mut self, key: Key, pool: PoolId, since: Instant) {
+    pub(super) fn ask_again(&mut self, key: Key, pool: PoolId, since: Instant) {
         let reference = self.me(key);
         let Some(client) = self.clients.get_mut(key) else { return };
         match &client.phase {
@@ -163,6 +165,8 @@ impl Worker {
                 }
                 None => self.ask_again(key, pool, since),
             },
+            // It did not offer to be fed.
+            Acquired::Linked(_) => {}
             Acquired::Queued(ticket) => {
                 if let Some(client) = self.clients.get_mut(key) {
                     match &mut client.phase {
@@ -180,7 +184,7 @@ impl Worker {
     }
 
     /// Links client and server, or begins to prepare the server.
-    fn granted_now(&mut self, key: Key, server_key: Key, check: bool, since: Instant) {
+    pub(super) fn granted_now(&mut self, key: Key, server_key: Key, check: bool, since: Instant) {
         let Some(client) = self.clients.get_mut(key) else { return };
         if let Phase::Login(login) = &mut client.phase {
             login.ticket = None;

@@ -515,7 +515,7 @@ impl Worker {
         }
         // What to tell the client is not known before a server of the pool has logged in.
         login.step = LoginStep::Welcome;
-        if let Some(server) = self.acquire(key, pool.id) {
+        if let Some(server) = self.acquire(key, pool.id, None) {
             // Granted at once: `acquire` went through `welcome` already.
             let _ = server;
         }

@@ -8,6 +8,7 @@
 mod auth_query;
 mod cancel;
 pub(crate) mod console;
+mod feed;
 mod forward;
 mod lane;
 mod lifecycle;

@@ -332,7 +332,7 @@ no_target:
 SEC("sk_skb/verdict")
 int request_skb(struct __sk_buff *skb)
 {
-	__u64 cookie = bpf_get_socket_cookie(skb), before;
+	__u64 cookie = bpf_get_socket_cookie(skb), before, link;
 	struct bpf_sock *sk = skb->sk;
 	struct client_slot *c;
 	struct tcp_sock *tp;
@@ -361,6 +361,9 @@ int request_skb(struct __sk_buff *skb)
 		}
 		client_up(c, index, reason);
 	}
+	link = *(volatile __u64 *)&c->link;
+	if (!(link & LINK_LINKED) && !seq_missing(&c->tx_expect, &tp->write_seq))
+		*(volatile __u64 *)&c->clear = CLEAR_KNOWN | link >> LINK_GEN_SHIFT;
 	*(volatile __u64 *)&c->req_passed += skb->len;
 	count_counter(COUNTER_PASSED_CLIENT);
 	return SK_PASS;

@@ -297,7 +297,8 @@ static __always_inline void push_idle(struct server_slot *s)
 	__sync_fetch_and_or(&p->idle[ordinal / 64], 1ULL << (ordinal % 64));
 	/* The fence of the atomic orders this read behind the push. User space raises waiters before it looks
 	 * for an idle server: one of the two sees the other. */
-	if (*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags)
+	if ((*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags) &&
+	    !__sync_lock_test_and_set(&p->announced, 1))
 		post_event(EVENT_POOL_IDLE, key, REASON_NONE);
 }
 

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 5
+#define LANES_ABI 6
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -36,6 +36,8 @@
 #define LINK_SERVER_BITS 20
 #define LINK_SERVER_MASK (((1ULL << LINK_SERVER_BITS) - 1) << LINK_SERVER_SHIFT)
 #define LINK_GEN_SHIFT 44 /* counts links, so that an old expectation cannot match a new link */
+
+#define CLEAR_KNOWN (1ULL << 63) /* in client_slot.clear, beside a generation */
 
 /* Peer word of a server: PEER_LINKED | client slot. */
 #define PEER_LINKED (1ULL << 63)
@@ -82,7 +84,10 @@ struct client_slot {
 	__u64 in_use;	  /* user */
 	__u32 tap;	  /* user, while it holds the client: what is forwarded is told, see tap.bpf.h */
 	__u32 tap_lost;	  /* program: the tap had no room in this transaction */
-	__u64 pad[3];
+	/* Program: CLEAR_KNOWN and the generation of the link word if, when requests last came for user space, no link stood and
+	 * all that was ever forwarded to the client was in its socket. */
+	__u64 clear;
+	__u64 pad[2];
 };
 
 struct server_slot {
@@ -123,7 +128,7 @@ struct pool_slot {
 	__u32 ordinals;		/* user: number of members ever used, bounds the search */
 	__u32 rotates;		/* user: not 0: a search begins at next, not at the lowest */
 	__u32 next;		/* both: behind the ordinal that was taken last, if the pool rotates; a hint, not atomic */
-	__u32 pad0;
+	__u32 announced;	/* both, atomic: an event about its idle set is on its way; user space clears it, then looks */
 	__u64 pad1[5];
 	struct pool_member member[POOL_ORDINALS_MAX]; /* user */
 };

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests that a link may be *fed* with: what user space may write to a server whose answers a kernel lane forwards.
+//!
+//! The program counts ReadyForQuery and nothing else, so a batch is whole messages that end in a Sync, a Query or a FunctionCall, and
+//! whose answers nobody has to look at. Everything else is for [`Link::frontend`](crate::link::Link::frontend). The same rules as in
+//! `request.bpf.h` of the lanes.
+
+use std::sync::Arc;
+
+use underpass_wire::frontend::{bind_names, first_name};
+use underpass_wire::{Framer, MAX_MESSAGE_LEN, Piece};
+
+use crate::prepared::{ClientStatements, Statement};
+
+/// Requests that can be fed.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// ReadyForQuery that they ask for, at least 1.
+    pub ready: u16,
+    /// The extended protocol is used.
+    pub extended: bool,
+    /// The unnamed statement is parsed, and may be bound again on the same link.
+    pub unnamed: bool,
+    /// The client's unnamed statement, if it had one, is another one now or none.
+    pub forgets_unnamed: bool,
+    /// Uses of named statements, where a server's name takes the place of the client's.
+    pub uses: Vec<Use>,
+}
+
+/// A Bind or Describe of a named statement.
+#[derive(Debug)]
+pub struct Use {
+    /// Offset of the name.
+    pub at: usize,
+    /// What it stands for; its name is as long.
+    pub statement: Arc<Statement>,
+}
+
+impl Batch {
+    /// Judges all of `bytes`, in which the client says what its `statements` stand for. `None`: they cannot be fed.
+    pub fn scan(bytes: &[u8], statements: Option<&ClientStatements>) -> Option<Self> {
+        let mut batch = Self::default();
+        let (mut open, mut unbound) = (false, false);
+        let mut framer = Framer::new(MAX_MESSAGE_LEN);
+        let (mut rest, mut body) = (bytes, &[][..]);
+        while let Some(piece) = framer.next(&mut rest).ok()? {
+            let header = match piece {
+                Piece::Header(_) => {
+                    body = &[];
+                    continue;
+                }
+                Piece::Body(all) => {
+                    body = all;
+                    continue;
+                }
+                Piece::End(header) => header,
+            };
+            let body_at = bytes.len() - rest.len() - body.len();
+            match header.tag {
+                b'Q' | b'F' | b'S' => {
+                    batch.ready = batch.ready.checked_add(1)?;
+                    batch.forgets_unnamed |= header.tag == b'Q';
+                    open = false;
+                    continue;
+                }
+                b'P' if first_name(body)?.is_empty() => {
+                    (batch.unnamed, batch.forgets_unnamed, unbound) = (true, true, true);
+                }
+                b'B' => {
+                    let names = bind_names(body)?;
+                    if !names.portal.is_empty() {
+                        return None;
+                    }
+                    if names.statement.is_empty() {
+                        unbound = false;
+                        batch.unnamed.then_some(())?;
+                    } else {
+                        batch.note(body_at + 1, names.statement, statements)?;
+                    }
+                }
+                b'D' | b'C' => match (header.tag, body.first()?, first_name(&body[1..])?) {
+                    (_, b'P', _) => {}
+                    (b'D', b'S', b"") => batch.unnamed.then_some(())?,
+                    (b'D', b'S', name) => batch.note(body_at + 1, name, statements)?,
+                    (_, b'S', b"") => (batch.unnamed, batch.forgets_unnamed) = (false, true),
+                    _ => return None,
+                },
+                b'E' | b'H' => {}
+                _ => return None,
+            }
+            open = true;
+            batch.extended = true;
+        }
+        (framer.at_boundary() && !open && !unbound && batch.ready > 0).then_some(batch)
+    }
+
+    fn note(&mut self, at: usize, name: &[u8], statements: Option<&ClientStatements>) -> Option<()> {
+        let statement = statements?.get(name).filter(|statement| statement.name.len() == name.len())?.clone();
+        self.uses.push(Use { at, statement });
+        Some(())
+    }
+
+    /// Writes the servers' names over the client's.
+    pub fn rename(&self, bytes: &mut [u8]) {
+        for Use { at, statement } in &self.uses {
+            bytes[*at..at + statement.name.len()].copy_from_slice(&statement.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use underpass_wire::frontend::{Target, build};
+
+    use super::*;
+    use crate::prepared::Statements;
+
+    fn message(make: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        make(&mut out);
+        out
+    }
+
+    fn parse(name: &[u8]) -> Vec<u8> {
+        message(|out| build::parse(out, name, b"select 1", []))
+    }
+
+    fn bind(portal: &[u8], statement: &[u8]) -> Vec<u8> {
+        message(|out| {
+            build::bind_head(out, portal, statement, 6);
+            out.extend_from_slice(&[0; 6]);
+        })
+    }
+
+    fn execute() -> Vec<u8> {
+        message(|out| build::execute(out, b"", 0))
+    }
+
+    fn sync() -> Vec<u8> {
+        message(build::sync)
+    }
+
+    fn query() -> Vec<u8> {
+        message(|out| build::query(out, b"select 1"))
+    }
+
+    #[test]
+    fn whole_requests_are_fed() {
+        let two = [query(), query()].concat();
+        assert!(matches!(Batch::scan(&two, None), Some(Batch { ready: 2, extended: false, .. })));
+        let extended = [parse(b""), bind(b"", b""), execute(), sync()].concat();
+        let batch = Batch::scan(&extended, None).expect("an unnamed statement, bound at once");
+        assert!(batch.ready == 1 && batch.extended && batch.unnamed && batch.forgets_unnamed);
+    }
+
+    #[test]
+    fn what_needs_a_look_is_not() {
+        for refused in [
+            vec![],
+            query()[..7].to_vec(),
+            [query(), sync()[..3].to_vec()].concat(),
+            message(build::terminate),
+            message(build::copy_done),
+            [parse(b"a"), sync()].concat(),
+            [parse(b""), sync()].concat(),
+            [bind(b"", b""), execute(), sync()].concat(),
+            [parse(b""), bind(b"p", b""), sync()].concat(),
+            [parse(b""), bind(b"", b""), execute()].concat(),
+            [bind(b"", b"unknown"), execute(), sync()].concat(),
+            [message(|out| build::close(out, Target::Statement, b"a")), sync()].concat(),
+        ] {
+            assert!(Batch::scan(&refused, None).is_none(), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn named_statements_get_the_servers_names() {
+        let table = Statements::default();
+        let mut client = ClientStatements::default();
+        client.set(b"name", Some(table.intern(4, b"select 1\0\0\0")));
+        let mut bytes = [
+            message(|out| build::describe(out, Target::Statement, b"name")),
+            bind(b"", b"name"),
+            execute(),
+            sync(),
+        ]
+        .concat();
+        let batch = Batch::scan(&bytes, Some(&client)).expect("the client has it");
+        let server = batch.uses[0].statement.name.clone();
+        batch.rename(&mut bytes);
+        let expected = [
+            message(|out| build::describe(out, Target::Statement, &server)),
+            bind(b"", &server),
+            execute(),
+            sync(),
+        ]
+        .concat();
+        assert_eq!(bytes, expected);
+    }
+}
