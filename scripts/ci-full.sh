@@ -33,6 +33,8 @@ kernels|1|Debian's 6.1 kernel in an emulated machine
 soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
 soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
 soak-lane-a|2|the same through lane A
+soak-queue-d|2|the leak checker's 220 clients on 20 servers, whose answers the kernel forwards, lane D, 1000000 transactions
+soak-queue-a|2|the same in lane A
 soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
 soak-direct|1|the checker itself: no pooler, 200000 transactions
@@ -65,6 +67,9 @@ part() {
         soak-lane-d | soak-lane-a)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
             POOLER=${1#soak-} scripts/soak.sh 2500000 ;;
+        soak-queue-d | soak-queue-a)
+            [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
+            POOLER=${1#soak-} scripts/soak.sh 1000000 ;;
         soak) scripts/soak.sh "${SOAK_TRANSACTIONS:-2000000}" ;;
         soak-broken) scripts/soak-broken.sh ;;
         soak-pgbouncer) POOLER=pgbouncer scripts/soak.sh 200000 ;;

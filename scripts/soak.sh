@@ -3,7 +3,8 @@
 # `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
 # project promises: 220 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
 # POOLER=lane-d or lane-a (as root) sends transactions through that kernel lane, with a server for each of 60 clients, and takes clients
-# out of it and gives them back at random, at least 10,000 times each way. POOLER=pgbouncer checks Debian's PgBouncer instead,
+# out of it and gives them back at random, at least 10,000 times each way. POOLER=queue-d or queue-a keeps the 20 servers and the queue, of which
+# the kernel forwards the answers. POOLER=pgbouncer checks Debian's PgBouncer instead,
 # POOLER=direct the server itself. UNDERPASS_BIN names a program to use instead of building it; the checker is the one beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -72,6 +73,15 @@ case $kind in
         (cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
         exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
+    queue-d | queue-a)
+        [ "$(id -u)" -eq 0 ] || die "kernel lanes need root"
+        same_host=off
+        [ "$kind" = queue-d ] || same_host=server
+        printf '[underpass]\nkernel_path = require\nsame_host = %s\n' "$same_host" >>"$directory/pgbouncer.ini"
+        (cd "$directory" && exec "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
+            >"$directory/pooler.log" 2>&1 &
+        POOLER_PID=$!
+        exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
     lane-d | lane-a)
         [ "$(id -u)" -eq 0 ] || die "kernel lanes need root"
         same_host=off
@@ -85,17 +95,20 @@ case $kind in
         # (no idle one has the client's parameters), named_statement and batch. How many were carried is printed and has a lower bound below.
         exec_soak=("$target/underpass-soak" --transactions "$transactions" --clients 60 --progress 10 --require-faults "$faults"
             --console-user admin --port "$port" --prepared) ;;
-    *) die "POOLER is underpass, lane-d, lane-a, pgbouncer or direct" ;;
+    *) die "POOLER is underpass, lane-d, lane-a, queue-d, queue-a, pgbouncer or direct" ;;
 esac
 [ -z "$POOLER_PID" ] || wait_port "$port" "$POOLER_PID" 30 || die "the pooler did not start"
 "${exec_soak[@]}"
 case $kind in
-    lane-*)
-        lane=${kind#lane-}
+    lane-* | queue-*)
+        lane=${kind#*-}
         kernel=$(psql -XAtq -h 127.0.0.1 -p "$port" -U admin pgbouncer -c 'SHOW KERNEL')
         value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
         carried=$(value "${lane^^}" xacts) taken=$(value all taken) given=$(value all given)
         say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $taken times taken, $given times given"
-        [ "$taken" -ge 10000 ] && [ "$given" -ge 10000 ] && [ "$carried" -ge $((transactions / 8)) ] ||
+        # Clients that queue are never given to the kernel. Of the checker's transactions, in which faults and statements of all kinds are
+        # frequent, it forwarded the answers of 43 % so.
+        if [ "$kind" = "lane-$lane" ]; then changes=10000 part=8; else changes=0 part=4; fi
+        [ "$taken" -ge "$changes" ] && [ "$given" -ge "$changes" ] && [ "$carried" -ge $((transactions / part)) ] ||
             die "too little of it went through the lane or changed sides" ;;
 esac

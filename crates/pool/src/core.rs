@@ -159,7 +159,7 @@ pub enum Acquired<S> {
         /// Whether it must be checked first.
         check: bool,
     },
-    /// This parked server is linked to the client, which can be fed: see [`SharedIdle::link_lowest`].
+    /// This parked server is linked to the client, which can be fed: see [`crate::SharedIdle::link_lowest`].
     Linked(ServerId),
     /// The client is in the queue. Call [`Core::launch`] to see whether a connection should be opened.
     Queued(Ticket),

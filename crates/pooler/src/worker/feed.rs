@@ -314,7 +314,8 @@ impl Worker {
         server.work = Work::Resting;
         let Some(entry) = self.servers.get_mut(server_key) else { return false };
         let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return false };
-        if let Err(server) = lock(&self.shared.core).park_linked(id, server) {
+        let parked = lock(&self.shared.core).park_linked(id, server);
+        if let Err(server) = parked {
             // The core has forgotten it: it must not be used again.
             self.bury(server, "obsolete");
             return false;
