@@ -67,9 +67,6 @@ pub(crate) struct Lanes {
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
 }
 
-/// `max_packet_size` that is no limit: the longest message of the protocol.
-const MESSAGE_MAX: u32 = i32::MAX as u32;
-
 impl Lanes {
     /// Opens the lanes as configured. `Ok(None)` with a log line where the kernel or a privilege is missing and `kernel_path = auto`.
     ///
@@ -132,8 +129,6 @@ impl Lanes {
             // A RELOAD may have made it smaller than what the programs know.
             && settings.link.message_max >= self.message_max
             && !settings.link.refuse_simple_query
-            // Programs pass on messages of any length.
-            && settings.link.message_max >= MESSAGE_MAX
             // Programs run no queries of ours: a check that does more than ask for life is user space's.
             && settings.checks_life_only
     }
