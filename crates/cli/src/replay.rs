@@ -27,9 +27,10 @@ const PAGE_STATEMENTS: usize = 20;
 pub(crate) struct Replay {
     /// The trace: a directory that `underpass trace` made, or one segment of it.
     pub trace: PathBuf,
-    /// Where to play it: a libpq connection string, postgres://user@host:port/db or "host=... user=...".
+    /// Where to play it: a libpq connection string, postgres://user@host:port/db or "host=... user=..."; for a trace of MariaDB or MySQL,
+    /// mysql://user@host:port/db.
     ///
-    /// The password is better given in PGPASSWORD: other users of this machine can see command lines.
+    /// The password is better given in PGPASSWORD (MYSQL_PWD): other users of this machine can see command lines.
     #[arg(long, value_name = "DSN")]
     pub to: String,
     /// Plays the trace on this server first and compares --to with it instead of the capture.
@@ -47,7 +48,7 @@ pub(crate) struct Replay {
     /// With --order commit: when nothing commits for so many seconds, what waits for commits is sent all the same, and counted.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub order_stuck: f64,
-    /// Plays only what reads: writes are left out, and the server is told to refuse what is overlooked (default_transaction_read_only).
+    /// Plays only what reads: writes are left out, and the server is told to refuse what is overlooked.
     #[arg(long)]
     pub read_only: bool,
     /// What of the rows is compared. More than their number needs a trace of level full, or --baseline.
@@ -75,7 +76,7 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Filters")]
     pub until: Option<f64>,
     /// Passwords of users of the target, one `"user" "password"` a line (PgBouncer's auth_file). Others are reached through
-    /// the user of --to, which must be a superuser, and SET SESSION AUTHORIZATION.
+    /// the user of --to, which must be a superuser, and SET SESSION AUTHORIZATION; of MariaDB and MySQL they are not.
     #[arg(long, value_name = "FILE", help_heading = "Users and databases")]
     pub credentials: Option<PathBuf>,
     /// All sessions run as the user of --to.
@@ -351,13 +352,14 @@ async fn show(progress: &Progress, units: u64, name: &str) {
 
 fn dry_run(plan: &Plan, target: &Target, looked: &Preflight, problems: &[String]) -> String {
     let mut lines = vec![format!(
-        "Would play {} units in {} sessions ({} at once at most), {:.1} s of trace, {} commits, on {} (PostgreSQL {}).",
+        "Would play {} units in {} sessions ({} at once at most), {:.1} s of trace, {} commits, on {} ({} {}).",
         plan.units(),
         plan.sessions.len(),
         plan.sessions_peak,
         (plan.end_ns - plan.origin_ns) as f64 / 1e9,
         plan.commits,
         target.name(),
+        looked.product,
         looked.version
     )];
     lines.push(format!("The target parsed {} distinct statements.", looked.statements_checked));

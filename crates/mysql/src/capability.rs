@@ -16,6 +16,12 @@ pub const SSL: u64 = 1 << 11;
 pub const TRANSACTIONS: u64 = 1 << 13;
 /// Passwords of 20 bytes with a length before them.
 pub const SECURE_CONNECTION: u64 = 1 << 15;
+/// Several statements in one COM_QUERY.
+pub const MULTI_STATEMENTS: u64 = 1 << 16;
+/// Several results of one COM_QUERY.
+pub const MULTI_RESULTS: u64 = 1 << 17;
+/// Several results of one COM_STMT_EXECUTE.
+pub const PS_MULTI_RESULTS: u64 = 1 << 18;
 /// The name of the authentication plugin is told.
 pub const PLUGIN_AUTH: u64 = 1 << 19;
 /// Attributes of the connection are told.

@@ -95,6 +95,14 @@ pub fn is_answered(command: u8) -> bool {
     !matches!(command, COM_QUIT | COM_STMT_SEND_LONG_DATA | COM_STMT_CLOSE)
 }
 
+/// Whether a command asks for what a statement is, or prepares one: then its answer is recorded and compared.
+pub fn is_statement(command: u8) -> bool {
+    matches!(
+        command,
+        COM_QUERY | COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_FETCH | COM_STMT_PREPARE
+    )
+}
+
 /// Whether a stream of the replication protocol follows.
 pub fn is_replication(command: u8) -> bool {
     matches!(command, COM_BINLOG_DUMP | COM_BINLOG_DUMP_GTID | 0x13)

@@ -199,6 +199,16 @@ impl Login<'_> {
     }
 }
 
+/// Appends the request for TLS that a client makes before its login.
+pub fn put_ssl_request(out: &mut Vec<u8>, sequence: u8, capabilities: Capabilities, collation: u8) {
+    let mut body = Vec::with_capacity(SSL_REQUEST_BYTES);
+    body.extend_from_slice(&((capabilities.0 | capability::SSL) as u32).to_le_bytes());
+    body.extend_from_slice(&(packet::MESSAGE_BYTES_MAX as u32).to_le_bytes());
+    body.push(collation);
+    body.resize(SSL_REQUEST_BYTES, 0);
+    packet::put_message(out, sequence, &body);
+}
+
 /// AuthSwitchRequest: the account wants another plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthSwitch<'a> {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! * [`packet`]: framing; a *message* is one payload, perhaps in several packets of 16 MiB.
-//! * [`handshake`]: greeting, login, TLS upgrade, compression, attributes of the connection.
+//! * [`auth`]: what proves a password. [`handshake`]: greeting, login, TLS upgrade, compression, attributes of the connection.
 //! * [`command`]: what a client asks for. [`value`]: parameters of the binary protocol.
 //! * [`response`]: OK, ERR, EOF and the others. [`exchange`]: which of them answer a command, and where the answer ends.
 //!
@@ -17,6 +17,7 @@
 //! is tested on streams typed by hand only.
 #![forbid(unsafe_code)]
 
+pub mod auth;
 pub mod capability;
 pub mod command;
 mod error;

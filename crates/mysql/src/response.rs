@@ -10,6 +10,8 @@ pub const OK: u8 = 0x00;
 pub const LOCAL_INFILE: u8 = 0xfb;
 /// First byte of an EOF packet, and of the OK packet behind rows.
 pub const EOF: u8 = 0xfe;
+/// In the place of a value of the text protocol: NULL.
+const NULL: u8 = 0xfb;
 /// First byte of an ERR packet.
 pub const ERR: u8 = 0xff;
 /// Error number of what is no error: how far a statement of MariaDB has come.
@@ -168,4 +170,22 @@ pub fn column_count(payload: &[u8]) -> Result<(u64, bool), Error> {
     let count = reader.integer("the number of columns")?;
     let follow = reader.is_empty() || reader.u8("the mark of columns")? != 0;
     Ok((count, follow))
+}
+
+/// The values of a row of the text protocol; `None` is NULL.
+///
+/// # Errors
+/// [`Error::Truncated`].
+pub fn text_row(payload: &[u8]) -> Result<Vec<Option<&[u8]>>, Error> {
+    let mut reader = Reader::new(payload);
+    let mut values = Vec::new();
+    while let Some(&first) = reader.rest().first() {
+        if first == NULL {
+            reader.u8("a value")?;
+            values.push(None);
+        } else {
+            values.push(Some(reader.string("a value")?));
+        }
+    }
+    Ok(values)
 }

@@ -6,6 +6,7 @@
 
 use foldhash::HashMap;
 use underpass_sql::{Class, Summary, fingerprint, hash_fingerprint, normalize};
+use underpass_trace::Protocol;
 
 /// A text, classified.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,7 @@ pub struct Statement {
 /// Classifies texts and remembers the answers.
 #[derive(Debug, Default)]
 pub struct Classifier {
+    protocol: Protocol,
     /// By text; the values index `statements`.
     texts: HashMap<Vec<u8>, u32>,
     /// By fingerprint and class.
@@ -39,12 +41,20 @@ const TEXT_LEN_MAX: usize = 4096;
 const LABEL_CHARS_MAX: usize = 500;
 
 impl Classifier {
+    /// For statements of this protocol.
+    pub fn new(protocol: Protocol) -> Self {
+        Self { protocol, ..Self::default() }
+    }
+
     /// The index of a text's statement, for [`get`](Self::get). Texts that differ in literals only share one.
     pub fn classify(&mut self, text: &[u8]) -> u32 {
         if let Some(&index) = self.texts.get(text) {
             return index;
         }
-        let statement = classify(&String::from_utf8_lossy(text));
+        let statement = match self.protocol {
+            Protocol::Postgres => classify(&String::from_utf8_lossy(text)),
+            Protocol::Mysql => classify_mysql(text),
+        };
         let key = (statement.fingerprint.clone(), statement.summary.class, statement.summary.may_write);
         let next = self.statements.len() as u32;
         let index = *self.groups.entry(key).or_insert(next);
@@ -82,6 +92,16 @@ fn classify(text: &str) -> Statement {
         fingerprint: format!("{fingerprint:016x}"),
         label: shorten(&normalize(text).unwrap_or_else(|_| text.to_owned())),
         sample: sample(text),
+        summary,
+    }
+}
+
+fn classify_mysql(text: &[u8]) -> Statement {
+    let (shape, summary) = crate::mysql::classify(text);
+    Statement {
+        fingerprint: format!("{:016x}", hash_fingerprint(shape.as_bytes())),
+        label: shorten(&shape),
+        sample: sample(&String::from_utf8_lossy(text)),
         summary,
     }
 }

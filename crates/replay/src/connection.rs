@@ -14,6 +14,7 @@ use tokio_rustls::client::TlsStream;
 use underpass_auth::{ServerAuth, ServerLogin, ServerStep};
 use underpass_config::Host;
 use underpass_tls::ServerSide;
+use underpass_trace::Protocol;
 use underpass_wire::Header;
 use underpass_wire::backend::{Fields, Message};
 use underpass_wire::frontend::build;
@@ -30,7 +31,7 @@ const BUFFER_KEPT: usize = 1024 * 1024;
 
 /// The bytes below the protocol.
 #[derive(Debug)]
-enum Stream {
+pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -73,6 +74,8 @@ pub(crate) struct Connection {
     used: usize,
     /// Where a CancelRequest for it goes, and what it carries.
     pub cancel: CancelKey,
+    /// What the protocol of MySQL has to know.
+    pub mysql: Option<crate::mysql::Session>,
 }
 
 /// What a CancelRequest carries.
@@ -89,8 +92,11 @@ impl Connection {
         login: &Login,
         parameters: &[(&[u8], &[u8])],
     ) -> Result<Self, ConnectError> {
+        if target.protocol == Protocol::Mysql {
+            return Self::open_mysql(target, login, parameters).await;
+        }
         let (stream, channel_binding) = connect(target).await?;
-        let mut connection = Self { stream, inbox: Vec::new(), used: 0, cancel: CancelKey::default() };
+        let mut connection = Self::over(stream);
         let mut out = Vec::new();
         let names: [(&[u8], &[u8]); 2] =
             [(b"user", login.user.as_bytes()), (b"database", login.database.as_bytes())];
@@ -105,6 +111,11 @@ impl Connection {
             connection.query(&set_session_authorization(user)).await?;
         }
         Ok(connection)
+    }
+
+    /// Nothing has been said yet.
+    pub(crate) fn over(stream: Stream) -> Self {
+        Self { stream, inbox: Vec::new(), used: 0, cancel: CancelKey::default(), mysql: None }
     }
 
     async fn log_in(
@@ -203,18 +214,53 @@ impl Connection {
     /// The next message that has been read whole: type and body.
     pub fn next_message(&mut self) -> Result<Option<(u8, &[u8])>, ConnectError> {
         let Some(header) = self.whole_message()? else {
-            if self.used == self.inbox.len() {
-                self.inbox.clear();
-                self.used = 0;
-                if self.inbox.capacity() > BUFFER_KEPT {
-                    self.inbox = Vec::new();
-                }
-            }
+            self.give_back();
             return Ok(None);
         };
         let from = self.used;
         self.used += header.total();
         Ok(Some((header.tag, &self.inbox[from + Header::SIZE..self.used])))
+    }
+
+    /// Forgets what is used up, if that is all.
+    pub(crate) fn give_back(&mut self) {
+        if self.used == self.inbox.len() {
+            self.inbox.clear();
+            self.used = 0;
+            if self.inbox.capacity() > BUFFER_KEPT {
+                self.inbox = Vec::new();
+            }
+        }
+    }
+
+    /// Bytes that were read and are not used up.
+    pub(crate) fn unused(&self) -> &[u8] {
+        &self.inbox[self.used..]
+    }
+
+    /// So many bytes more are used up; returns them.
+    pub(crate) fn use_up(&mut self, len: usize) -> &[u8] {
+        self.used += len;
+        &self.inbox[self.used - len..self.used]
+    }
+
+    /// Writes all of it.
+    pub(crate) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes).await?;
+        self.stream.flush().await
+    }
+
+    /// Goes over to TLS on the same socket.
+    pub(crate) async fn encrypt(self, target: &Target, tls: &ServerSide) -> Result<Self, ConnectError> {
+        let Stream::Tcp(tcp) = self.stream else { return Ok(self) };
+        let name = ServerSide::server_name(&target.host.to_string())?;
+        let stream = TlsConnector::from(Arc::clone(&tls.config)).connect(name, tcp).await?;
+        Ok(Self { stream: Stream::Tls(Box::new(stream)), ..self })
+    }
+
+    /// Whether nobody else can read what is said.
+    pub(crate) fn is_private(&self) -> bool {
+        !matches!(self.stream, Stream::Tcp(_))
     }
 
     /// Reads what has come, or waits for it; 0 at the end of the stream. Safe to give up at any time.
@@ -257,7 +303,10 @@ impl Connection {
     /// Says Terminate and closes.
     pub async fn terminate(mut self) {
         let mut out = Vec::new();
-        build::terminate(&mut out);
+        match self.mysql {
+            Some(_) => crate::mysql::quit(&mut out),
+            None => build::terminate(&mut out),
+        }
         // Who does not listen any more need not hear it.
         let _ = self.stream.write_all(&out).await;
         let _ = self.stream.shutdown().await;
@@ -292,16 +341,10 @@ pub(crate) fn set_session_authorization(user: &str) -> String {
 
 /// A stream over which the StartupMessage can go, and the channel binding data of its certificate.
 async fn connect(target: &Target) -> Result<(Stream, Option<Vec<u8>>), ConnectError> {
-    if let Some(path) = target.host.socket_path(target.port) {
-        // An abstract name begins with NUL where people write '@'.
-        let path = match path.to_str().and_then(|path| path.strip_prefix('@')) {
-            Some(name) => format!("\0{name}").into(),
-            None => path,
-        };
-        return Ok((Stream::Unix(UnixStream::connect(path).await?), None));
-    }
-    let mut tcp = connect_tcp(&target.host, target.port).await?;
-    tcp.set_nodelay(true)?;
+    let mut tcp = match connect_plain(target).await? {
+        Stream::Tcp(tcp) => tcp,
+        stream => return Ok((stream, None)),
+    };
     let Some(tls) = &target.tls else { return Ok((Stream::Tcp(tcp), None)) };
     let mut out = Vec::new();
     startup::build::ssl_request(&mut out);
@@ -318,6 +361,21 @@ async fn connect(target: &Target) -> Result<(Stream, Option<Vec<u8>>), ConnectEr
         b'E' => Err(ConnectError::Protocol("an error in answer to SSLRequest".into())),
         other => Err(ConnectError::Protocol(format!("byte {other:#04x} in answer to SSLRequest"))),
     }
+}
+
+/// A connection over which nothing has been said.
+pub(crate) async fn connect_plain(target: &Target) -> Result<Stream, ConnectError> {
+    if let Some(path) = target.socket() {
+        // An abstract name begins with NUL where people write '@'.
+        let path = match path.to_str().and_then(|path| path.strip_prefix('@')) {
+            Some(name) => format!("\0{name}").into(),
+            None => path,
+        };
+        return Ok(Stream::Unix(UnixStream::connect(path).await?));
+    }
+    let tcp = connect_tcp(&target.host, target.port).await?;
+    tcp.set_nodelay(true)?;
+    Ok(Stream::Tcp(tcp))
 }
 
 async fn connect_tcp(host: &Host, port: u16) -> Result<TcpStream, ConnectError> {

@@ -10,9 +10,18 @@ pub enum Error {
     /// The trace cannot be read.
     #[error(transparent)]
     Trace(#[from] underpass_trace::Error),
-    /// A trace of another server than PostgreSQL.
-    #[error("the trace is of the MySQL protocol; replay plays PostgreSQL only")]
-    Protocol,
+    /// The target speaks another protocol than the captured server.
+    #[error(
+        "the trace is of {trace}, and {target} names another kind of server: use {scheme}://user@host/database"
+    )]
+    Protocol {
+        /// What the trace is of.
+        trace: &'static str,
+        /// The target.
+        target: String,
+        /// How its connection string would begin.
+        scheme: &'static str,
+    },
     /// A connection string that means nothing.
     #[error("connection string: {0}")]
     Dsn(#[from] underpass_config::ErrorKind),
@@ -69,8 +78,21 @@ pub enum ConnectError {
         message: String,
     },
     /// Something that is not the protocol.
-    #[error("the server does not speak the PostgreSQL protocol: {0}")]
+    #[error("the server does not speak the protocol of the trace: {0}")]
     Protocol(String),
+    /// A way to log in that is not built.
+    #[error(
+        "the server wants the authentication plugin {0}, which is not built; give the user one of mysql_native_password, or play as another (--map-user, --credentials)"
+    )]
+    Plugin(String),
+    /// The server wants the password itself, and the connection is not encrypted.
+    #[error(
+        "the server wants the password over an encrypted connection: add ?sslmode=require, or connect by its Unix socket"
+    )]
+    PasswordInClear,
+    /// The sessions of the trace use something that the server does not have.
+    #[error("the server does not have {0}, which the session used")]
+    Capability(&'static str),
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,

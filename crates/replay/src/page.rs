@@ -41,7 +41,7 @@ pub fn sections(report: &Report) -> Vec<Section> {
 fn facts(report: &Report) -> String {
     let counts = &report.counts;
     let rows = [
-        ("target", format!("{}, PostgreSQL {}", report.target, report.preflight.version)),
+        ("target", format!("{}, {} {}", report.target, report.preflight.product, report.preflight.version)),
         ("compared with", report.compared_with.clone()),
         (
             "played",

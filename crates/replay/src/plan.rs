@@ -2,15 +2,17 @@
 //! The trace, made ready to be played: one script per session, and what will not be played, with the reason.
 //!
 //! A *unit* is what a client sends up to the server's ReadyForQuery: a Query, a FunctionCall, or the messages of the
-//! extended protocol up to Sync. Units are the steps of time and order; inside one the messages go out as they came.
+//! extended protocol up to Sync; of MariaDB and MySQL, a command. Units are the steps of time and order; inside one the messages go out as they came.
 //!
 //! The messages of the chosen sessions are held in memory.
 
 mod build;
 mod filter;
+mod mysql;
 mod omitted;
 mod order;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use underpass_trace::{EndReason, Meta, SessionId};
@@ -114,6 +116,12 @@ pub struct Session {
     pub bytes: Vec<u8>,
     /// Where in `bytes` a Parse names the OID of a type that PostgreSQL does not define itself.
     pub type_oids: Vec<(usize, u32)>,
+    /// In MySQL's protocol: where in `bytes` the number of a prepared statement is, and that number.
+    pub statement_refs: Vec<(usize, u32)>,
+    /// In MySQL's protocol: the number that a unit's statement got at capture, for units that prepare one.
+    pub prepares: BTreeMap<usize, u32>,
+    /// In MySQL's protocol: the command of each unit.
+    pub commands: Vec<u8>,
     /// How many of the sessions had ended when it began.
     pub after_ended: usize,
     /// Its place among the sessions by their end; `None` if it does not end within the trace.

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use underpass_trace::Protocol;
 use underpass_wire::frontend::build;
 
 use crate::connection::Connection;
@@ -21,6 +22,8 @@ const NAMED_MAX: usize = 10;
 /// What was found out about a target.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Preflight {
+    /// `PostgreSQL`, `MariaDB` or `MySQL`.
+    pub product: &'static str,
     /// `server_version`.
     pub version: String,
     /// `system_identifier`, if we may see it.
@@ -38,8 +41,19 @@ pub struct Preflight {
 /// Looks at the target. An error only if it cannot be reached. OIDs of types that the target does not have are cleared in the
 /// plan, so that it infers them.
 pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
+    match (plan.meta.protocol, target.protocol) {
+        (Protocol::Postgres, Protocol::Postgres) => {}
+        (Protocol::Mysql, Protocol::Mysql) => return crate::mysql::check(plan, target).await,
+        (trace, _) => {
+            let (trace, scheme) = match trace {
+                Protocol::Postgres => ("PostgreSQL", "postgres"),
+                Protocol::Mysql => ("MariaDB or MySQL", "mysql"),
+            };
+            return Err(Error::Protocol { trace, target: target.name(), scheme });
+        }
+    }
     let failed = |source| Error::Connect { target: target.name(), source };
-    let mut found = Preflight::default();
+    let mut found = Preflight { product: "PostgreSQL", ..Preflight::default() };
     let mut connection = Connection::open(target, &target.own_login(None), &[]).await.map_err(failed)?;
     server(plan, &mut connection, &mut found).await.map_err(failed)?;
     let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
@@ -108,23 +122,11 @@ async fn names(
     connection: &mut Connection,
     found: &mut Preflight,
 ) -> Result<Vec<(Login, BTreeSet<u32>)>, ConnectError> {
-    let set = |rows: Vec<Vec<Option<String>>>| -> BTreeSet<String> {
-        rows.into_iter().flatten().flatten().collect()
-    };
     let databases = set(connection.query("select datname from pg_database where datallowconn").await?);
     let users = set(connection.query("select rolname from pg_roles where rolcanlogin").await?);
     let superuser = "select rolsuper from pg_roles where rolname = current_user";
     let superuser = first(connection.query(superuser).await?).as_deref() == Some("t");
-    let mut logins: Vec<(Login, BTreeSet<u32>)> = Vec::new();
-    for session in &plan.sessions {
-        let login = target.login(session.user.as_deref(), session.database.as_deref());
-        let worth = session.units.iter().filter(|unit| worth_checking(unit)).flat_map(|unit| &unit.executes);
-        // Few, however many sessions there are.
-        match logins.iter_mut().find(|(known, _)| *known == login) {
-            Some((_, statements)) => statements.extend(worth),
-            None => logins.push((login, worth.copied().collect())),
-        }
-    }
+    let mut logins = logins(plan, target);
     let mut missing = BTreeSet::new();
     for (login, _) in &logins {
         if !databases.contains(&login.database) {
@@ -143,6 +145,21 @@ async fn names(
     found.problems.extend(missing);
     logins.retain(|(login, _)| databases.contains(&login.database));
     Ok(logins)
+}
+
+/// The logins of all sessions, with the statements that each of them runs.
+pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<(Login, BTreeSet<u32>)> {
+    let mut logins: Vec<(Login, BTreeSet<u32>)> = Vec::new();
+    for session in &plan.sessions {
+        let login = target.login(session.user.as_deref(), session.database.as_deref());
+        let worth = session.units.iter().filter(|unit| worth_checking(unit)).flat_map(|unit| &unit.executes);
+        // Few, however many sessions there are.
+        match logins.iter_mut().find(|(known, _)| *known == login) {
+            Some((_, statements)) => statements.extend(worth),
+            None => logins.push((login, worth.copied().collect())),
+        }
+    }
+    logins
 }
 
 /// Whether a unit's statements should exist on the target: those that worked at capture.
@@ -182,16 +199,21 @@ async fn statements_exist(
             Err(error) => return Err(error),
         }
     }
-    if !missing.is_empty() {
-        let count = missing.len();
-        let list: Vec<String> = missing.into_iter().take(NAMED_MAX).collect();
-        let more =
-            if count > list.len() { format!("; and {} more", count - list.len()) } else { String::new() };
-        let text = format!("database {}: {}{more}", login.database, list.join("; "));
-        // The trace changes search_path itself, so what is not found may be found then.
-        if moves { found.notes.push(text) } else { found.problems.push(text) }
-    }
+    note_missing(missing, moves, login, found);
     Ok(())
+}
+
+/// Says what the target does not have. Where the trace itself changes the place in which names are looked for (`moves`), what is not found
+/// now may be found then.
+pub(crate) fn note_missing(missing: Vec<String>, moves: bool, login: &Login, found: &mut Preflight) {
+    if missing.is_empty() {
+        return;
+    }
+    let count = missing.len();
+    let list: Vec<String> = missing.into_iter().take(NAMED_MAX).collect();
+    let more = if count > list.len() { format!("; and {} more", count - list.len()) } else { String::new() };
+    let text = format!("database {}: {}{more}", login.database, list.join("; "));
+    if moves { found.notes.push(text) } else { found.problems.push(text) }
 }
 
 /// Clears OIDs of types that the database does not have.
@@ -235,7 +257,11 @@ async fn types_exist(
     Ok(())
 }
 
-fn first(rows: Vec<Vec<Option<String>>>) -> Option<String> {
+pub(crate) fn set(rows: Vec<Vec<Option<String>>>) -> BTreeSet<String> {
+    rows.into_iter().flatten().flatten().collect()
+}
+
+pub(crate) fn first(rows: Vec<Vec<Option<String>>>) -> Option<String> {
     rows.into_iter().flatten().flatten().next()
 }
 

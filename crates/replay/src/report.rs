@@ -214,11 +214,12 @@ impl Report {
         let counts = &self.counts;
         writeln!(
             out,
-            "Played {} of {} units in {} sessions on {} (PostgreSQL {}) in {:.1} s; captured in {:.1} s.{}",
+            "Played {} of {} units in {} sessions on {} ({} {}) in {:.1} s; captured in {:.1} s.{}",
             counts.answered,
             counts.units,
             counts.sessions,
             self.target,
+            self.preflight.product,
             self.preflight.version,
             self.elapsed_s,
             self.captured_s,

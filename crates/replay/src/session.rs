@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
+use underpass_mysql::exchange::Exchange;
+use underpass_trace::Protocol;
 use underpass_wire::backend::{Fields, Message, TransactionStatus};
 use underpass_wire::frontend::build;
 use underpass_wire::tag::backend as tag;
@@ -21,7 +23,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// Below this a wait for commits was none.
 const ORDER_WAIT_MIN: Duration = Duration::from_micros(100);
 /// Error messages are cut to this many characters.
-const MESSAGE_CHARS_MAX: usize = 300;
+pub(crate) const MESSAGE_CHARS_MAX: usize = 300;
 
 /// Plays a session to its end, or until it breaks or the replay is stopped.
 pub(crate) async fn play(run: &Run, session: &Session) -> SessionOutcome {
@@ -34,6 +36,7 @@ pub(crate) async fn play(run: &Run, session: &Session) -> SessionOutcome {
         last_ready: None,
         last_sent: None,
         become_user: None,
+        mysql_status: TransactionStatus::Idle,
         reset: false,
         cancelling: None,
         outcome: SessionOutcome {
@@ -47,30 +50,36 @@ pub(crate) async fn play(run: &Run, session: &Session) -> SessionOutcome {
 }
 
 /// A unit that was sent, or is being sent.
-struct Flight {
-    unit: usize,
-    answered: Answered,
+pub(crate) struct Flight {
+    pub unit: usize,
+    pub answered: Answered,
     /// Answers that the server owes (extended protocol).
     owed: usize,
-    /// CopyInResponses that no data has answered yet.
-    copy_in: usize,
+    /// CopyInResponses, or wishes for a local file, that no data has answered yet.
+    pub copy_in: usize,
+    /// Number of the packet in which the local file goes on.
+    pub file_sequence: u8,
+    /// Nothing of it is left to send.
+    pub sent_all: bool,
+    /// Where its answer ends, in MySQL's protocol.
+    pub exchange: Exchange,
     /// An error: the server skips to Sync.
-    failed: bool,
+    pub failed: bool,
     /// What asks for ReadyForQuery has been sent.
     asked: bool,
     /// When the client asks to cancel it.
     cancel_at: Option<Instant>,
-    rows: u64,
-    hash: Option<RowHash>,
-    seen: bool,
+    pub rows: u64,
+    pub hash: Option<RowHash>,
+    pub seen: bool,
 }
 
-struct Player<'r> {
-    run: &'r Run,
-    session: &'r Session,
+pub(crate) struct Player<'r> {
+    pub run: &'r Run,
+    pub session: &'r Session,
     rows: Rows,
     /// Units that are not answered, oldest first.
-    flights: VecDeque<Flight>,
+    pub flights: VecDeque<Flight>,
     /// Units before this index are answered or not sent at all.
     done: usize,
     /// When the last answer came.
@@ -78,6 +87,8 @@ struct Player<'r> {
     /// When the last unit was sent.
     last_sent: Option<Instant>,
     become_user: Option<String>,
+    /// The transaction status, in MySQL's protocol: an error leaves it.
+    pub mysql_status: TransactionStatus,
     /// A statement made the session the login user's again.
     reset: bool,
     /// A CancelRequest that is under way. Nothing may be sent before the server has passed it on, or it may hit that.
@@ -86,7 +97,7 @@ struct Player<'r> {
 }
 
 /// Why a session ends early.
-enum Break {
+pub(crate) enum Break {
     /// The connection.
     Lost(String),
     /// Somebody stopped the replay.
@@ -115,7 +126,7 @@ impl Player<'_> {
             self.run.wait_end(self.session, self.last_ready).await?;
         }
         self.run.sessions_open(-1);
-        if !self.flights.is_empty() && self.run.stop() == Stop::Now {
+        if !self.flights.is_empty() && self.run.stop() == Stop::Now && connection.mysql.is_none() {
             // What was stopped at once must not go on at the server. If that fails, it ends by itself.
             let _ = crate::connection::cancel(&self.run.target, &connection.cancel).await;
         }
@@ -133,7 +144,8 @@ impl Player<'_> {
             parameters.push((b"application_name", name));
         }
         parameters.extend(session.parameters.iter().map(|(name, value)| (&name[..], &value[..])));
-        if self.run.options.read_only {
+        let is_mysql = self.run.target.protocol == Protocol::Mysql;
+        if self.run.options.read_only && !is_mysql {
             parameters.retain(|(name, _)| *name != b"default_transaction_read_only");
             parameters.push((b"default_transaction_read_only", b"on"));
         }
@@ -147,6 +159,12 @@ impl Player<'_> {
             if let Err(error) = connection.exchange(&messages).await {
                 self.outcome.prepare_errors.push(error.to_string());
             }
+        }
+        if is_mysql {
+            if self.run.options.read_only {
+                connection.refuse_writes().await?;
+            }
+            return Ok(connection);
         }
         self.become_user = login.become_user;
         Ok(connection)
@@ -233,6 +251,9 @@ impl Player<'_> {
             },
             owed: 0,
             copy_in: 0,
+            file_sequence: 0,
+            sent_all: false,
+            exchange: Exchange::new(self.session.commands.get(index).copied().unwrap_or_default()),
             failed: false,
             asked: false,
             cancel_at: None,
@@ -311,11 +332,15 @@ impl Player<'_> {
             self.write(step, connection).await?;
         }
         connection.flush().await?;
-        Ok(())
+        if let Some(flight) = self.flights.back_mut() {
+            flight.sent_all = true;
+        }
+        self.refuse_file(connection).await
     }
 
     async fn write(&mut self, step: &Step, connection: &mut Connection) -> Result<(), Break> {
-        let mut bytes = self.session.step_bytes(step);
+        let renumbered = self.renumbered(step, connection);
+        let mut bytes = renumbered.as_deref().unwrap_or_else(|| self.session.step_bytes(step));
         while !bytes.is_empty() {
             let done = connection.write_or_read(bytes).await?;
             bytes = &bytes[done.written..];
@@ -341,7 +366,10 @@ impl Player<'_> {
         match read {
             None => self.cancel(connection),
             Some(0) => return Err(Break::Lost("the server closed the connection".into())),
-            Some(_) => self.take_messages(connection)?,
+            Some(_) => {
+                self.take_messages(connection)?;
+                self.refuse_file(connection).await?;
+            }
         }
         Ok(())
     }
@@ -362,6 +390,9 @@ impl Player<'_> {
 
     /// Takes all messages that were read whole.
     fn take_messages(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        if connection.mysql.is_some() {
+            return self.take_mysql(connection);
+        }
         while let Some((kind, body)) = connection.next_message()? {
             self.message(kind, body)?;
         }
@@ -427,7 +458,7 @@ impl Player<'_> {
     }
 
     /// The oldest unit is answered.
-    fn ready(&mut self, now: Duration, status: TransactionStatus) {
+    pub(crate) fn ready(&mut self, now: Duration, status: TransactionStatus) {
         let Some(mut flight) = self.flights.pop_front() else { return };
         flight.answered.ready = now;
         flight.answered.status = Some(status);

@@ -8,17 +8,23 @@ use std::sync::Arc;
 use underpass_auth::{AuthContext, AuthOptions, Password, Secret};
 use underpass_config::{Host, OsFiles, Upstream, Userlist};
 use underpass_tls::{ServerSide, SslMode, TlsServerOptions};
+use underpass_trace::Protocol;
 
 use crate::Error;
 
 /// PostgreSQL's port.
 const PORT: u16 = 5432;
+/// That of MariaDB and MySQL.
+const MYSQL_PORT: u16 = 3306;
+/// How the connection string of a MariaDB or MySQL begins.
+const MYSQL_SCHEMES: [&str; 2] = ["mysql://", "mariadb://"];
 /// Where Debian's and most other servers have their socket; tried in this order when no host is given.
 const SOCKET_DIRECTORIES: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 /// A server to replay on.
 #[derive(Clone, Debug)]
 pub struct Target {
+    pub(crate) protocol: Protocol,
     pub(crate) host: Host,
     pub(crate) port: u16,
     pub(crate) tls: Option<ServerSide>,
@@ -69,8 +75,9 @@ pub(crate) struct Login {
 }
 
 impl Target {
-    /// From a libpq connection string. What it leaves out comes from `PGHOST`, `PGPORT`, `PGUSER`, `PGPASSWORD`, `PGDATABASE`, `PGSSLMODE`, `PGSSLROOTCERT`,
-    /// `PGSSLCERT` and `PGSSLKEY`, as with libpq; a password is better there than in the string, which others can see.
+    /// From a libpq connection string, or a URL of the same form that begins with `mysql://` or `mariadb://`. What the first leaves out comes from `PGHOST`, `PGPORT`, `PGUSER`, `PGPASSWORD`, `PGDATABASE`, `PGSSLMODE`, `PGSSLROOTCERT`,
+    /// `PGSSLCERT` and `PGSSLKEY`, as with libpq; the password of the second from `MYSQL_PWD`. It is better there than in the string, which
+    /// others can see.
     pub fn new(dsn: &str, identities: Identities) -> Result<Self, Error> {
         Self::with_environment(dsn, identities, |name| {
             std::env::var(name).ok().filter(|value| !value.is_empty())
@@ -82,6 +89,9 @@ impl Target {
         identities: Identities,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
+        if let Some(rest) = MYSQL_SCHEMES.iter().find_map(|scheme| dsn.strip_prefix(scheme)) {
+            return Self::mysql(&format!("postgres://{rest}"), identities, &environment);
+        }
         let upstream = Upstream::parse(dsn)?;
         let port = upstream.port.or_else(|| environment("PGPORT")?.parse().ok()).unwrap_or(PORT);
         let host = match upstream.host.as_ref().and_then(|hosts| hosts.hosts().first()) {
@@ -102,25 +112,57 @@ impl Target {
             Some(mode) => mode.as_str().parse().unwrap_or(SslMode::Prefer),
             None => environment("PGSSLMODE").and_then(|mode| mode.parse().ok()).unwrap_or(SslMode::Prefer),
         };
-        let tls = if host.is_unix() {
-            None
-        } else {
-            ServerSide::build(&TlsServerOptions {
-                sslmode,
-                ca_file: environment("PGSSLROOTCERT").map(PathBuf::from),
-                cert_file: environment("PGSSLCERT").map(PathBuf::from),
-                key_file: environment("PGSSLKEY").map(PathBuf::from),
-                ..TlsServerOptions::default()
-            })?
-        };
+        let tls = tls(&host, sslmode, &environment)?;
         let context = Arc::new(AuthContext::new(&AuthOptions::default())?);
         let secret = password.map(plain);
-        Ok(Self { host, port, tls, context, user, database, secret, identities })
+        Ok(Self {
+            protocol: Protocol::Postgres,
+            host,
+            port,
+            tls,
+            context,
+            user,
+            database,
+            secret,
+            identities,
+        })
+    }
+
+    /// `url` is one that libpq could have.
+    fn mysql(
+        url: &str,
+        identities: Identities,
+        environment: &impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, Error> {
+        let upstream = Upstream::parse(url)?;
+        let host = upstream.host.as_ref().and_then(|hosts| hosts.hosts().first()).cloned();
+        let host = host.unwrap_or_else(|| Host::parse("127.0.0.1"));
+        let password = upstream.password.map(|password| password.expose().to_owned());
+        let sslmode = upstream.sslmode.and_then(|mode| mode.as_str().parse().ok()).unwrap_or(SslMode::Prefer);
+        Ok(Self {
+            protocol: Protocol::Mysql,
+            port: upstream.port.unwrap_or(MYSQL_PORT),
+            tls: tls(&host, sslmode, environment)?,
+            host,
+            context: Arc::new(AuthContext::new(&AuthOptions::default())?),
+            user: upstream.user.or_else(|| environment("USER")).unwrap_or_else(|| "root".into()),
+            database: upstream.dbname.unwrap_or_default(),
+            secret: password.or_else(|| environment("MYSQL_PWD")).map(plain),
+            identities,
+        })
+    }
+
+    /// Where its Unix socket is, if that is how it is reached: PostgreSQL's is named by a directory, MySQL's by the file.
+    pub(crate) fn socket(&self) -> Option<PathBuf> {
+        match (&self.host, self.protocol) {
+            (Host::Unix(file), Protocol::Mysql) => Some(file.clone()),
+            (host, _) => host.socket_path(self.port),
+        }
     }
 
     /// `host:port`, without user and password.
     pub fn name(&self) -> String {
-        match self.host.socket_path(self.port) {
+        match self.socket() {
             Some(path) => path.display().to_string(),
             None => format!("{}:{}", self.host, self.port),
         }
@@ -153,6 +195,24 @@ impl Target {
             None => Login { become_user: Some(user), ..own },
         }
     }
+}
+
+/// How a host is encrypted to.
+fn tls(
+    host: &Host,
+    sslmode: SslMode,
+    environment: &impl Fn(&str) -> Option<String>,
+) -> Result<Option<ServerSide>, Error> {
+    if host.is_unix() {
+        return Ok(None);
+    }
+    Ok(ServerSide::build(&TlsServerOptions {
+        sslmode,
+        ca_file: environment("PGSSLROOTCERT").map(PathBuf::from),
+        cert_file: environment("PGSSLCERT").map(PathBuf::from),
+        key_file: environment("PGSSLKEY").map(PathBuf::from),
+        ..TlsServerOptions::default()
+    })?)
 }
 
 fn plain(password: String) -> Secret {
@@ -195,6 +255,17 @@ mod tests {
         let login = target("host=h user=admin", identities).login(Some(b"joe"), Some(b"shop"));
         assert_eq!((login.user.as_str(), login.database.as_str()), ("joe_test", "shop_copy"));
         assert_eq!((login.become_user, login.secret), (None, Some(plain("pw".into()))));
+    }
+
+    #[test]
+    fn a_mysql_is_named_by_its_scheme() {
+        let target = target("mysql://joe:pw@h:3307/shop", Identities::default());
+        assert_eq!((target.protocol, target.name().as_str()), (Protocol::Mysql, "h:3307"));
+        let login = target.login(Some(b"joe"), Some(b"shop"));
+        assert_eq!((login.user.as_str(), login.secret), ("joe", Some(plain("pw".into()))));
+        let target = Target::new("mariadb://%2Frun%2Fmysqld%2Fmysqld.sock/", Identities::default()).unwrap();
+        assert_eq!(target.name(), "/run/mysqld/mysqld.sock");
+        assert_eq!(Target::new("mysql://h", Identities::default()).unwrap().name(), "h:3306");
     }
 
     #[test]

@@ -2,9 +2,7 @@
 //! Which statements are the same but for their literals: libpg_query's fingerprint, remembered by shape.
 
 use underpass_sql::hash_fingerprint;
-use underpass_trace::{Protocol, strip_literals};
-
-use crate::mysql_shape;
+use underpass_trace::{Protocol, fold, strip_literals};
 
 /// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
 const SHAPES_MAX: usize = 50_000;
@@ -46,7 +44,7 @@ impl Fingerprints {
         let shape = strip_literals(text, self.protocol);
         match self.protocol {
             Protocol::Postgres => shape,
-            Protocol::Mysql => mysql_shape::fold(&shape),
+            Protocol::Mysql => fold(&shape),
         }
     }
 

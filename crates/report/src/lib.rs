@@ -9,7 +9,6 @@ mod analysis;
 mod bins;
 mod charts;
 mod fingerprint;
-mod mysql_shape;
 mod page;
 mod text;
 

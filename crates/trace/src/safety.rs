@@ -5,6 +5,7 @@
 //! On request: literals and parameters are masked ([`mask`]). All of it keeps the length of a message, so that
 //! offsets stay true.
 
+mod fold;
 mod lexer;
 mod mask;
 pub(crate) mod passwords;
@@ -20,6 +21,7 @@ use underpass_mysql::{packet, response};
 use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
 use underpass_wire::tag::{backend, frontend};
 
+pub use fold::fold;
 pub use mask::Masker;
 pub use strip::strip_literals;
 

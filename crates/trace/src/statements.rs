@@ -22,6 +22,9 @@ use crate::model::*;
 /// The parameter of a MySQL session's start that holds the capabilities of its login, in decimal: what its messages are decoded with.
 pub const CAPABILITIES: &[u8] = b"_capabilities";
 
+/// The parameter of a MySQL session's start that holds the number of the collation that its client asked for, in decimal.
+pub const COLLATION: &[u8] = b"_collation";
+
 /// How a statement was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Request {

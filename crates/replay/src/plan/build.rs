@@ -8,12 +8,13 @@ use std::path::Path;
 use foldhash::{HashMap, HashSet};
 use underpass_trace::{
     Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, SessionEnd,
-    SessionId, SessionStart,
+    SessionId, SessionStart, WithheldReason, statements::LocalFiles,
 };
 use underpass_wire::backend::TransactionStatus;
 use underpass_wire::frontend::{self, Message, build};
 use underpass_wire::tag::{backend as backend_tag, frontend as tag};
 
+use super::mysql::{Commands, prepare_tag};
 use super::order;
 use super::{Barrier, End, Expected, Group, Omitted, Options, Plan, Reason, Rows, Session, Step, Unit};
 use crate::Error;
@@ -27,11 +28,8 @@ const FIRST_NORMAL_OID: u32 = 16_384;
 /// Reads a trace and makes the plan.
 pub fn read(path: &Path, options: &Options) -> Result<Plan, Error> {
     let mut reader = Reader::open(path)?;
-    if reader.meta().protocol != Protocol::Postgres {
-        return Err(Error::Protocol);
-    }
     let meta = reader.meta().clone();
-    let mut builder = Builder::new(options);
+    let mut builder = Builder::new(options, meta.protocol);
     while let Some(record) = reader.next()? {
         builder.record(&record);
     }
@@ -45,13 +43,16 @@ pub fn from_records<'a>(
     records: impl IntoIterator<Item = Record<'a>>,
     options: &Options,
 ) -> Plan {
-    let mut builder = Builder::new(options);
+    let mut builder = Builder::new(options, meta.protocol);
     records.into_iter().for_each(|record| builder.record(&record));
     builder.finish(meta, 0)
 }
 
 struct Builder<'o> {
     options: &'o Options,
+    protocol: Protocol,
+    /// Which sessions send local files, of MySQL's protocol.
+    files: LocalFiles,
     classifier: Classifier,
     groups: Groups,
     sessions: BTreeMap<SessionId, Script>,
@@ -70,8 +71,8 @@ struct Groups {
 }
 
 /// One session while its records come in.
-struct Script {
-    session: Session,
+pub(super) struct Script {
+    pub(super) session: Session,
     /// Texts of prepared statements and portals, by name.
     statements: HashMap<Vec<u8>, u32>,
     portals: HashMap<Vec<u8>, u32>,
@@ -80,9 +81,9 @@ struct Script {
     /// Units that use a name nobody had prepared when it was used.
     unresolved: Vec<(usize, Vec<u8>)>,
     /// State of the last unit.
-    open: Open,
+    pub(super) open: Open,
     /// Offset behind the last message.
-    next_offset: Option<u64>,
+    pub(super) next_offset: Option<u64>,
     /// Units before this index are answered.
     answered: usize,
     status: Option<TransactionStatus>,
@@ -93,30 +94,34 @@ struct Script {
     prepared: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The last unit was left out for the time it came, and its transaction with it.
     cut_transaction: bool,
+    /// What MySQL's protocol needs to know.
+    pub(super) commands: Commands,
     /// Executes that were left out of a unit that is sent without them.
     dropped: HashSet<u64>,
 }
 
 /// Where the last unit of a session stands.
 #[derive(Default)]
-struct Open {
+pub(super) struct Open {
     /// It has all its messages, unless data of a COPY follows.
-    complete: bool,
+    pub(super) complete: bool,
     in_copy: bool,
     flushed: bool,
     /// Data of the COPY that follows belongs to a statement that was left out.
     drop_copy: bool,
     /// It began with Query.
-    simple: bool,
-    parses: Vec<u32>,
+    pub(super) simple: bool,
+    pub(super) parses: Vec<u32>,
     calls: bool,
 }
 
 impl<'o> Builder<'o> {
-    fn new(options: &'o Options) -> Self {
+    fn new(options: &'o Options, protocol: Protocol) -> Self {
         Self {
             options,
-            classifier: Classifier::default(),
+            protocol,
+            files: LocalFiles::default(),
+            classifier: Classifier::new(protocol),
             groups: Groups::default(),
             sessions: BTreeMap::new(),
             refused: HashSet::default(),
@@ -131,12 +136,15 @@ impl<'o> Builder<'o> {
         if record.session().is_some() {
             self.end_ns = self.end_ns.max(record.time_ns());
         }
+        let is_file = self.protocol == Protocol::Mysql && self.files.push(record);
         match record {
             Record::SessionStart(start) => self.start(start),
-            Record::Frontend(message) => self.frontend(message),
+            Record::Frontend(message) => self.frontend(message, is_file),
             Record::Response(response) => self.response(response),
             Record::Ready(ready) => self.ready(ready),
-            Record::Backend(message) if self.options.rows != Rows::Count => {
+            Record::Backend(message)
+                if self.options.rows != Rows::Count && self.protocol == Protocol::Postgres =>
+            {
                 let Some(script) = self.sessions.get_mut(&message.session) else { return };
                 if let Some((&kind, body)) = message.message.split_first() {
                     if matches!(kind, backend_tag::DATA_ROW | backend_tag::COPY_DATA) && body.len() >= 4 {
@@ -157,6 +165,17 @@ impl<'o> Builder<'o> {
                 // What follows shows the gap by its offset. A unit that misses its end never gets one.
                 if let Some(script) = loss.session.and_then(|session| self.sessions.get_mut(&session)) {
                     script.cut(Reason::Lost);
+                }
+            }
+            Record::Withheld(withheld)
+                if self.protocol == Protocol::Mysql && withheld.direction == Direction::Frontend =>
+            {
+                // Behind the login, a COM_CHANGE_USER.
+                if let Some(script) = self.sessions.get_mut(&withheld.session)
+                    && withheld.reason == WithheldReason::Authentication
+                    && script.next_offset.is_some_and(|next| next <= withheld.offset)
+                {
+                    script.commands.changed_user = true;
                 }
             }
             Record::SessionEnd(end) => self.end(end),
@@ -206,6 +225,9 @@ impl<'o> Builder<'o> {
             steps: Vec::new(),
             bytes: Vec::new(),
             type_oids: Vec::new(),
+            statement_refs: Vec::new(),
+            prepares: BTreeMap::new(),
+            commands: Vec::new(),
             after_ended: 0,
             ended: None,
         };
@@ -221,22 +243,28 @@ impl<'o> Builder<'o> {
             status: (!start.midstream).then_some(TransactionStatus::Idle),
             rows: Vec::new(),
             row_hash: match self.options.rows {
+                // Which messages of MySQL's protocol are rows only a look at the whole answer tells: they are compared between servers.
+                _ if self.protocol == Protocol::Mysql => None,
                 Rows::Count => None,
                 Rows::Ordered => Some(RowHash::ordered()),
                 Rows::Unordered => Some(RowHash::unordered()),
             },
             prepared: BTreeMap::new(),
             cut_transaction: false,
+            commands: Commands::default(),
             dropped: HashSet::default(),
         };
         self.sessions.insert(start.session, script);
     }
 
-    fn frontend(&mut self, message: &Frontend<'_>) {
+    fn frontend(&mut self, message: &Frontend<'_>, is_file: bool) {
         let Some(script) = self.sessions.get_mut(&message.session) else { return };
         let origin_ns = self.origin_ns.unwrap_or(message.time_ns);
         let when = self.options.filter.time(message.time_ns.saturating_sub(origin_ns));
-        script.frontend(message, &mut self.classifier, self.options, when);
+        match self.protocol {
+            Protocol::Postgres => script.frontend(message, &mut self.classifier, self.options, when),
+            Protocol::Mysql => script.command(message, is_file, &mut self.classifier, self.options, when),
+        }
         if script.open.complete {
             script.name_group(&mut self.groups, &self.classifier);
         }
@@ -250,7 +278,16 @@ impl<'o> Builder<'o> {
         }
         let Some(index) = script.unit_of(response.request) else { return };
         let end = match &response.outcome {
-            Outcome::Complete { tag } => Some(End::Complete((**tag).into())),
+            Outcome::Complete { tag } => {
+                match prepare_tag(tag).filter(|_| self.protocol == Protocol::Mysql) {
+                    Some((number, parameters)) => {
+                        script.prepared_as(index, number);
+                        // The target gives a number of its own.
+                        Some(End::Complete(format!("PREPARE {parameters}").into_bytes().into()))
+                    }
+                    None => Some(End::Complete((**tag).into())),
+                }
+            }
             Outcome::Empty => Some(End::Empty),
             Outcome::Suspended => Some(End::Suspended),
             Outcome::Error(error) => {
@@ -382,7 +419,7 @@ impl Script {
         }
     }
 
-    fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
+    pub(super) fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
         self.open = Open { simple: message.message.first() == Some(&tag::QUERY), ..Open::default() };
         let omitted = match (self.session.units.last(), when) {
             (_, Ordering::Less | Ordering::Greater) => Some(Reason::Filter),
@@ -615,7 +652,7 @@ fn in_transaction(status: Option<TransactionStatus>) -> bool {
 }
 
 /// Notes that a unit executes a statement; whether read-only mode forbids that.
-fn execute(unit: &mut Unit, index: u32, classifier: &Classifier, options: &Options) -> bool {
+pub(super) fn execute(unit: &mut Unit, index: u32, classifier: &Classifier, options: &Options) -> bool {
     let statement = classifier.get(index);
     unit.executes.push(index);
     unit.may_write |= statement.summary.may_write;

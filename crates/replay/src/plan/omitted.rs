@@ -21,6 +21,10 @@ pub enum Reason {
     UnknownStatement,
     /// A password in it was overwritten when it was recorded.
     Password,
+    /// It says KILL or SHUTDOWN, or is another command about the server itself: its connections have other numbers on the target.
+    Administration,
+    /// It comes after COM_CHANGE_USER, whose password is not in the trace.
+    ChangedUser,
     /// A replication connection.
     Replication,
     /// The login failed at capture.
@@ -47,6 +51,10 @@ impl Reason {
                 "they use a statement prepared before recording, whose text is not known"
             }
             Self::Password => "a password in them was overwritten in the trace",
+            Self::Administration => "they are about the captured server itself (KILL, SHUTDOWN)",
+            Self::ChangedUser => {
+                "their session had become another user's, whose password is not in the trace"
+            }
             Self::Replication => "replication connections",
             Self::LoginFailed => "the login failed at capture",
             Self::Cancel => "cancel requests for sessions that ran nothing which is played",

@@ -13,7 +13,7 @@ use super::*;
 #[derive(Default)]
 struct Trace {
     records: Vec<Record<'static>>,
-    offsets: std::collections::BTreeMap<u64, u64>,
+    offsets: BTreeMap<u64, u64>,
 }
 
 impl Trace {

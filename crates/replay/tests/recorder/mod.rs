@@ -17,9 +17,10 @@ use underpass_replay::report::Report;
 use underpass_replay::run::{self, Options, Played, Progress, Stopper};
 use underpass_replay::{Identities, Target, preflight};
 use underpass_testkit::Postgres;
-use underpass_trace::assemble::{Assemble as _, Audit, Origin, Piece, Postgres as Assembler};
+use underpass_trace::assemble::{Audit, Origin, Piece, machine};
 use underpass_trace::{
-    Direction, EndReason, Level, Meta, Options as WriterOptions, Record, SessionId, Source, Transport, Writer,
+    Direction, EndReason, Level, Meta, Options as WriterOptions, Protocol, Record, SessionId, Source,
+    Transport, Writer,
 };
 
 /// Records every connection to a server on 127.0.0.1.
@@ -31,6 +32,7 @@ pub struct Recorder {
 struct Shared {
     records: Mutex<Vec<Record<'static>>>,
     begin: Instant,
+    protocol: Protocol,
     level: Level,
     open: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -38,11 +40,17 @@ struct Shared {
 impl Recorder {
     /// Begins to relay to a port.
     pub fn start(target: u16, level: Level) -> Self {
+        Self::of(Protocol::Postgres, target, level)
+    }
+
+    /// The same with sessions of a protocol.
+    pub fn of(protocol: Protocol, target: u16, level: Level) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let port = listener.local_addr().expect("address").port();
         let shared = Arc::new(Shared {
             records: Mutex::default(),
             begin: Instant::now(),
+            protocol,
             level,
             open: Mutex::default(),
         });
@@ -87,13 +95,14 @@ pub fn write(directory: &Path, meta: &Meta, records: &[Record<'_>]) {
 }
 
 fn relay(shared: &Arc<Shared>, session: u64, client: &TcpStream, server: &TcpStream) {
-    let assembler = Mutex::new(Assembler::new(Origin {
+    let origin = Origin {
         session: SessionId(session),
         source: Source::Synthetic,
         transport: Transport::Tcp,
         peer: None,
         level: shared.level,
-    }));
+    };
+    let assembler = Mutex::new(machine(shared.protocol, origin));
     let pass = |mut from: &TcpStream, mut to: &TcpStream, direction: Direction| {
         let mut chunk = vec![0; 64 * 1024];
         while let Ok(len @ 1..) = from.read(&mut chunk) {

@@ -70,14 +70,6 @@ impl Back {
     }
 }
 
-/// Whether a command asks for what a statement is: then its answer is recorded.
-pub(super) fn is_statement(command: u8) -> bool {
-    matches!(
-        command,
-        COM_QUERY | COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_FETCH | COM_STMT_PREPARE
-    )
-}
-
 impl Mysql {
     pub(super) fn answers(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
         let (mut at, mut rest) = (position, bytes);

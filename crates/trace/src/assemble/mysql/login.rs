@@ -33,6 +33,7 @@ pub(super) struct Login {
     user: Option<Vec<u8>>,
     database: Option<Vec<u8>>,
     attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    collation: u8,
 }
 
 impl Login {
@@ -118,6 +119,7 @@ impl Mysql {
                 let server = self.login.server.map_or(u64::MAX, |server| server.0);
                 self.login.session = Some(Session::new(Capabilities(login.capabilities.0 & server)));
                 self.login.user = Some(login.user.to_vec());
+                self.login.collation = login.collation;
                 self.login.database = login.database.map(<[u8]>::to_vec);
                 let owned = |(name, value): &(&[u8], &[u8])| (name.to_vec(), value.to_vec());
                 self.login.attributes = login.attributes.iter().map(owned).collect();
@@ -207,8 +209,10 @@ impl Mysql {
             .into_iter()
             .map(|(name, value)| (name.as_slice().into(), value.as_slice().into()))
             .collect();
+        let collation = login.collation.to_string();
         if let Some(flags) = &capabilities {
-            // What a reader needs to decode the messages; the client did not send it as an attribute.
+            // What a reader needs to decode the messages, and to send them again; the client did not send it as an attribute.
+            parameters.push((crate::statements::COLLATION.into(), collation.as_bytes().into()));
             parameters.push((crate::statements::CAPABILITIES.into(), flags.as_bytes().into()));
         }
         let at = |direction| if midstream { 0 } else { self.accounts.next(direction) };

@@ -21,6 +21,7 @@ mod login;
 
 use std::collections::VecDeque;
 
+use underpass_mysql::command::is_statement;
 use underpass_mysql::exchange::{Exchange, Session};
 
 use super::accounts::{Accounts, Missing};
@@ -127,7 +128,7 @@ impl Mysql {
         let at = self.accounts.next(Direction::Backend);
         let mut begun = self.back.take_response();
         while let Some(request) = self.pending.pop_front() {
-            if !backend::is_statement(request.exchange.command()) || self.origin.level == Level::None {
+            if !is_statement(request.exchange.command()) || self.origin.level == Level::None {
                 continue;
             }
             let begun = begun.take();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The shape of a statement of MariaDB or MySQL, which libpg_query does not parse: words in lower case, lists of values as one.
 
-/// Folds a text without literals ([`underpass_trace::strip_literals`]): upper case to lower, and the lists behind IN and VALUES, of
+/// Folds a text without literals ([`strip_literals`](super::strip_literals)): upper case to lower, and the lists behind IN and VALUES, of
 /// whatever length and number, to `(?+)`. Names that differ by case only become one: they are, but for tables on some file systems.
-pub(crate) fn fold(shape: &[u8]) -> Vec<u8> {
+pub fn fold(shape: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(shape.len());
     let mut rest = shape;
     while let Some((&byte, after)) = rest.split_first() {

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a statement of MariaDB or MySQL does, by its words: no parser of their SQL is here.
+//!
+//! Everything errs on the side of "it writes": what is not known to read is a write, and a function that is not known to be harmless may be
+//! one that somebody stored.
+
+use std::collections::BTreeSet;
+
+use underpass_sql::{Class, Summary};
+use underpass_trace::{Protocol, fold, strip_literals};
+
+/// Functions that change nothing, and words that are followed by a bracket without being functions.
+const HARMLESS: &str = " abs all and any as ascii avg between bin bit_and bit_or by case cast ceil ceiling char char_length character_length \
+    coalesce concat concat_ws connection_id conv convert cos count crc32 curdate current_date current_time current_timestamp current_user \
+    curtime database date date_add date_format date_sub datediff day dayname dayofmonth dayofweek dayofyear dense_rank distinct div elt else \
+    except exists exp extract field find_in_set first_value floor format found_rows from from_days from_unixtime greatest group_concat having \
+    hex hour if ifnull in index insert instr intersect interval is isnull join json_array json_arrayagg json_contains json_extract json_keys \
+    json_length json_object json_objectagg json_search json_type json_unquote json_valid json_value key lag last_day last_insert_id \
+    last_value lcase lead least left length like ln locate log log10 log2 lower lpad ltrim makedate maketime max md5 microsecond mid min \
+    minute mod month monthname not now nullif oct on or order ord over partition period_add period_diff pi position pow power quarter quote \
+    radians rand rank regexp repeat replace reverse right rlike round row row_count row_number rpad rtrim schema sec_to_time second select \
+    session_user set sha sha1 sha2 sign sin sleep some soundex space sqrt std stddev str_to_date strcmp subdate substr substring \
+    substring_index subtime sum sysdate system_user tan then time time_format time_to_sec timediff timestamp timestampadd timestampdiff \
+    to_base64 to_days trim truncate ucase unhex union unix_timestamp upper user using utc_date utc_time utc_timestamp uuid values var_pop \
+    variance version week weekday weekofyear when where window with xor year yearweek ";
+/// Functions whose result is another one each time.
+const VOLATILE: [&str; 16] = [
+    "connection_id",
+    "curdate",
+    "current_date",
+    "current_time",
+    "current_timestamp",
+    "curtime",
+    "last_insert_id",
+    "localtime",
+    "localtimestamp",
+    "now",
+    "rand",
+    "sysdate",
+    "unix_timestamp",
+    "utc_timestamp",
+    "uuid",
+    "uuid_short",
+];
+/// Words that no statement which only reads has.
+const WRITES: [&str; 12] = [
+    "delete",
+    "get_lock",
+    "insert",
+    "into",
+    "is_free_lock",
+    "lastval",
+    "next",
+    "nextval",
+    "release_all_locks",
+    "release_lock",
+    "setval",
+    "update",
+];
+/// Bytes of a text that are looked at: what follows is data.
+const LOOKED_AT_BYTES: usize = 64 << 10;
+
+/// The text without literals, in lower case, and what it does.
+pub(crate) fn classify(text: &[u8]) -> (String, Summary) {
+    let shape = fold(&strip_literals(text, Protocol::Mysql));
+    let shape = String::from_utf8_lossy(&shape[..shape.len().min(LOOKED_AT_BYTES)]).into_owned();
+    // Comments are not in the shape, and these are none.
+    let hides = text.windows(3).any(|at| at == b"/*!") || text.windows(4).any(|at| at == b"/*M!");
+    let summary = summary(&shape, hides);
+    (shape, summary)
+}
+
+fn summary(shape: &str, hides: bool) -> Summary {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '@';
+    let words: Vec<&str> = shape.split(|c| !is_word(c)).filter(|word| !word.is_empty()).collect();
+    let has = |word: &str| words.contains(&word);
+    let class = if hides || shape.trim_end_matches([';', ' ']).contains(';') {
+        // Several statements are as bad as the worst that they could be.
+        Class::Write
+    } else {
+        class(&words)
+    };
+    let reads = class == Class::Read;
+    let may_write = match class {
+        Class::Read => calls(shape).any(|name| !HARMLESS.contains(&format!(" {name} "))),
+        Class::Write | Class::LiftsReadOnly => true,
+        Class::Transaction | Class::Session | Class::Empty => false,
+    };
+    let creates = words.first().is_some_and(|word| *word == "create");
+    let passed = ["create", "or", "replace", "temporary", "table", "view", "if", "not", "exists", "sequence"];
+    let created = words.iter().find(|word| !passed.contains(word)).filter(|_| creates);
+    let names: BTreeSet<&str> =
+        if reads || !creates { words.iter().copied().collect() } else { BTreeSet::new() };
+    Summary {
+        class,
+        may_write,
+        volatile: VOLATILE.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect(),
+        creates: created.into_iter().map(|name| (*name).to_owned()).collect(),
+        // Names of tables are among them.
+        relations: names.into_iter().map(str::to_owned).collect(),
+        notifies: false,
+    }
+}
+
+fn class(words: &[&str]) -> Class {
+    let pair = |one: &str, other: &str| words.windows(2).any(|pair| pair == [one, other]);
+    let lifts = pair("read", "write") || words.iter().any(|word| word.ends_with("read_only"));
+    let Some(first) = words.first() else { return Class::Empty };
+    match (*first, words.get(1).copied().unwrap_or_default()) {
+        ("start", "transaction") | ("set", _) if lifts => Class::LiftsReadOnly,
+        ("begin", "not") => Class::Write,
+        ("begin" | "commit" | "rollback" | "savepoint", _)
+        | ("start", "transaction")
+        | ("release", "savepoint") => Class::Transaction,
+        ("set", _) => match words
+            .iter()
+            .any(|word| matches!(*word, "global" | "persist" | "persist_only" | "password" | "@@global"))
+        {
+            true => Class::Write,
+            false => Class::Session,
+        },
+        ("use" | "prepare" | "deallocate", _) => Class::Session,
+        ("show" | "desc" | "describe" | "help" | "explain", _) => Class::Read,
+        ("select" | "table" | "values" | "with" | "do", _) => {
+            let locks = pair("for", "share") || pair("share", "mode");
+            match locks || words.iter().any(|word| WRITES.contains(word)) {
+                true => Class::Write,
+                false => Class::Read,
+            }
+        }
+        _ => Class::Write,
+    }
+}
+
+/// Words that are followed by an opening bracket.
+fn calls(shape: &str) -> impl Iterator<Item = &str> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    shape.match_indices('(').filter_map(move |(at, _)| {
+        let before = shape[..at].trim_end();
+        let name = before.rsplit(|c| !is_word(c)).next()?;
+        (!name.is_empty()).then_some(name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_to_read_writes() {
+        for (text, class_of, may_write) in [
+            ("SELECT a, count(*) FROM t WHERE b IN (1,2) AND (c = 'x')", Class::Read, false),
+            ("(select 1) union (select 2)", Class::Read, false),
+            ("select stored(1)", Class::Read, true),
+            ("select * from t where a = 1 for update", Class::Write, true),
+            ("select * from t lock in share mode", Class::Write, true),
+            ("select a into @x from t", Class::Write, true),
+            ("select nextval(s)", Class::Write, true),
+            ("with x as (select 1) select * from x", Class::Read, false),
+            ("with x as (select 1) delete from t", Class::Write, true),
+            ("insert into t values (1)", Class::Write, true),
+            ("update t set v = md5(concat(v, 'a'))", Class::Write, true),
+            ("BEGIN", Class::Transaction, false),
+            ("start transaction with consistent snapshot", Class::Transaction, false),
+            ("start transaction read write", Class::LiftsReadOnly, true),
+            ("start slave", Class::Write, true),
+            ("commit", Class::Transaction, false),
+            ("set names utf8mb4", Class::Session, false),
+            ("set session transaction_read_only = 0", Class::LiftsReadOnly, true),
+            ("set global max_connections = 5", Class::Write, true),
+            ("set password = password('x')", Class::Write, true),
+            ("/*!40000 drop table t */", Class::Write, true),
+            ("select 1; drop table t", Class::Write, true),
+            ("select 1;", Class::Read, false),
+            ("-- nothing", Class::Empty, false),
+            ("analyze update t set a = 1", Class::Write, true),
+            ("call p()", Class::Write, true),
+        ] {
+            let (shape, summary) = classify(text.as_bytes());
+            assert_eq!((summary.class, summary.may_write), (class_of, may_write), "{text}: {shape}");
+        }
+    }
+
+    #[test]
+    fn what_is_created_is_known_by_name() {
+        let (_, summary) = classify(b"CREATE TEMPORARY TABLE IF NOT EXISTS Sums (a int)");
+        assert_eq!(summary.creates, ["sums"]);
+        let (_, summary) = classify(b"select now() from `Sums`");
+        assert!(summary.relations.contains(&"sums".to_owned()));
+        assert_eq!(summary.volatile, ["now"]);
+    }
+}

@@ -1,0 +1,578 @@
+// SPDX-License-Identifier: Apache-2.0
+//! MariaDB: what was recorded of its clients is played on another one, prepared statements and local files included, and with order `commit` it
+//! makes the same data. Skipped where it is not installed.
+
+mod recorder;
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use recorder::Recorder;
+use underpass_mysql::auth::native_password;
+use underpass_mysql::capability::{self, Capabilities};
+use underpass_mysql::command::{
+    COM_CHANGE_USER, COM_QUERY, COM_QUIT, COM_STMT_EXECUTE, COM_STMT_PREPARE, statement_number,
+};
+use underpass_mysql::exchange::{End, Exchange, Session, Step};
+use underpass_mysql::handshake::{AUTH_SWITCH, Greeting, Login, NATIVE_PASSWORD};
+use underpass_mysql::packet;
+use underpass_replay::plan::{self, Filter, Plan, Reason, Rows};
+use underpass_replay::preflight::Preflight;
+use underpass_replay::run::{Options, Pace};
+use underpass_replay::{Error, Identities, Target, preflight};
+use underpass_testkit::{Authority, Mariadb};
+use underpass_trace::{Level, Meta, Outcome, Protocol, Record};
+
+const FIGHTERS: usize = 4;
+const UPDATES: usize = 10;
+const STATE: &str = "select group_concat(id, '=', v order by id) from shop.t";
+/// What shows whether two banks have the same money: no times.
+const BANK: [&str; 4] = [
+    "select md5(group_concat(aid, ':', balance order by aid)) from shop.accounts",
+    "select group_concat(tid, ':', balance order by tid) from shop.tellers",
+    "select group_concat(bid, ':', balance order by bid) from shop.branches",
+    "select md5(group_concat(tid, ':', aid, ':', delta order by tid, aid, delta)) from shop.history",
+];
+
+fn missing() -> bool {
+    if Mariadb::is_missing() {
+        eprintln!("skipped: mariadbd is not installed");
+    }
+    Mariadb::is_missing()
+}
+
+/// A server with a bank, and a table to fight over, which notes in which order its rows were changed.
+fn server() -> Mariadb {
+    let server = Mariadb::start().expect("MariaDB");
+    server
+        .sql(
+            "use shop; set group_concat_max_len = 1000000; set global group_concat_max_len = 1000000; \
+             create table accounts (aid int primary key, balance int not null); \
+             create table tellers (tid int primary key, balance int not null); \
+             create table branches (bid int primary key, balance int not null); \
+             create table history (tid int, aid int, delta int, mtime datetime); \
+             insert into accounts select seq, 0 from seq_1_to_100; insert into tellers select seq, 0 from seq_1_to_10; \
+             insert into branches values (1, 0); \
+             create table t (id int primary key, v varchar(64), tag varchar(20), held int); \
+             insert into t values (1, '', '', 0), (2, '', '', 0); \
+             create table log (number int auto_increment primary key, id int, tag varchar(20)); \
+             create trigger noted after update on t for each row insert into log (id, tag) values (new.id, new.tag)",
+        )
+        .expect("setup");
+    server
+}
+
+/// A client of the binary protocol.
+struct Client {
+    stream: TcpStream,
+    session: Session,
+}
+
+/// A bound value.
+enum Value<'a> {
+    Int(i64),
+    Text(&'a str),
+    Null,
+}
+
+impl Client {
+    fn connect(port: u16, user: &str, password: &str) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        let flags = capability::PROTOCOL_41
+            | capability::TRANSACTIONS
+            | capability::DEPRECATE_EOF
+            | capability::MULTI_STATEMENTS
+            | capability::MULTI_RESULTS;
+        let session = Session::new(Capabilities(flags));
+        let mut client = Self { stream, session };
+        let first = client.read();
+        let greeting = Greeting::decode(&first).expect("a greeting");
+        let mut message = Vec::new();
+        let login = Login {
+            capabilities: Capabilities(flags),
+            collation: 45,
+            user: user.as_bytes(),
+            database: Some(b"shop"),
+            plugin: Some(NATIVE_PASSWORD),
+            attributes: vec![(b"program_name", b"tester")],
+        };
+        login.put(&mut message, 1, &native_password(password.as_bytes(), &greeting.nonce));
+        client.stream.write_all(&message).expect("a login");
+        assert_eq!(client.read().first(), Some(&0));
+        client
+    }
+
+    fn read(&mut self) -> Vec<u8> {
+        let mut head = [0; packet::HEADER_BYTES];
+        self.stream.read_exact(&mut head).expect("a packet");
+        let mut payload = vec![0; packet::Header::parse(&head).expect("a header").len];
+        self.stream.read_exact(&mut payload).expect("a packet");
+        payload
+    }
+
+    /// Sends a command and takes its answer: the number of a prepared statement, or the error's.
+    fn command(&mut self, payload: &[u8]) -> Result<u32, u16> {
+        let mut message = Vec::new();
+        packet::put_message(&mut message, 0, payload);
+        self.stream.write_all(&message).expect("a command");
+        let mut exchange = Exchange::new(payload[0]);
+        let mut result = Ok(0);
+        while !exchange.is_done() {
+            let answer = self.read();
+            if payload[0] == COM_CHANGE_USER && answer.first() == Some(&AUTH_SWITCH) {
+                // No password, by whichever plugin.
+                self.stream.write_all(&[0, 0, 0, 2]).expect("a proof");
+            }
+            match exchange.message(&answer, answer.len(), &mut self.session).expect("an answer") {
+                Step::End { end: End::Prepared(prepared), .. } => result = Ok(prepared.statement),
+                Step::End { end: End::Err(error), .. } => result = Err(error.code),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    fn query(&mut self, sql: &str) -> Result<u32, u16> {
+        self.command(&[&[COM_QUERY], sql.as_bytes()].concat())
+    }
+
+    fn prepare(&mut self, sql: &str) -> u32 {
+        self.command(&[&[COM_STMT_PREPARE], sql.as_bytes()].concat()).expect("a statement")
+    }
+
+    fn execute(&mut self, statement: u32, values: &[Value<'_>]) -> Result<u32, u16> {
+        let mut payload = vec![COM_STMT_EXECUTE];
+        payload.extend_from_slice(&statement.to_le_bytes());
+        payload.extend_from_slice(&[0, 1, 0, 0, 0]);
+        let mut nulls = vec![0_u8; values.len().div_ceil(8)];
+        let (mut types, mut bytes) = (Vec::new(), Vec::new());
+        for (at, value) in values.iter().enumerate() {
+            match value {
+                Value::Int(value) => {
+                    types.extend_from_slice(&[0x08, 0]);
+                    bytes.extend_from_slice(&value.to_le_bytes());
+                }
+                Value::Text(text) => {
+                    types.extend_from_slice(&[0xfd, 0]);
+                    bytes.push(u8::try_from(text.len()).expect("a short text"));
+                    bytes.extend_from_slice(text.as_bytes());
+                }
+                Value::Null => {
+                    types.extend_from_slice(&[0x06, 0]);
+                    nulls[at / 8] |= 1 << (at % 8);
+                }
+            }
+        }
+        payload.extend_from_slice(&nulls);
+        payload.push(1);
+        self.command(&[payload, types, bytes].concat())
+    }
+
+    fn quit(mut self) {
+        let mut message = Vec::new();
+        packet::put_message(&mut message, 0, &[COM_QUIT]);
+        self.stream.write_all(&message).expect("a command");
+        let _ = self.stream.read(&mut [0; 1]);
+    }
+}
+
+/// TPC-B by prepared statements: four sessions with the same numbers each time.
+fn bank(port: u16) {
+    let clients = (0..4_i64).map(|session| {
+        thread::spawn(move || {
+            let mut client = Client::connect(port, "bob", "");
+            let accounts = client.prepare("update accounts set balance = balance + ? where aid = ?");
+            let look = client.prepare("select balance from accounts where aid = ?");
+            let tellers = client.prepare("update tellers set balance = balance + ? where tid = ?");
+            let branches = client.prepare("update branches set balance = balance + ? where bid = 1");
+            let history = client.prepare("insert into history values (?, ?, ?, now())");
+            for round in 0..15 {
+                let number = session * 100 + round;
+                let (delta, aid, tid) = (
+                    Value::Int(number - 200),
+                    Value::Int(1 + number * 37 % 100),
+                    Value::Int(1 + number % 10),
+                );
+                client.query("begin").expect("begin");
+                client.execute(accounts, &[delta, aid]).expect("an update");
+                client.execute(look, &[Value::Int(1 + number * 37 % 100)]).expect("a row");
+                client.execute(tellers, &[Value::Int(number - 200), tid]).expect("an update");
+                client.execute(branches, &[Value::Int(number - 200)]).expect("an update");
+                let row = [
+                    Value::Int(1 + number % 10),
+                    Value::Int(1 + number * 37 % 100),
+                    Value::Int(number - 200),
+                ];
+                client.execute(history, &row).expect("a row");
+                client.query("commit").expect("commit");
+            }
+            client.quit();
+        })
+    });
+    clients.collect::<Vec<_>>().into_iter().for_each(|client| client.join().expect("a client"));
+}
+
+/// Sessions that fight over two rows. Each holds its row for a while after it has got it, so that what is answered first has also happened
+/// first, however late the recorder's threads wake up.
+fn fight(port: u16) {
+    let clients = (0..FIGHTERS).map(|session| {
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(30 * session as u64));
+            let mut client = Client::connect(port, "bob", "");
+            let update = "update t set v = md5(concat(v, ?)), tag = ?, held = sleep(0.02) where id = ?";
+            let update = client.prepare(update);
+            for round in 0..UPDATES {
+                let tag = format!("{session}.{round}");
+                let row = 1 + (session + round) % 2;
+                let values = [Value::Text(&tag), Value::Text(&tag), Value::Int(row as i64)];
+                if round % 3 == 0 {
+                    client.query("start transaction").expect("begin");
+                    client.execute(update, &values).expect("an update");
+                    client.query("commit").expect("commit");
+                } else {
+                    client.execute(update, &values).expect("an update");
+                }
+            }
+            client.quit();
+        })
+    });
+    clients.collect::<Vec<_>>().into_iter().for_each(|client| client.join().expect("a client"));
+}
+
+fn meta(level: Level) -> Meta {
+    Meta { protocol: Protocol::Mysql, level, ..Meta::default() }
+}
+
+fn target(port: u16, identities: Identities) -> Target {
+    Target::new(&format!("mysql://bob@127.0.0.1:{port}/?sslmode=disable"), identities).expect("a target")
+}
+
+fn plan_of(records: &[Record<'static>], options: &plan::Options) -> Plan {
+    recorder::plan(&meta(Level::Summary), records, options)
+}
+
+fn asap() -> Options {
+    Options { pace: Pace::Asap, ..Options::default() }
+}
+
+fn record(server: &Mariadb, level: Level, work: impl FnOnce(u16)) -> Vec<Record<'static>> {
+    let recorder = Recorder::of(Protocol::Mysql, server.port(), level);
+    work(recorder.port());
+    recorder.records()
+}
+
+fn look(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(preflight::check(plan, target))
+}
+
+/// The tags of a row's updates in the order of their commits in the trace: a tag is the first bound value of its update.
+fn order_in_trace(plan: &Plan, row: usize) -> Vec<String> {
+    let mut order = Vec::new();
+    for (number, session) in plan.sessions.iter().enumerate() {
+        let mut updated = None;
+        for unit in &session.units {
+            let bytes: Vec<u8> = session.steps[unit.steps.clone()]
+                .iter()
+                .flat_map(|step| session.step_bytes(step))
+                .copied()
+                .collect();
+            let text = String::from_utf8_lossy(&bytes);
+            for round in (0..UPDATES).rev() {
+                let tag = (0..FIGHTERS)
+                    .map(|fighter| format!("{fighter}.{round}"))
+                    .find(|tag| text.contains(tag.as_str()));
+                if let Some(tag) = tag {
+                    updated = Some(tag);
+                    break;
+                }
+            }
+            if let (Some(commit), Some(tag)) = (unit.commit, updated.clone()) {
+                let (fighter, round) = tag.split_once('.').expect("a tag");
+                let of_row = 1
+                    + (fighter.parse::<usize>().expect("a number")
+                        + round.parse::<usize>().expect("a number"))
+                        % 2;
+                order.push((commit, of_row, tag, number));
+            }
+        }
+    }
+    order.sort();
+    order.into_iter().filter(|one| one.1 == row).map(|one| one.2).collect()
+}
+
+/// A recording whose order is what happened: on a busy machine the recorder may see answers in another one.
+fn fight_in_order() -> (Vec<Record<'static>>, String) {
+    for _ in 0..5 {
+        let original = server();
+        let records = record(&original, Level::Summary, fight);
+        let plan = plan_of(&records, &plan::Options::default());
+        assert_eq!(plan.commits, FIGHTERS * UPDATES, "{:?}", plan.omitted);
+        let happened = |row: usize| {
+            let log = original
+                .sql(&format!("select tag from shop.log where id = {row} order by number"))
+                .expect("a log");
+            log.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        if (1..=2).all(|row| order_in_trace(&plan, row) == happened(row)) {
+            return (records, original.sql(STATE).expect("a state"));
+        }
+    }
+    panic!("the machine is too busy to record anything in its order");
+}
+
+#[test]
+fn the_order_of_commits_makes_the_same_data() {
+    if missing() {
+        return;
+    }
+    let (records, expected) = fight_in_order();
+    let play = |order_commit: bool| {
+        let copy = server();
+        let options = Options { order_commit, ..asap() };
+        let plan = plan_of(&records, &plan::Options::default());
+        let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), options);
+        assert!(report.is_equal(), "{}", report.text());
+        assert_eq!((report.counts.released, report.counts.answered), (0, report.counts.units as u64));
+        copy.sql(STATE).expect("a state")
+    };
+    assert_eq!(play(true), expected);
+    // Without it each session begins at once, which the capture did not.
+    assert_ne!(play(false), expected);
+}
+
+#[test]
+fn a_bank_by_prepared_statements_is_the_same_on_a_copy_also_by_tls() {
+    if missing() {
+        return;
+    }
+    let original = server();
+    let records = record(&original, Level::Summary, bank);
+    let state = |server: &Mariadb| BANK.map(|query| server.sql(query).expect("a state"));
+    let authority = Authority::new("test").expect("an authority");
+    let encrypted = Mariadb::start_tls(&authority).expect("MariaDB");
+    for (copy, sslmode) in [(server(), "disable"), (encrypted, "require")] {
+        if sslmode == "require" {
+            copy.sql(
+                "use shop; create table accounts (aid int primary key, balance int not null); \
+                 create table tellers (tid int primary key, balance int not null); \
+                 create table branches (bid int primary key, balance int not null); \
+                 create table history (tid int, aid int, delta int, mtime datetime); \
+                 set global group_concat_max_len = 1000000; \
+                 insert into accounts select seq, 0 from seq_1_to_100; insert into tellers select seq, 0 from seq_1_to_10; \
+                 insert into branches values (1, 0)",
+            )
+            .expect("setup");
+        }
+        let to = format!("mysql://bob@127.0.0.1:{}/?sslmode={sslmode}", copy.port());
+        let to = Target::new(&to, Identities::default()).expect("a target");
+        let plan = plan_of(&records, &plan::Options::default());
+        let options = Options { order_commit: true, ..asap() };
+        // The copy gives its statements other numbers: this one has been prepared before.
+        let again = record(&copy, Level::Summary, |port| {
+            let through = format!("mysql://bob@127.0.0.1:{port}/?sslmode=disable");
+            let to = if sslmode == "require" {
+                to
+            } else {
+                Target::new(&through, Identities::default()).expect("a target")
+            };
+            let (_, _, report) = recorder::play(plan, to, options);
+            assert!(report.is_equal(), "{}", report.text());
+            assert!(report.volatile.contains_key("now"), "{:?}", report.volatile);
+        });
+        assert_eq!(state(&copy), state(&original), "{sslmode}");
+        if sslmode == "disable" {
+            let (here, there) = (said(&again), said(&records));
+            assert_eq!(here.len(), there.len());
+            for (here, there) in here.iter().zip(&there) {
+                let differs = here.iter().zip(there).find(|(here, there)| here != there);
+                assert_eq!(differs, None, "the recording of the replay is the recording");
+                assert_eq!(here.len(), there.len());
+            }
+        }
+    }
+}
+
+/// What each session of a trace said, and how it was answered; without times, and with its statements numbered from 0: the server numbers
+/// those of all sessions in one go.
+fn said(records: &[Record<'static>]) -> Vec<Vec<String>> {
+    let mut sessions = BTreeMap::<u64, (Vec<u32>, Vec<String>)>::new();
+    for record in records {
+        let Some(session) = record.session() else { continue };
+        let (numbers, said) = sessions.entry(session.0).or_default();
+        said.push(match record {
+            Record::Frontend(message) => {
+                let mut bytes = message.message.to_vec();
+                if let Some(number) = statement_number(&bytes[packet::HEADER_BYTES..]) {
+                    let ordinal = numbers.iter().position(|known| *known == number).expect("a statement");
+                    bytes[packet::HEADER_BYTES + 1..][..4].copy_from_slice(&(ordinal as u32).to_le_bytes());
+                }
+                format!("{bytes:?}")
+            }
+            Record::Response(response) => {
+                let tag = match &response.outcome {
+                    Outcome::Complete { tag } => String::from_utf8_lossy(tag).into_owned(),
+                    other => format!("{other:?}"),
+                };
+                match tag.strip_prefix("PREPARE ").and_then(|prepared| prepared.split_once(' ')) {
+                    Some((number, parameters)) => {
+                        numbers.push(number.parse().expect("a number"));
+                        format!("prepared with {parameters}")
+                    }
+                    None => format!("{tag} {}", response.rows),
+                }
+            }
+            Record::Ready(ready) => format!("{:?}", ready.status),
+            _ => continue,
+        });
+    }
+    // What looked at the target first, and prepared each statement, is not what was played.
+    let mut sessions: Vec<_> =
+        sessions.into_values().map(|(_, said)| said).filter(|said| said.len() > 100).collect();
+    sessions.sort();
+    sessions
+}
+
+#[test]
+fn what_differs_is_told_and_what_is_not_played_is_named() {
+    if missing() {
+        return;
+    }
+    let original = server();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs_write(file.path(), "1,one\n2,two\n");
+    let load = format!(
+        "load data local infile '{}' into table shop.loaded fields terminated by ','",
+        file.path().display()
+    );
+    let records = record(&original, Level::Full, |port| {
+        let mut client = Client::connect(port, "ann", "S3cret");
+        client.query("create table loaded (a int, b text)").expect("a table");
+        assert_eq!(client.query("select * from nothing"), Err(1146));
+        client
+            .query("insert into t values (3, 'x', '', 0); select 1; update t set held = 1 where id = 3")
+            .expect("results");
+        client.query("kill 999999").expect_err("nobody");
+        client.query("set password for bob@'%' = password('secret-of-bob')").expect("a password");
+        let statement = client.prepare("select ?, ?");
+        client.execute(statement, &[Value::Null, Value::Text("x")]).expect("a row");
+        client.query("set password for bob@'%' = ''").expect("no password");
+        client
+            .command(&[&[COM_CHANGE_USER][..], b"bob\0\0shop\0\x2d\0mysql_native_password\0\0"].concat())
+            .expect("bob");
+        client.query("select 'as bob'").expect("a row");
+        client.quit();
+        // The shell sends files.
+        let mut shell = original.shell().expect("the shell");
+        shell.args(["--local-infile=1", "-e", &load]).arg(format!("--port={port}"));
+        let status = shell.stdout(Stdio::null()).status().expect("the shell");
+        assert!(status.success());
+    });
+    assert_eq!(original.sql("select count(*) from shop.loaded").expect("a number"), "2");
+
+    // The writer overwrites passwords.
+    let parent = tempfile::tempdir().expect("a directory");
+    let trace = parent.path().join("trace");
+    recorder::write(&trace, &meta(Level::Full), &records);
+    let read = |options: &plan::Options| plan::read(&trace, options).expect("a plan");
+
+    let copy = server();
+    copy.sql("insert into shop.t values (4, 'more', '', 0)").expect("a row");
+    let mut identities = Identities::default();
+    identities.passwords.insert("ann".into(), "S3cret".into());
+    let to = target(copy.port(), identities.clone());
+    let plan = read(&plan::Options::default());
+    let omitted = plan.omitted.units.clone();
+    assert_eq!(omitted.get(&Reason::Administration), Some(&1), "{omitted:?}");
+    assert_eq!(omitted.get(&Reason::Password), Some(&2), "{omitted:?}");
+    assert_eq!(omitted.get(&Reason::ChangedUser), Some(&1), "{omitted:?}");
+    let (_, _, report) = recorder::play(plan, to.clone(), asap());
+    assert!(report.is_equal(), "{}", report.text());
+    assert_eq!(copy.sql("select group_concat(a, b order by a) from shop.loaded").expect("rows"), "1one,2two");
+
+    // Again: now the table is there, and so is the row.
+    let (_, _, report) = recorder::play(read(&plan::Options::default()), to.clone(), asap());
+    let text = report.text();
+    assert!(!report.is_equal() && text.contains("42S01") && text.contains("23000"), "{text}");
+
+    // Read-only.
+    let options = plan::Options { read_only: true, ..plan::Options::default() };
+    let plan = read(&options);
+    assert!(plan.omitted.units[&Reason::ReadOnly] >= 3, "{:?}", plan.omitted);
+    let before = copy.sql("select count(*) from shop.loaded").expect("a number");
+    let (_, _, report) = recorder::play(plan, to.clone(), Options { read_only: true, ..asap() });
+    assert!(report.is_equal(), "{}", report.text());
+    assert_eq!(copy.sql("select count(*) from shop.loaded").expect("a number"), before);
+
+    // Rows are compared between two servers.
+    let options =
+        plan::Options { rows: Rows::Ordered, filter: Filter::default(), ..plan::Options::default() };
+    let plan = read(&options);
+    assert!(
+        plan.sessions
+            .iter()
+            .flat_map(|one| &one.units)
+            .flat_map(|one| &one.expected)
+            .all(|one| one.hash.is_none())
+    );
+}
+
+fn fs_write(path: &std::path::Path, text: &str) {
+    std::fs::write(path, text).expect("a file");
+}
+
+#[test]
+fn the_target_is_looked_at_before_the_first_statement() {
+    if missing() {
+        return;
+    }
+    let original = server();
+    let records = record(&original, Level::Summary, |port| {
+        let mut client = Client::connect(port, "ann", "S3cret");
+        client.query("select * from accounts where aid = 7").expect("rows");
+        client.query("create temporary table tmp_1 (a int)").expect("a table");
+        client.query("select * from tmp_1").expect("rows");
+        client.quit();
+    });
+    let mut plan = plan_of(&records, &plan::Options::default());
+
+    // Nothing is there.
+    let empty = Mariadb::start().expect("MariaDB");
+    let found = look(&mut plan, &target(empty.port(), Identities::default())).expect("a look");
+    let problems = found.problems.join("\n");
+    assert!(problems.contains("accounts") && problems.contains("user ann need its password"), "{problems}");
+    assert!(!problems.contains("tmp_1"), "the trace makes it: {problems}");
+    assert_eq!((found.product, found.statements_checked), ("MariaDB", 2));
+
+    // No such database.
+    let mut identities = Identities { one_user: true, ..Identities::default() };
+    identities.databases.insert("shop".into(), "elsewhere".into());
+    let found = look(&mut plan, &target(empty.port(), identities)).expect("a look");
+    assert!(found.problems.join("\n").contains("no database elsewhere"), "{found:?}");
+
+    // A wrong password, and another kind of server.
+    let mut identities = Identities::default();
+    identities.passwords.insert("ann".into(), "wrong".into());
+    let found = look(&mut plan, &target(original.port(), identities)).expect("a look");
+    assert!(found.problems.join("\n").contains("error 1045"), "{found:?}");
+    let postgres = Target::new("postgres://nobody@127.0.0.1:1/", Identities::default()).expect("a target");
+    let refusal = look(&mut plan, &postgres).expect_err("another protocol").to_string();
+    assert!(
+        refusal.contains("the trace is of MariaDB or MySQL") && refusal.contains("mysql://"),
+        "{refusal}"
+    );
+
+    // The captured server itself.
+    plan.meta.host = original.sql("select @@hostname").expect("a name");
+    plan.meta.server.data_directory = Some(original.sql("select @@datadir").expect("a place"));
+    let one_user = || Identities { one_user: true, ..Identities::default() };
+    let found = look(&mut plan, &target(original.port(), one_user())).expect("a look");
+    assert!(found.problems.join("\n").contains("is the captured server itself"), "{found:?}");
+    let found = look(&mut plan, &target(server().port(), one_user())).expect("a look");
+    assert_eq!(found.problems, Vec::<String>::new());
+}
