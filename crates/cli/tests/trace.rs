@@ -173,3 +173,83 @@ fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
     let mut child = start_recorder(&["-p", &port, "-o", &again, "-d", "1", "--require-lossless"]);
     assert_eq!(child.wait().expect("an end").code(), Some(0));
 }
+
+#[test]
+fn the_early_stages_write_nothing() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let parent = tempfile::tempdir().expect("a directory");
+    let path = parent.path().join("trace").display().to_string();
+    let port = postgres.port().to_string();
+    for (stage, messages) in
+        [("attach", "messages      0 of clients"), ("process", "messages      2 of clients")]
+    {
+        let child = start_recorder(&["-p", &port, "-o", &path, "--stage", stage]);
+        let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+        client.query("select 1").expect("an answer");
+        client.terminate().expect("terminate");
+        // Closed sockets tell their totals a moment after the client has gone.
+        std::thread::sleep(Duration::from_millis(300));
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+        let output = child.wait_with_output().expect("an end");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains(messages), "{stage}: {text}");
+        assert!(text.contains("packets to the server: seen"), "{stage}: {text}");
+        assert_eq!(std::fs::read_dir(&parent).expect("a directory").count(), 0, "{stage}");
+    }
+}
+
+#[test]
+fn a_lossy_recording_says_so_and_fails_where_that_is_asked() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let parent = tempfile::tempdir().expect("a directory");
+    let path = parent.path().join("trace").display().to_string();
+    let port = postgres.port().to_string();
+    let child = start_recorder(&["-p", &port, "-o", &path, "--ring-size", "0", "--require-lossless"]);
+    let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    // Many times the smallest rings, faster than they are read.
+    for _ in 0..5 {
+        client.query(&format!("select length('{}')", "x".repeat(8 << 20))).expect("the server goes on");
+    }
+    client.terminate().expect("terminate");
+    std::thread::sleep(Duration::from_millis(300));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
+    let output = child.wait_with_output().expect("an end");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains(" losses, ") && !text.contains("nothing is missing"), "{text}");
+}
+
+/// A cgroup without processes, which goes with the value.
+struct Cgroup(std::path::PathBuf);
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_hook_that_sees_nothing_is_an_error() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let mount = underpass_capture::cgroup2_mount().expect("a mount");
+    let cgroup = Cgroup(mount.join(format!("underpass-test-{}", std::process::id())));
+    if let Err(error) = std::fs::create_dir(&cgroup.0) {
+        return eprintln!("skipped: no cgroup can be made here: {error}");
+    }
+    let (port, at) = (postgres.port().to_string(), cgroup.0.display().to_string());
+    let parent = tempfile::tempdir().expect("a directory");
+    let path = parent.path().join("trace");
+    let (code, _, text) = run(&["-p", &port, "--cgroup", &at, "-o", &path.display().to_string()]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("attached but silent") && text.contains(&at), "{text}");
+    assert!(!path.exists(), "nothing is left behind");
+}
