@@ -1,75 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What ran in a trace of MySQL's protocol, from records as a recorder would write them.
 
+mod common;
+
+use common::session::{SESSION, Session};
 use underpass_mysql::packet::put_message;
-use underpass_trace::statements::{CAPABILITIES, Event, Statement, Statements, Transaction};
+use underpass_trace::statements::CAPABILITIES;
 use underpass_trace::*;
 
 use TransactionStatus::{Idle, Transaction as Open};
 
-const SESSION: SessionId = SessionId(1);
-
-struct Session {
-    statements: Statements,
-    offset: u64,
-    now: u64,
-    found: Vec<Statement>,
-    transactions: Vec<Transaction>,
-}
-
 impl Session {
     fn new() -> Self {
-        let statements = Statements::new(Protocol::Mysql);
-        Self { statements, offset: 0, now: 0, found: Vec::new(), transactions: Vec::new() }
-    }
-
-    fn push(&mut self, record: &Record<'_>) {
-        let mut events = Vec::new();
-        self.statements.push(record, &mut events);
-        for event in events {
-            match event {
-                Event::Statement(statement) => self.found.push(*statement),
-                Event::Transaction(transaction) => self.transactions.push(transaction),
-            }
-        }
+        Self::of(Protocol::Mysql)
     }
 
     /// A message of the client in a packet of this number; its time and offset.
     fn send(&mut self, number: u8, payload: &[u8]) -> (u64, u64) {
         let mut message = Vec::new();
         put_message(&mut message, number, payload);
-        self.now += 1;
-        let offset = self.offset;
-        self.offset += message.len() as u64;
-        self.push(&Record::Frontend(Frontend::new(SESSION, self.now, offset, message)));
+        let offset = self.message(message);
         (self.now, offset)
     }
 
     fn answer(&mut self, request: u64, tag: &[u8], status: TransactionStatus) {
-        self.now += 1;
-        let (session, offset, time_ns) = (SESSION, 0, self.now);
-        self.push(&Record::Response(Response {
-            session,
-            request,
-            offset,
-            len: 10,
-            first_ns: time_ns,
-            last_ns: time_ns,
-            rows: 0,
-            outcome: Outcome::Complete { tag: tag.into() },
-        }));
-        self.push(&Record::Ready(Ready { session, time_ns, request, offset, status }));
+        self.outcome(request, 0, Outcome::Complete { tag: tag.into() });
+        self.ready_at(self.now, request, status);
     }
 
     fn run(&mut self, payload: &[u8], tag: &[u8], status: TransactionStatus) -> u64 {
         let (time_ns, request) = self.send(0, payload);
         self.answer(request, tag, status);
         time_ns
-    }
-
-    fn texts(&self) -> Vec<String> {
-        let text = |s: &Statement| String::from_utf8_lossy(s.text.as_deref().unwrap_or(b"?")).into_owned();
-        self.found.iter().map(text).collect()
     }
 }
 

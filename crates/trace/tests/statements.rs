@@ -1,89 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What ran, with which text and parameters: told by what the server did, not by what the client hoped.
 
-use underpass_trace::statements::{Event, Request, Statement, Statements, Transaction};
+mod common;
+
+use common::session::{SESSION, Session};
+use underpass_trace::statements::{Request, Transaction};
 use underpass_trace::*;
 use underpass_wire::frontend::{Target, build};
 
-/// Builds the records of one session as a recorder would.
-struct Session {
-    statements: Statements,
-    offset: u64,
-    now: u64,
-    found: Vec<Statement>,
-    transactions: Vec<Transaction>,
-}
-
-const SESSION: SessionId = SessionId(1);
-
 impl Session {
     fn new() -> Self {
-        Self {
-            statements: Statements::new(Protocol::Postgres),
-            offset: 0,
-            now: 0,
-            found: Vec::new(),
-            transactions: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, record: &Record<'_>) {
-        let mut events = Vec::new();
-        self.statements.push(record, &mut events);
-        for event in events {
-            match event {
-                Event::Statement(statement) => self.found.push(*statement),
-                Event::Transaction(transaction) => self.transactions.push(transaction),
-            }
-        }
+        Self::of(Protocol::Postgres)
     }
 
     /// The client's message; its offset.
     fn send(&mut self, build: impl FnOnce(&mut Vec<u8>)) -> u64 {
         let mut message = Vec::new();
         build(&mut message);
-        self.now += 1;
-        let offset = self.offset;
-        self.offset += message.len() as u64;
-        self.push(&Record::Frontend(Frontend::new(SESSION, self.now, offset, message)));
-        offset
-    }
-
-    fn answer(&mut self, request: u64, rows: u64, outcome: Outcome<'_>) {
-        self.now += 1;
-        let (first_ns, last_ns) = (self.now, self.now);
-        self.push(&Record::Response(Response {
-            session: SESSION,
-            request,
-            offset: 0,
-            len: 10,
-            first_ns,
-            last_ns,
-            rows,
-            outcome,
-        }));
+        self.message(message)
     }
 
     fn complete(&mut self, request: u64, rows: u64) {
-        self.answer(request, rows, Outcome::Complete { tag: b"OK"[..].into() });
+        self.outcome(request, rows, Outcome::Complete { tag: b"OK"[..].into() });
     }
 
     fn fail(&mut self, request: u64) {
         let outcome =
             Outcome::Error(ErrorOutcome { sqlstate: *b"22012", fatal: false, message: b""[..].into() });
-        self.answer(request, 0, outcome);
+        self.outcome(request, 0, outcome);
     }
 
     fn ready(&mut self, request: u64, status: TransactionStatus) {
         self.now += 1;
-        self.push(&Record::Ready(Ready { session: SESSION, time_ns: self.now, request, offset: 0, status }));
-    }
-
-    fn texts(&self) -> Vec<&str> {
-        let text = |one: &Statement| {
-            one.text.as_deref().map_or("?".into(), |text| str::from_utf8(text).unwrap().to_owned())
-        };
-        self.found.iter().map(|one| &*text(one).leak()).collect()
+        self.ready_at(self.now, request, status);
     }
 }
 
@@ -111,7 +60,7 @@ fn a_pipeline_has_its_texts_and_parameters() {
     let sync = s.send(build::sync);
     s.complete(first, 1);
     assert_eq!(s.found.len(), 1);
-    s.answer(second, 5, Outcome::Suspended);
+    s.outcome(second, 5, Outcome::Suspended);
     s.ready(sync, TransactionStatus::Idle);
     assert_eq!(s.texts(), ["select $1", "select $1"]);
     let [one, other] = &s.found[..] else { panic!() };
@@ -225,7 +174,7 @@ fn without_summaries_statements_still_count() {
     let mut s = Session::new();
     let query = s.send(|out| build::query(out, b"select 1"));
     s.ready(query, TransactionStatus::Idle);
-    assert_eq!((s.texts(), s.found[0].answers, s.found[0].end_ns), (vec!["select 1"], 0, 2));
+    assert_eq!((s.texts(), s.found[0].answers, s.found[0].end_ns), (vec!["select 1".to_owned()], 0, 2));
     assert_eq!(s.found[0].outcome, Outcome::Unknown);
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test uses a part")]
 
 pub mod arbitrary;
+pub mod session;
 
 use std::path::{Path, PathBuf};
 

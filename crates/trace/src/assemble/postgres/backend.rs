@@ -101,14 +101,7 @@ impl Postgres {
             (Phase::Startup, Piece::Bytes(bytes)) => self.first_answer(bytes),
             (Phase::Startup, Piece::Skipped(len)) => self.accounts.count_recorded(Direction::Backend, len),
             (Phase::Startup, Piece::Lost(len, reason)) => {
-                self.accounts.missing(
-                    Direction::Backend,
-                    time_ns,
-                    position,
-                    len,
-                    Missing::Lost(reason),
-                    sink,
-                );
+                self.lost_backend(time_ns, position, len, reason, sink);
             }
             (Phase::Joining, Piece::Bytes(bytes)) => {
                 self.back.idle = false;
@@ -130,14 +123,7 @@ impl Postgres {
                 self.pass_over(time_ns, position, len, Boundary::Skipped, sink);
             }
             (_, Piece::Lost(len, reason)) => {
-                self.accounts.missing(
-                    Direction::Backend,
-                    time_ns,
-                    position,
-                    len,
-                    Missing::Lost(reason),
-                    sink,
-                );
+                self.lost_backend(time_ns, position, len, reason, sink);
                 self.pass_over(time_ns, position, len, Boundary::Lost, sink);
             }
         }
@@ -185,15 +171,8 @@ impl Postgres {
                     Some(taken) => taken,
                     None => {
                         self.back.boundary = Boundary::Lost;
-                        let why = Missing::Lost(LossReason::Protocol);
-                        return self.accounts.missing(
-                            Direction::Backend,
-                            time_ns,
-                            at,
-                            rest.len() as u64,
-                            why,
-                            sink,
-                        );
+                        let len = rest.len() as u64;
+                        return self.lost_backend(time_ns, at, len, LossReason::Protocol, sink);
                     }
                 },
             };
@@ -206,6 +185,10 @@ impl Postgres {
                 return self.accounts.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
             }
         }
+    }
+
+    fn lost_backend(&mut self, time_ns: u64, from: u64, len: u64, why: LossReason, sink: &mut dyn Sink) {
+        self.accounts.missing(Direction::Backend, time_ns, from, len, Missing::Lost(why), sink);
     }
 
     fn recorded_backend(&mut self, time_ns: u64, len: u64, sink: &mut dyn Sink) {
