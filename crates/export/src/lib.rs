@@ -14,6 +14,8 @@ mod value;
 pub use error::Error;
 pub use value::text_of;
 
+use std::path::Path;
+
 use underpass_trace::Clock;
 
 /// Monotonic times as UTC: by the last clock before them, or the first there is.
@@ -33,6 +35,14 @@ impl Utc {
     fn timestamp(self, time_ns: u64) -> jiff::Timestamp {
         jiff::Timestamp::from_nanosecond(self.ns(time_ns).into()).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
     }
+}
+
+/// Makes the directory of an export, which must not be there.
+fn new_directory(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
+        _ => Error::io(path)(error),
+    })
 }
 
 /// Text where it is text, `\x` and hexadecimal digits where it is not.

@@ -59,12 +59,7 @@ pub struct Summary {
 /// # Errors
 /// The directory exists, a file cannot be written, or the trace cannot be read.
 pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
-    match std::fs::create_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            return Err(Error::Exists(directory.to_owned()));
-        }
-        made => made.map_err(Error::io(directory))?,
-    }
+    crate::new_directory(directory)?;
     let mut export = Export::new(directory, reader.meta().protocol);
     let mut events = Vec::new();
     loop {
