@@ -39,6 +39,7 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     row(KernelKind::Lane, "user", "xacts", lanes.user_xacts.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
+    row(KernelKind::Lane, "all", "fed", lanes.fed.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "events_lost", path.counter(Counter::EventsLost), "count");
     for (reason, times) in exits(shared) {
         row(KernelKind::Exit, reason, "count", times, "count");

@@ -59,6 +59,8 @@ pub(crate) struct Lanes {
     pub user_xacts: AtomicU64,
     pub taken: AtomicU64,
     pub given: AtomicU64,
+    /// Transactions of which user space read the requests and a program forwards the answers.
+    pub fed: AtomicU64,
     /// One in so many clients is taken in each turn of a worker's loop; 0 = none. See [`FLIP_VARIABLE`].
     pub flip: u32,
     clients: Mutex<HashMap<ClientSlot, ClientRef, RandomState>>,
@@ -102,6 +104,7 @@ impl Lanes {
                     user_xacts: AtomicU64::new(0),
                     taken: AtomicU64::new(0),
                     given: AtomicU64::new(0),
+                    fed: AtomicU64::new(0),
                     flip: std::env::var(FLIP_VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(0),
                     clients: Mutex::default(),
                     servers: Mutex::default(),

@@ -153,6 +153,9 @@ impl Worker {
     fn feed_inbox_of(&mut self, key: Key, server: ServerSlot, batch: &Batch, since: Option<Instant>) {
         let now = self.now;
         let Some(client) = self.clients.get_mut(key) else { return };
+        if let Some(lanes) = &self.shared.lanes {
+            lanes.fed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
         let mut bytes = std::mem::take(&mut client.inbox);
         batch.rename(&mut bytes);
         client.phase = Phase::Lane;
