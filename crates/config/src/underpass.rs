@@ -29,6 +29,10 @@ keys! {
         /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
         /// backends) or `both` (backends and applications).
         same_host: SameHost = Some("server"), Restart;
+        /// Ring in which kernel lanes tell what they forward for mirrored databases, made if a mirror is configured at start.
+        /// Transactions that find no room are dropped as a whole, and counted. Rounded up to a power of two. 0: mirrored databases
+        /// stay in user space. \[bytes\]
+        mirror_ring_bytes: u64 = Some("4194304"), Restart;
         /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
         /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]
         max_prepared_statement_bytes: u64 = Some("16777216"), Reload;

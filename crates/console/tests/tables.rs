@@ -75,9 +75,9 @@ const COLUMNS: &[(Show, &str, &str)] = &[
     (
         Show::Mirrors,
         "mirror database host port mode send state reason transactions executed queued queued_bytes filtered dropped \
-         queue_full too_large not_ready disabled connection_lost session_lost session_state compared not_compared holds \
+         queue_full too_large not_ready disabled connection_lost session_lost session_state ring_full compared not_compared holds \
          held_us",
-        "sssissssNNNNNNNNNNNNNNNNN",
+        "sssissssNNNNNNNNNNNNNNNNNN",
     ),
     (
         Show::MirrorDiff,
@@ -290,8 +290,8 @@ fn rows_about_the_process() {
         "z|4294967295|2"
     );
     let mirror =
-        MirrorRow { mirror: "m", port: 5433, dropped: [1, 2, 3, 0, 0, 0, 4], ..MirrorRow::default() };
-    assert_eq!(one(Show::Mirrors, &mirror), "m|||5433||||~|0|0|0|0|0|10|1|2|3|0|0|0|4|0|0|0|0");
+        MirrorRow { mirror: "m", port: 5433, dropped: [1, 2, 3, 0, 0, 0, 4, 0], ..MirrorRow::default() };
+    assert_eq!(one(Show::Mirrors, &mirror), "m|||5433||||~|0|0|0|0|0|10|1|2|3|0|0|0|4|0|0|0|0|0");
     let diff = MirrorDiffRow { query: "select $1", ratio: 2.345, ..MirrorDiffRow::default() };
     assert_eq!(one(Show::MirrorDiff, &diff), "|||select $1||0|0||0|0|0|0|0|2.35|0|0|~");
     let lane = KernelRow { kind: KernelKind::Lane, name: "D", item: "xacts", value: 7, unit: "count" };

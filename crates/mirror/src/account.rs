@@ -20,11 +20,13 @@ pub enum DropReason {
     SessionLost,
     /// The session's state cannot be had there: it is in session pooling and a transaction before was dropped.
     SessionState,
+    /// The ring in which the kernel lanes tell what they forward had no room (`mirror_ring_bytes`).
+    RingFull,
 }
 
 impl DropReason {
     /// All, in the order in which they are told.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::QueueFull,
         Self::TooLarge,
         Self::NotReady,
@@ -32,6 +34,7 @@ impl DropReason {
         Self::ConnectionLost,
         Self::SessionLost,
         Self::SessionState,
+        Self::RingFull,
     ];
 
     /// The word for columns and metrics.
@@ -44,6 +47,7 @@ impl DropReason {
             Self::ConnectionLost => "connection_lost",
             Self::SessionLost => "session_lost",
             Self::SessionState => "session_state",
+            Self::RingFull => "ring_full",
         }
     }
 }
@@ -162,6 +166,6 @@ mod tests {
         counters.drop_one(DropReason::QueueFull);
         counters.drop_one(DropReason::NotReady);
         assert_eq!((counters.all_dropped(), counters.queued()), (2, 1));
-        assert_eq!(DropReason::ALL.map(|reason| reason as usize), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(DropReason::ALL.map(|reason| reason as usize), [0, 1, 2, 3, 4, 5, 6, 7]);
     }
 }

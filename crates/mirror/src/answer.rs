@@ -138,6 +138,11 @@ impl Answers {
         }
     }
 
+    /// The present transaction is to be forgotten, and the next piece of the stream begins a message.
+    pub fn forget(&mut self, now: Instant) {
+        *self = Self::new(self.hashes, now);
+    }
+
     /// The server gets something to do now. Matters only if it had nothing: behind a ReadyForQuery it goes on with what it has.
     pub fn begin(&mut self, now: Instant) {
         self.since = now;

@@ -170,6 +170,13 @@ impl Requests {
         self.has_copy = false;
     }
 
+    /// The present transaction is to be forgotten, and the next piece of the stream begins a message.
+    pub fn forget(&mut self) {
+        self.take();
+        self.framer = Framer::new(MAX_MESSAGE_LEN);
+        self.kept.clear();
+    }
+
     /// What is kept for the present transaction, in bytes.
     pub fn kept_bytes(&self) -> usize {
         self.kept_bytes

@@ -41,6 +41,10 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "fed", lanes.fed.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "events_lost", path.counter(Counter::EventsLost), "count");
+    if path.has_tap() {
+        row(KernelKind::Lane, "mirrors", "chunks_told", path.counter(Counter::Taps), "count");
+        row(KernelKind::Lane, "mirrors", "chunks_lost", path.counter(Counter::TapsLost), "count");
+    }
     for (reason, times) in exits(shared) {
         row(KernelKind::Exit, reason, "count", times, "count");
     }

@@ -17,6 +17,7 @@ use underpass_pool::{ServerId, SharedIdle};
 use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{
     ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX, ServerSlot, ServerSpec,
+    TapStream,
 };
 
 use crate::client::Client;
@@ -80,12 +81,18 @@ impl Lanes {
             KernelPath::Auto => false,
             KernelPath::Require => true,
         };
-        let message_max = config.max_packet_size.min(LANE_MESSAGE_MAX);
-        let sizes = underpass_sockmap::Config {
-            message_length_max: message_max,
+        let mut sizes = underpass_sockmap::Config {
+            message_length_max: config.max_packet_size.min(LANE_MESSAGE_MAX),
+            tap_ring_bytes: tap_ring_bytes(config),
             ..underpass_sockmap::Config::default()
         };
-        let (report, tested) = selftest::open(&sizes);
+        let message_max = sizes.message_length_max;
+        let (mut report, mut tested) = selftest::open(&sizes);
+        if sizes.tap_ring_bytes > 0 && !report.works(Lane::D) {
+            log::warn!("kernel lanes: mirrored databases stay in user space: {}", why_not(&report));
+            sizes.tap_ring_bytes = 0;
+            (report, tested) = selftest::open(&sizes);
+        }
         let wants_local = config.underpass.same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
         let usable = report.works(Lane::D) || local;
@@ -203,6 +210,7 @@ impl Lanes {
                     statement_changes: 0,
                     carried_at_give: 0,
                     counted: Default::default(),
+                    tap: None,
                 }));
                 true
             }
@@ -251,6 +259,15 @@ impl Lanes {
     }
 }
 
+/// Size of the ring for what mirrors want to know, if any is configured: a power of two and at least a page.
+fn tap_ring_bytes(config: &Config) -> u32 {
+    let wanted = config.underpass.mirror_ring_bytes;
+    if config.mirrors.is_empty() || wanted == 0 {
+        return 0;
+    }
+    (wanted.clamp(4096, 1 << 30) as u32).next_power_of_two()
+}
+
 /// A pool's place in the lanes.
 #[derive(Debug)]
 pub(crate) struct LanePool {
@@ -297,6 +314,8 @@ pub(crate) struct ClientLane {
     pub carried_at_give: u64,
     /// What has been added to the statistics already.
     pub counted: underpass_sockmap::ClientStats,
+    /// What the programs tell about it, while they have it and it is mirrored.
+    pub tap: Option<TapStream>,
 }
 
 /// The number by which programs know a statement that they can rename from `name`: ids that do not fit, and names of another length

@@ -196,7 +196,11 @@ impl MirrorState {
     pub fn overflowed(&self, reason: DropReason) {
         let settings = self.settings.load();
         if settings.overflow == MirrorOverflow::Disable {
-            self.fail(&format!("{}: queue_bytes = {}", reason.name(), settings.queue_bytes));
+            let limit = match reason {
+                DropReason::RingFull => "mirror_ring_bytes is too small".to_owned(),
+                _ => format!("queue_bytes = {}", settings.queue_bytes),
+            };
+            self.fail(&format!("{}: {limit}", reason.name()));
         }
     }
 }
@@ -263,9 +267,11 @@ impl Mirrors {
         configured.map(|mirror| self.state(mirror, database)).collect()
     }
 
-    /// Whether a database has any.
-    pub fn covers(&self, config: &Config, database: &str) -> bool {
-        config.mirrors.values().any(|mirror| mirror.covers(database))
+    /// Whether kernel lanes may carry a database. They tell what they forward if `is_told`; but a client of a mirror in
+    /// `mode = sync` is held statement by statement, which only user space can do.
+    pub fn suit_lanes(config: &Config, database: &str, is_told: bool) -> bool {
+        let mut mirrors = config.mirrors.values().filter(|mirror| mirror.covers(database));
+        mirrors.all(|mirror| is_told && mirror.mode == MirrorMode::Async)
     }
 
     fn state(&self, mirror: &Mirror, database: &DatabaseState) -> Arc<MirrorState> {

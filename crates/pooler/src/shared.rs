@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
-use underpass_config::{Database, Host};
+use underpass_config::{Database, Host, PoolMode};
 use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
@@ -291,11 +291,14 @@ impl Shared {
         phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
     }
 
-    /// Whether kernel lanes may carry a pool. What is mirrored or recorded must be seen here, and what goes to a mirror comes from here.
+    /// Whether kernel lanes may carry a pool. What is recorded must be seen here, and what goes to a mirror comes from here.
     fn fits_lanes(&self, settings: &Settings, database: &DatabaseState, pool: &PoolSettings) -> bool {
+        // Links of a session are not its transactions, which is what a tap tells.
+        let is_told = pool.mode == PoolMode::Transaction
+            && self.lanes.as_ref().is_some_and(|lanes| lanes.datapath.has_tap());
         self.lanes.as_ref().is_some_and(|lanes| lanes.fits(pool))
             && !database.is_mirror
-            && !self.mirrors.covers(&settings.config, &database.name)
+            && Mirrors::suit_lanes(&settings.config, &database.name, is_told)
             && !self.recordings.is_on()
     }
 

@@ -92,8 +92,8 @@
 //! **Mirrors.** What programs forward for a client that [`Datapath::set_client_tap`] marked, while it was held and unlinked, is told in a
 //! ring of its own, if [`Config::tap_ring_bytes`] made one. [`Datapath::tap_fd`] is registered with `EPOLLIN`; [`Datapath::drain_taps`]
 //! and [`Datapath::take_taps`] give each reader the records of its clients, and a [`TapStream`] for each client makes transactions of them.
-//! Whoever takes a tapped client asks [`Datapath::taken_tap`] next, then takes its queue, then calls [`TapStream::taken`]: only then is the
-//! client's stream known up to the byte that user space reads next.
+//! Whoever takes a tapped client calls [`Datapath::sort_taps`] next, until it says true, takes its queue, and tells [`TapStream::taken`] the
+//! [`Datapath::tap_mark_of`] the client: only then is its stream known up to the byte that user space reads next.
 //!
 //! # Memory
 //!

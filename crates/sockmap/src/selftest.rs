@@ -213,15 +213,12 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
 /// Every transaction must have been told, or be known as lost.
 fn count_told(dp: &Datapath, client: ClientSlot, stream: &mut TapStream) -> Result<(), Error> {
     let start = Instant::now();
-    let mark = loop {
-        match dp.taken_tap(client)? {
-            Some(mark) => break mark,
-            None if start.elapsed() > PATIENCE => {
-                return Err(Error::State("the tap's ring could not be read"));
-            }
-            None => std::thread::yield_now(),
+    while !dp.sort_taps()? {
+        if start.elapsed() > PATIENCE {
+            return Err(Error::State("the tap's ring could not be read"));
         }
-    };
+        std::thread::yield_now();
+    }
     let mut batch = TapBatch::default();
     dp.take_taps(0, &mut batch);
     let (mut ended, mut lost) = (0, 0);
@@ -232,7 +229,7 @@ fn count_told(dp: &Datapath, client: ClientSlot, stream: &mut TapStream) -> Resu
         _ => {}
     };
     batch.iter().for_each(|record| stream.record(&record, &mut count));
-    stream.taken(mark, &mut count);
+    stream.taken(dp.tap_mark_of(client)?, &mut count);
     if ended == 0 || ended + lost != TIMED_TRANSACTIONS {
         return Err(Error::State("the tap told other transactions than were forwarded"));
     }

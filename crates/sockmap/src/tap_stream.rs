@@ -68,6 +68,13 @@ pub struct TapMark {
     pub(crate) responses: u32,
 }
 
+impl TapMark {
+    /// Number of the last link that has ended.
+    fn done(&self) -> u32 {
+        if self.is_linked { self.link.wrapping_sub(1) % LINKS } else { self.link }
+    }
+}
+
 /// What a client said and heard in its lane.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Tapped<'a> {
@@ -211,6 +218,23 @@ impl TapStream {
         }
     }
 
+    /// Whether programs have ended transactions that are not accounted for here: told and not read yet, or lost.
+    pub fn lags(&self, mark: &TapMark) -> bool {
+        (1..LINKS / 2).contains(&distance(self.closed, mark.done()))
+    }
+
+    /// Accounts for what is lost of a client that may be in its lane: `mark` was asked for before the ring was sorted, and all its records
+    /// were given to [`Self::record`] since.
+    pub fn settle(&mut self, mark: &TapMark, mut tell: impl FnMut(Tapped<'_>)) {
+        if self.open.is_some_and(|open| distance(open.link, mark.done()) < LINKS / 2) {
+            self.close(false, &mut tell);
+        }
+        if self.lags(mark) {
+            tell(Tapped::Lost(distance(self.closed, mark.done())));
+            self.closed = mark.done();
+        }
+    }
+
     fn begin(&mut self, record: &TapRecord<'_>, tell: &mut impl FnMut(Tapped<'_>)) {
         if self.open.is_some() {
             self.close(false, tell);
@@ -320,6 +344,25 @@ mod tests {
             assert_eq!(stream.taken(mark, |event| rest.push(word(&event))), taken);
             assert_eq!(rest.is_empty(), taken == TapTaken::Open, "{rest:?}");
         }
+    }
+
+    #[test]
+    fn a_client_at_rest_is_accounted_for() {
+        let mut stream = TapStream::new(FIRST);
+        told(&mut stream, &[last(TAP_REQUEST, TAP_BEGIN, 8, 100, b"ask")]);
+        let settle = |stream: &mut TapStream, mark: TapMark| {
+            let mut told = Vec::new();
+            stream.settle(&mark, |event| told.push(word(&event)));
+            told
+        };
+        let under_way = TapMark { link: 8, is_linked: true, ..FIRST };
+        assert!(!stream.lags(&under_way) && settle(&mut stream, under_way).is_empty());
+        let ended = TapMark { link: 10, ..FIRST };
+        assert!(stream.lags(&ended));
+        assert_eq!(settle(&mut stream, ended), ["Broken", "Lost(2)"]);
+        // What was read since the mark was asked for is ahead of it.
+        told(&mut stream, &transaction(11, 100));
+        assert!(!stream.lags(&ended) && settle(&mut stream, ended).is_empty());
     }
 
     #[test]

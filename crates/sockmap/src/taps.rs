@@ -162,8 +162,8 @@ impl Datapath {
     /// # Errors
     /// [`Error::System`] when the ring cannot be read.
     pub fn drain_taps(&self, out: &mut Vec<u32>) -> Result<(), Error> {
+        self.sort_taps()?;
         let Some(taps) = &self.taps else { return Ok(()) };
-        taps.consume()?;
         for (reader, queue) in taps.queues().iter_mut().enumerate() {
             if std::mem::take(&mut queue.is_new) {
                 out.push(reader as u32);
@@ -182,22 +182,19 @@ impl Datapath {
         }
     }
 
-    /// After [`Self::take`]: where the programs left a tapped client, with all that they told before in its reader's queue. `None`: a
-    /// program is still writing a record of somebody; ask again.
+    /// Sorts what is in the ring, all of what programs told until now. False: one is still writing a record; ask again.
     ///
     /// # Errors
-    /// [`Error::Stale`]; [`Error::System`] when the ring cannot be read.
-    pub fn taken_tap(&self, client: ClientSlot) -> Result<Option<TapMark>, Error> {
-        let c = self.check_client(client)?;
-        let Some(taps) = &self.taps else { return Ok(Some(self.tap_mark(c))) };
-        Ok(taps.consume()?.then(|| self.tap_mark(c)))
+    /// [`Error::System`] when the ring cannot be read.
+    pub fn sort_taps(&self) -> Result<bool, Error> {
+        self.taps.as_ref().map_or(Ok(true), TapRing::consume)
     }
 
-    /// How many links programs have made and ended for a client, told or not: one more than `mark` for each transaction since.
+    /// How far programs have come with a client, told or not. Each number is current, together they are a snapshot of a taken client only.
     ///
     /// # Errors
     /// [`Error::Stale`].
-    pub fn client_tap_mark(&self, client: ClientSlot) -> Result<TapMark, Error> {
+    pub fn tap_mark_of(&self, client: ClientSlot) -> Result<TapMark, Error> {
         Ok(self.tap_mark(self.check_client(client)?))
     }
 

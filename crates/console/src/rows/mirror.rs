@@ -4,7 +4,7 @@
 use crate::table::{Cells, TableRow};
 
 /// How many reasons there are for a dropped transaction.
-pub const DROP_REASONS: usize = 7;
+pub const DROP_REASONS: usize = 8;
 
 /// A row of SHOW MIRRORS: a mirror of one database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

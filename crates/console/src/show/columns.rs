@@ -347,7 +347,7 @@ pub(super) const MIRRORS: &[Column] = columns! {
     "queued" Numeric "Transactions that wait or are under way.";
     "queued_bytes" Numeric "Memory taken for transactions of this mirror, of all its databases.";
     "filtered" Numeric "Transactions left out by `send = read_only`.";
-    "dropped" Numeric "Transactions dropped, as a whole each: the sum of the next seven.";
+    "dropped" Numeric "Transactions dropped, as a whole each: the sum of the next eight.";
     "queue_full" Numeric "Dropped: no room in `queue_bytes`.";
     "too_large" Numeric "Dropped: larger by itself than `queue_bytes`.";
     "not_ready" Numeric "Dropped: the mirror could not be reached, refused logins, or had not been checked.";
@@ -355,6 +355,7 @@ pub(super) const MIRRORS: &[Column] = columns! {
     "connection_lost" Numeric "Under way when the connection ended: whether the mirror executed it is not known.";
     "session_lost" Numeric "Dropped: waited behind one whose connection was lost.";
     "session_state" Numeric "Dropped: the session (in session pooling) has a state that the mirror does not have.";
+    "ring_full" Numeric "Dropped: no room in `mirror_ring_bytes`, with kernel lanes.";
     "compared" Numeric "Cycles, up to a ReadyForQuery each, whose answers were compared.";
     "not_compared" Numeric "Transactions executed there and not compared, because comparing could not keep up.";
     "holds" Numeric "Times a client in `mode = sync` waited for the mirror.";

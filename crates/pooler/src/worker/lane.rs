@@ -122,6 +122,10 @@ impl Worker {
         lane.session = session;
         let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
         let _ = lanes.datapath.set_client_pinned(slot, session);
+        if !self.tap_begin(key) {
+            return;
+        }
+        let Some(client) = self.clients.get_mut(key) else { return };
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         watch_client(client, epoll, token(Source::Client, key), true);
         let unwritten = client.outbox.held() as u64;
@@ -133,6 +137,9 @@ impl Worker {
             outcome => {
                 if let Err(error) = outcome {
                     log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
+                }
+                if let Some(lane) = &mut client.lane {
+                    lane.tap = None;
                 }
                 // Something came in meanwhile; watching it again announces it.
                 watch_client(client, epoll, token(Source::Client, key), false);
@@ -345,6 +352,11 @@ impl Worker {
             self.again_soon.push(Again::LaneClient(key));
             return;
         }
+        self.lane_resume(key);
+    }
+
+    /// User space goes on with a client that it has taken.
+    pub(super) fn lane_resume(&mut self, key: Key) {
         if self.suspension.is_some() {
             return;
         }
@@ -379,6 +391,11 @@ impl Worker {
                 return true;
             }
         };
+        if !self.tap_taken(key) {
+            return false;
+        }
+        let Some(client) = self.clients.get_mut(key) else { return true };
+        let Some(lane) = &mut client.lane else { return true };
         // The lane has carried requests: one of them may have been a Parse of the unnamed statement, whose text nobody here knows.
         if lane.counted.request_bytes != lane.carried_at_give {
             client.side.forget_unnamed();

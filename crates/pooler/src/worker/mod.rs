@@ -23,6 +23,7 @@ mod suspend;
 mod sweep;
 mod upkeep;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,6 +65,7 @@ enum Source {
     Server,
     Cancel,
     Lanes,
+    Taps,
     Tick,
 }
 
@@ -103,6 +105,8 @@ pub(crate) struct Worker {
     again: Vec<Again>,
     /// The same, but not before a millisecond has passed: what they wait for is the kernel's to do.
     again_soon: Vec<Again>,
+    /// Clients whose lane tells what it forwards, by the index of their slot.
+    tapped: HashMap<u32, Key>,
     pub meters: Vec<PoolMeter>,
     /// Transactions that mirrors have answered, not passed on for comparison yet.
     compared: Vec<Compared>,
@@ -144,6 +148,7 @@ impl Worker {
             observed: Observed::default(),
             again: Vec::new(),
             again_soon: Vec::new(),
+            tapped: HashMap::new(),
             meters: Vec::new(),
             compared: Vec::new(),
             stopping: false,
@@ -217,6 +222,9 @@ impl Worker {
                 EventData::new_u64(token(Source::Lanes, key)),
                 EventFlags::IN,
             )?;
+            if let Some(fd) = lanes.datapath.tap_fd() {
+                epoll::add(self.epoll(), fd, EventData::new_u64(token(Source::Taps, key)), EventFlags::IN)?;
+            }
         }
         // One timer for the life of the worker: a timeout would be set and cancelled in the kernel at every wait.
         let timer = ticker()?;
@@ -280,6 +288,7 @@ impl Worker {
         const CANCEL: u64 = Source::Cancel as u64;
         const LISTENER: u64 = Source::Listener as u64;
         const LANES: u64 = Source::Lanes as u64;
+        const TAPS: u64 = Source::Taps as u64;
         if self.suspension.is_some() && self.hold_back(token, flags) {
             return;
         }
@@ -304,6 +313,7 @@ impl Worker {
             CANCEL => self.cancel_event(key),
             LISTENER => self.accept(key.index as usize),
             LANES => self.lane_events(),
+            TAPS => self.tap_events(),
             _ => {
                 for task in self.shared.clone().mailboxes[self.index as usize].take() {
                     task(self);

@@ -3,5 +3,6 @@
 
 mod bad;
 mod differences;
+mod lanes;
 mod pair;
 mod same;

@@ -15,6 +15,27 @@ pub struct Pair {
     pub here: Postgres,
     pub there: Postgres,
     settings: BTreeMap<String, String>,
+    lanes: Option<Lanes>,
+}
+
+/// Kernel lanes, in force.
+#[derive(Clone, Copy)]
+pub struct Lanes {
+    /// `same_host` of `[underpass]`: `server` for lane A, `off` for lane D.
+    pub same_host: &'static str,
+    /// Further lines of that section.
+    pub lines: &'static str,
+    /// `UNDERPASS_TEST_FLIP`.
+    pub flip: Option<&'static str>,
+}
+
+impl Lanes {
+    /// Lane D and lane A.
+    pub const EACH: [(&'static str, Self); 2] = [("D", Self::new("off")), ("A", Self::new("server"))];
+
+    const fn new(same_host: &'static str) -> Self {
+        Self { same_host, lines: "", flip: None }
+    }
 }
 
 /// A row of SHOW MIRRORS or SHOW MIRROR_DIFF, by column.
@@ -36,18 +57,26 @@ impl Pair {
     }
 
     pub fn start_with(settings: &[(&str, &str)], mirror: &str) -> Result<Self> {
+        let pair = Self::start_in(None, settings, mirror)?;
+        Ok(pair.expect("only lanes need root"))
+    }
+
+    /// With kernel lanes. `None` where we are not root.
+    pub fn start_in(lanes: Option<Lanes>, settings: &[(&str, &str)], mirror: &str) -> Result<Option<Self>> {
         let (here, there) = (server()?, server()?);
         let settings: BTreeMap<String, String> =
             settings.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let port = there.port();
-        let pooler = Underpass::start(&ini(&settings, &here, Some((port, mirror))))?;
-        Ok(Self { pooler, here, there, settings })
+        let Some(ini) = ini(lanes, &settings, &here, Some((port, mirror))) else { return Ok(None) };
+        let pooler = Underpass::start(&ini)?;
+        Ok(Some(Self { pooler, here, there, settings, lanes }))
     }
 
     /// Other lines in the mirror's section, or no mirror; RELOAD.
     pub fn reload(&mut self, mirror: Option<&str>) -> Result<()> {
         let port = self.there.port();
-        let text = ini(&self.settings, &self.here, mirror.map(|mirror| (port, mirror)));
+        let text = ini(self.lanes, &self.settings, &self.here, mirror.map(|mirror| (port, mirror)));
+        let text = text.expect("we were root");
         self.pooler.rewrite(&text)?;
         self.pooler.console("RELOAD")?.ok().map(drop)
     }
@@ -101,6 +130,13 @@ impl Pair {
         table(&self.pooler, "SHOW MIRROR_DIFF")
     }
 
+    /// How many transactions ended in a lane (`A`, `D`), or in user space (`user`).
+    pub fn xacts(&self, lane: &str) -> Result<u64> {
+        let rows = table(&self.pooler, "SHOW KERNEL")?;
+        let row = rows.iter().find(|row| row["name"] == lane && row["item"] == "xacts");
+        Ok(row.map_or(0, |row| row["value"].parse().expect("a number")))
+    }
+
     /// The same query gives the same on both servers.
     pub fn assert_same(&self, sql: &str) -> Result<()> {
         let (here, there) = (self.here.sql(sql)?, self.there.sql(sql)?);
@@ -129,17 +165,28 @@ pub fn pgbench(port: u16, arguments: &[&str]) {
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn ini(settings: &BTreeMap<String, String>, here: &Postgres, mirror: Option<(u16, &str)>) -> Ini {
+fn ini(
+    lanes: Option<Lanes>,
+    settings: &BTreeMap<String, String>,
+    here: &Postgres,
+    mirror: Option<(u16, &str)>,
+) -> Option<Ini> {
     let mut ini = Ini::for_server(here).set("server_login_retry", "1");
     for (key, value) in settings {
         ini = ini.set(key, value);
     }
-    match mirror {
+    if let Some(lanes) = lanes {
+        ini = ini.lanes(lanes.same_host, 2)?.tail(lanes.lines);
+        if let Some(flip) = lanes.flip {
+            ini = ini.environment("UNDERPASS_TEST_FLIP", flip);
+        }
+    }
+    Some(match mirror {
         Some((port, lines)) => ini.tail(&format!(
             "[underpass:mirror:next]\ndatabases = *\nhost = 127.0.0.1\nport = {port}\n{lines}"
         )),
         None => ini,
-    }
+    })
 }
 
 /// A row of SHOW MIRRORS whose sums are checked.
@@ -161,6 +208,7 @@ impl Account {
             "connection_lost",
             "session_lost",
             "session_state",
+            "ring_full",
         ];
         assert_eq!(
             self.get("dropped"),

@@ -8,11 +8,11 @@ use underpass_testkit::{Batch, Client, Pooler, Result};
 
 use crate::pair::{Pair, eventually, pgbench};
 
-const T: &str = "create table t (id int primary key, v text)";
-const ALL: &str = "select id, v from t order by id";
+pub const T: &str = "create table t (id int primary key, v text)";
+pub const ALL: &str = "select id, v from t order by id";
 
 /// Everything that a session can say, in an order that needs each part to have arrived.
-fn say_everything(client: &mut Client) -> Result<()> {
+pub fn say_everything(client: &mut Client) -> Result<()> {
     client.query("insert into t values (1, 'simple')")?;
     // Named statements, parameters, a pipeline of two transactions in one batch of bytes.
     client.exchange(&Batch::new().parse("ins", "insert into t values ($1, $2)").sync())?;
@@ -210,45 +210,47 @@ fn a_mirror_that_comes_in_mid_session_gets_the_session_as_it_is() -> Result<()> 
 #[test]
 fn cancels_and_vanished_clients_reach_the_mirror() -> Result<()> {
     for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
-        let pair = Pair::start(mode)?;
-        pair.both(T)?;
-        pair.wait_on()?;
-        let mut client = pair.client()?;
-        client.send(&Batch::new().query("select pg_sleep(40)"))?;
-        let runs =
-            "select count(*) from pg_stat_activity where query = 'select pg_sleep(40)' and state = 'active'";
-        eventually("the statement runs", || Ok(pair.here.sql_value(runs)? == "1"))?;
-        thread::sleep(Duration::from_millis(200));
-        client.cancel()?;
-        assert_eq!(client.response()?.ok().unwrap_err().sqlstate(), Some("57014"));
-        client.query("insert into t values (1, 'behind it')")?;
-        pair.settled()?;
-        pair.assert_same(ALL)?;
-        // In the middle of a transaction; and while a statement runs.
-        client.query("begin")?;
-        client.query("insert into t values (2, 'never')")?;
-        client.reset()?;
-        let mut client = pair.client()?;
-        client.send(
-            &Batch::new()
-                .query("begin")
-                .query("insert into t values (3, 'never')")
-                .query("select pg_sleep(40)"),
-        )?;
-        eventually("the statement runs", || Ok(pair.here.sql_value(runs)? == "1"))?;
-        client.reset()?;
-        let account = pair.settled()?;
-        assert_eq!(account.get("dropped"), 0, "{mode} {account:?}");
-        for server in [&pair.here, &pair.there] {
-            eventually("nothing is left behind", || {
-                let sql = "select count(*) from pg_stat_activity where state <> 'idle' and pid <> pg_backend_pid() \
-                           and backend_type = 'client backend'";
-                Ok(server.sql_value(sql)? == "0")
-            })?;
-        }
-        pair.assert_same(ALL)?;
-        assert_eq!(Pair::calls(&pair.there, "insert into t%")?, 3, "{mode}: they were said there");
+        cancels_and_vanishes(&Pair::start(mode)?)?;
     }
+    Ok(())
+}
+
+/// A client cancels a statement; others vanish in the middle of a transaction, and while a statement runs.
+pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
+    pair.both(T)?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.send(&Batch::new().query("select pg_sleep(40)"))?;
+    let runs =
+        "select count(*) from pg_stat_activity where query = 'select pg_sleep(40)' and state = 'active'";
+    eventually("the statement runs", || Ok(pair.here.sql_value(runs)? == "1"))?;
+    thread::sleep(Duration::from_millis(200));
+    client.cancel()?;
+    assert_eq!(client.response()?.ok().unwrap_err().sqlstate(), Some("57014"));
+    client.query("insert into t values (1, 'behind it')")?;
+    pair.settled()?;
+    pair.assert_same(ALL)?;
+    // In the middle of a transaction; and while a statement runs.
+    client.query("begin")?;
+    client.query("insert into t values (2, 'never')")?;
+    client.reset()?;
+    let mut client = pair.client()?;
+    client.send(
+        &Batch::new().query("begin").query("insert into t values (3, 'never')").query("select pg_sleep(40)"),
+    )?;
+    eventually("the statement runs", || Ok(pair.here.sql_value(runs)? == "1"))?;
+    client.reset()?;
+    let account = pair.settled()?;
+    assert_eq!(account.get("dropped"), 0, "{account:?}");
+    for server in [&pair.here, &pair.there] {
+        eventually("nothing is left behind", || {
+            let sql = "select count(*) from pg_stat_activity where state <> 'idle' and pid <> pg_backend_pid() \
+                       and backend_type = 'client backend'";
+            Ok(server.sql_value(sql)? == "0")
+        })?;
+    }
+    pair.assert_same(ALL)?;
+    assert_eq!(Pair::calls(&pair.there, "insert into t%")?, 3, "they were said there");
     Ok(())
 }
 

@@ -13,6 +13,7 @@
 mod probe;
 mod shadow;
 mod source;
+mod tap;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -176,7 +177,10 @@ impl Worker {
                 continue;
             }
             match self.clients.get(key).and_then(|client| client.mirror.as_deref()) {
-                Some(Role::Source(_)) => self.source_sweep(key),
+                Some(Role::Source(_)) => {
+                    self.tap_sweep(key);
+                    self.source_sweep(key);
+                }
                 Some(Role::Shadow(_)) => self.shadow_sweep(key),
                 Some(Role::Probe(_)) | None => {}
             }

@@ -184,7 +184,7 @@ impl Tap {
         self.state.budget.give_back(std::mem::take(&mut self.charged));
         if self.fate.is_ok() {
             self.fate = Err(reason);
-            if matches!(reason, DropReason::QueueFull | DropReason::TooLarge) {
+            if matches!(reason, DropReason::QueueFull | DropReason::TooLarge | DropReason::RingFull) {
                 self.state.overflowed(reason);
             }
         }
@@ -259,8 +259,23 @@ impl Worker {
     /// After a RELOAD.
     pub(crate) fn mirrors_changed(&mut self) {
         for key in self.clients.keys() {
-            self.mirror_attach(key);
+            self.mirror_attach_anew(key);
         }
+    }
+
+    /// As [`Self::mirror_attach`], for a client that a lane may have: what it is told there is for the mirrors that it had.
+    fn mirror_attach_anew(&mut self, key: Key) {
+        let Some(client) = self.clients.get(key) else { return };
+        let is_concerned = client.mirror.is_some() || self.shared.mirrors.is_any();
+        if !matches!(client.phase, Phase::Lane) || !is_concerned {
+            return self.mirror_attach(key);
+        }
+        if !self.lane_take(key) {
+            // A program runs for microseconds.
+            return self.post(self.index, Box::new(move |worker| worker.mirror_attach_anew(key)));
+        }
+        self.mirror_attach(key);
+        self.lane_resume(key);
     }
 
     /// Begins to find out who a mirror is, if that is due.
@@ -360,6 +375,50 @@ impl Worker {
         }
         self.source_send(key, transaction, bytes);
         self.mirror_checks(key);
+    }
+
+    /// Transactions of which nothing is known: the lane's ring had no room for them.
+    pub(super) fn source_lost(&mut self, key: Key, count: u32) {
+        let Some(source) = self.source(key) else { return };
+        for tap in &mut source.taps {
+            let reason = match tap.state.admits() {
+                _ if tap.is_out => DropReason::SessionState,
+                Ok(()) => DropReason::RingFull,
+                Err(reason) => reason,
+            };
+            tap.state.counters.transactions.fetch_add(count.into(), Ordering::Relaxed);
+            (0..count).for_each(|_| tap.state.counters.drop_one(reason));
+            if reason == DropReason::RingFull {
+                tap.state.overflowed(reason);
+            }
+            tap.resync = true;
+        }
+    }
+
+    /// The transaction that began is not known as a whole, for the same reason: it is dropped. `goes_on`: the rest of it will be seen here.
+    pub(super) fn source_broken(&mut self, key: Key, goes_on: bool) {
+        let now = self.now;
+        let Some(source) = self.source(key) else { return };
+        source.requests.forget();
+        source.answers.forget(now);
+        source.bytes = Vec::new();
+        source.cancels.clear();
+        source.is_partial = goes_on;
+        if source.at_boundary {
+            // Lost from its beginning, and counted.
+            source.at_boundary = !goes_on;
+            return;
+        }
+        source.at_boundary = !goes_on;
+        for tap in &mut source.taps {
+            tap.refuse(DropReason::RingFull);
+            tap.state.counters.transactions.fetch_add(1, Ordering::Relaxed);
+            if let Err(reason) = tap.fate {
+                tap.state.counters.drop_one(reason);
+            }
+            tap.restore = None;
+            tap.resync = true;
+        }
     }
 
     /// Sends a transaction to all mirrors that are to have it, and accounts for it.

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mirrored clients in kernel lanes: what the programs forward reaches the mirror as what user space forwards does. Without root these
+//! tests are skipped, and say so.
+
+use std::thread;
+
+use underpass_testkit::{Batch, Pooler, Result};
+
+use crate::pair::{Account, Lanes, Pair, eventually, pgbench};
+use crate::same::{ALL, T, cancels_and_vanishes, say_everything};
+
+const SETTINGS: [(&str, &str); 2] = [("pool_mode", "transaction"), ("default_pool_size", "8")];
+/// What pgbench leaves behind, but for the times of its inserts.
+const PGBENCH: [&str; 4] = [
+    "select aid, bid, abalance from pgbench_accounts order by aid",
+    "select tid, bid, tbalance from pgbench_tellers order by tid",
+    "select bid, bbalance from pgbench_branches order by bid",
+    "select tid, bid, aid, delta, count(*) from pgbench_history group by 1, 2, 3, 4 order by 1, 2, 3, 4",
+];
+const CHAIN: &str = "create table chain (id int primary key, v text);
+                     insert into chain select i, '' from generate_series(1, 8) i";
+const CHAINS: &str = "select id, v from chain order by id";
+
+/// Runs a test with each lane.
+fn each(
+    mirror: &str,
+    change: impl Fn(&mut Lanes),
+    test: impl Fn(&str, &mut Pair) -> Result<()>,
+) -> Result<()> {
+    for (lane, mut lanes) in Lanes::EACH {
+        change(&mut lanes);
+        let Some(mut pair) = Pair::start_in(Some(lanes), &SETTINGS, mirror)? else { return Ok(()) };
+        test(lane, &mut pair)?;
+        assert!(pair.pooler.is_running(), "{}", pair.pooler.log());
+    }
+    Ok(())
+}
+
+/// Eight writers, each with a row of its own, whose values depend on all that was written before.
+fn write_chains(pair: &Pair, rounds: usize) {
+    thread::scope(|scope| {
+        for id in 1..=8 {
+            scope.spawn(move || -> Result<()> {
+                let mut client = pair.client()?;
+                for n in 0..rounds {
+                    let update = format!("update chain set v = md5(v || '{n}') where id = {id}");
+                    match n % 4 {
+                        0 => {
+                            client.query("begin")?;
+                            client.query(&update)?;
+                            client.query(if n % 3 == 0 { "rollback" } else { "commit" })?;
+                        }
+                        // More than a record of the ring holds.
+                        1 => drop(client.query(&format!("/* {} */ {update}", "x".repeat(n * 37)))?),
+                        _ => drop(client.query(&update)?),
+                    }
+                }
+                Ok(())
+            });
+        }
+    });
+}
+
+/// Opens all servers of the pool: while clients queue for servers that are being opened, user space serves them.
+fn open_servers(pair: &Pair) -> Result<()> {
+    pair.wait_on()?;
+    let mut clients = (0..8).map(|_| pair.client()).collect::<Result<Vec<_>>>()?;
+    clients.iter_mut().try_for_each(|client| client.query("begin").map(drop))?;
+    clients.iter_mut().try_for_each(|client| client.query("commit").map(drop))
+}
+
+fn initialise(pair: &Pair) -> Result<()> {
+    for server in [&pair.here, &pair.there] {
+        pgbench(server.port(), &["-i", "-s", "1", "-I", "dtgp", "-q"]);
+    }
+    pair.both(CHAIN)?;
+    open_servers(pair)
+}
+
+#[test]
+fn everything_arrives_from_the_lanes() -> Result<()> {
+    each(
+        "compare_rows = ordered",
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            pair.wait_on()?;
+            let mut client = pair.client()?;
+            say_everything(&mut client)?;
+            let account = pair.settled()?;
+            pair.assert_same(ALL)?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            assert_eq!(
+                Pair::calls(&pair.there, "insert into t %")?,
+                Pair::calls(&pair.here, "insert into t %")?
+            );
+            let rows = pair.differences()?;
+            let differing: Vec<_> = rows.iter().filter(|row| row["differing"] != "0").collect();
+            assert!(differing.is_empty(), "lane {lane}: {differing:?}");
+            assert!(pair.xacts(lane)? > 3, "lane {lane}: {}", pair.xacts(lane)?);
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn mirrored_transactions_stay_in_the_kernel_and_leave_equal_data() -> Result<()> {
+    each(
+        "compare_rows = unordered",
+        |_| {},
+        |lane, pair| {
+            initialise(pair)?;
+            let before = pair.account()?.get("transactions");
+            for protocol in ["simple", "extended", "prepared"] {
+                pgbench(pair.pooler.port(), &["-n", "-c", "8", "-j", "2", "-t", "300", "-M", protocol]);
+            }
+            write_chains(pair, 80);
+            let account = pair.settled()?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            assert!(account.get("transactions") - before >= 7200 + 640, "lane {lane}: {account:?}");
+            PGBENCH.iter().try_for_each(|sql| pair.assert_same(sql))?;
+            pair.assert_same(CHAINS)?;
+            let rows = pair.differences()?;
+            let differing: Vec<_> =
+                rows.iter().filter(|row| row["query"].contains("chain") && row["differing"] != "0").collect();
+            assert!(differing.is_empty(), "lane {lane}: {differing:?}");
+            let (carried, user) = (pair.xacts(lane)?, pair.xacts("user")?);
+            println!("lane {lane}: {carried} of {} transactions", carried + user);
+            pair.pooler.stop()?;
+            assert!(carried * 100 >= (carried + user) * 95, "{carried}, {user}: {}", pair.pooler.log());
+            pair.pooler.start_again()
+        },
+    )
+}
+
+#[test]
+fn forced_hand_overs_lose_nothing() -> Result<()> {
+    each(
+        "",
+        |lanes| lanes.flip = Some("8"),
+        |lane, pair| {
+            initialise(pair)?;
+            pgbench(pair.pooler.port(), &["-n", "-c", "8", "-j", "2", "-t", "100", "-M", "prepared"]);
+            write_chains(pair, 80);
+            let account = pair.settled()?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            PGBENCH.iter().try_for_each(|sql| pair.assert_same(sql))?;
+            pair.assert_same(CHAINS)
+        },
+    )
+}
+
+#[test]
+fn a_small_ring_drops_whole_transactions_and_counts_them() -> Result<()> {
+    const CLIENTS: u64 = 8;
+    const EACH: u64 = 150;
+    each(
+        "",
+        |lanes| lanes.lines = "mirror_ring_bytes = 4096",
+        |lane, pair| {
+            pair.both("create table parts (client int, n int, part int)")?;
+            open_servers(pair)?;
+            let before = pair.settled()?;
+            thread::scope(|scope| {
+                for client in 0..CLIENTS {
+                    let pair = &*pair;
+                    scope.spawn(move || -> Result<()> {
+                        let mut connection = pair.client()?;
+                        for n in 0..EACH {
+                            connection.query("begin")?;
+                            for part in 0..3 {
+                                connection
+                                    .query(&format!("insert into parts values ({client}, {n}, {part})"))?;
+                            }
+                            connection.query("commit")?;
+                        }
+                        Ok(())
+                    });
+                }
+            });
+            assert_eq!(pair.here.sql_value("select count(*) from parts")?, (CLIENTS * EACH * 3).to_string());
+            let known = |account: &Account| account.get("transactions") - before.get("transactions");
+            eventually("every transaction is accounted for", || {
+                Ok(known(&pair.settled()?) >= CLIENTS * EACH)
+            })?;
+            let account = pair.settled()?;
+            assert_eq!(known(&account), CLIENTS * EACH, "lane {lane}: {account:?}");
+            let (executed, lost) =
+                (account.get("executed") - before.get("executed"), account.get("ring_full"));
+            assert!(executed > 0 && lost > 0, "lane {lane}: {account:?}");
+            assert_eq!(executed + lost, CLIENTS * EACH, "lane {lane}: {account:?}");
+            // What came there came as a whole.
+            let whole = "select count(*) filter (where parts = 3), count(*) from
+                     (select count(*) as parts from parts group by client, n) t";
+            assert_eq!(pair.there.sql(whole)?, pair.there.sql(&format!("select {executed}, {executed}"))?);
+            assert!(pair.xacts(lane)? >= CLIENTS * EACH / 2, "lane {lane}: {}", pair.xacts(lane)?);
+            println!("lane {lane}: {executed} of {} found room", CLIENTS * EACH);
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn cancels_and_vanished_clients_reach_the_mirror_from_the_lanes() -> Result<()> {
+    each("", |_| {}, |_, pair| cancels_and_vanishes(pair))
+}
+
+#[test]
+fn a_mirror_is_switched_off_and_on_in_mid_session() -> Result<()> {
+    each(
+        "",
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            pair.wait_on()?;
+            let mut client = pair.client()?;
+            let prepare = Batch::new().parse("ins", "insert into t values ($1, current_setting('timezone'))");
+            client.exchange(&prepare.sync())?;
+            client.query("insert into t values (1, 'on')")?;
+            pair.settled()?;
+            pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+            client.query("set timezone = 'Asia/Tokyo'")?;
+            for id in 2..6 {
+                client.query(&format!("insert into t values ({id}, 'off')"))?;
+            }
+            eventually("what is dropped is counted", || Ok(pair.settled()?.get("disabled") >= 5))?;
+            client.query("begin")?;
+            client.query("insert into t values (6, 'under')")?;
+            pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+            client.query("insert into t values (7, 'way')")?;
+            client.query("commit")?;
+            pair.wait_on()?;
+            client.exchange(&Batch::new().bind("", "ins", &[Some("8")]).execute("", 0).sync())?;
+            pair.settled()?;
+            let there = pair.there.sql_value("select string_agg(id || v, ' ' order by id) from t")?;
+            // What was under way goes there as a whole if the pooler read of it when the mirror was on again, or not at all.
+            assert!(
+                there == "1on 8Asia/Tokyo" || there == "1on 6under 7way 8Asia/Tokyo",
+                "lane {lane}: {there}: {}",
+                pair.pooler.log()
+            );
+            assert!(pair.xacts(lane)? > 3, "lane {lane}: {}", pair.xacts(lane)?);
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn clients_of_a_synchronous_mirror_stay_in_user_space() -> Result<()> {
+    each(
+        "mode = sync\nsync_timeout = 30",
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            pair.wait_on()?;
+            let mut client = pair.client()?;
+            for id in 0..20 {
+                client.query(&format!("insert into t values ({id}, 'sync')"))?;
+            }
+            assert_eq!(pair.xacts(lane)?, 0);
+            // The other mode is the lane's; and back.
+            pair.reload(Some(""))?;
+            for id in 20..40 {
+                client.query(&format!("insert into t values ({id}, 'async')"))?;
+            }
+            pair.reload(Some("mode = sync\nsync_timeout = 30"))?;
+            let carried = pair.xacts(lane)?;
+            for id in 40..60 {
+                client.query(&format!("insert into t values ({id}, 'sync')"))?;
+            }
+            assert_eq!(pair.xacts(lane)?, carried);
+            let account = pair.settled()?;
+            pair.assert_same(ALL)?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            Ok(())
+        },
+    )
+}
