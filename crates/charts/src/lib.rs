@@ -9,6 +9,15 @@ pub const ECHARTS: &str = include_str!(concat!(env!("OUT_DIR"), "/echarts.min.js
 
 const PAGE: &str = include_str!("page.html");
 
+/// A part of a page.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Its heading, plain text.
+    pub title: String,
+    /// Its contents, HTML.
+    pub html: String,
+}
+
 /// One HTML file that needs no network: title as plain text, body as HTML.
 #[must_use]
 pub fn page(title: &str, body: &str) -> String {

@@ -305,10 +305,7 @@ async fn play(
 /// The page of the trace, with this replay in it.
 fn page(trace: &Path, report: &Report) -> anyhow::Result<String> {
     let analysis = underpass_report::Analysis::of(&mut underpass_trace::Reader::open(trace)?)?;
-    let sections: Vec<_> = underpass_replay::page::sections(report)
-        .into_iter()
-        .map(|section| underpass_report::Section { title: section.title.into(), html: section.html })
-        .collect();
+    let sections = underpass_replay::page::sections(report);
     Ok(underpass_report::page(&analysis, PAGE_STATEMENTS, &sections)?)
 }
 

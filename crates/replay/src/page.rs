@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use underpass_charts::escape;
+use underpass_charts::{Section, escape};
 
 use crate::latency::Quantiles;
 use crate::report::Report;
@@ -11,28 +11,19 @@ use crate::report::Report;
 /// Rows of a table on the page; all are in the JSON report.
 const ROWS_MAX: usize = 200;
 
-/// A part of the page.
-#[derive(Clone, Debug)]
-pub struct Section {
-    /// Its heading, plain text.
-    pub title: &'static str,
-    /// Its contents, HTML.
-    pub html: String,
-}
-
 /// The sections, most important first.
 pub fn sections(report: &Report) -> Vec<Section> {
     let mut sections = vec![
-        Section { title: "Replay", html: facts(report) },
-        Section { title: "Replay: what came out differently", html: differences(report) },
-        Section { title: "Replay: latency there and here", html: latencies(report) },
-        Section { title: "Replay: sent late", html: lateness(report) },
+        Section { title: "Replay".into(), html: facts(report) },
+        Section { title: "Replay: what came out differently".into(), html: differences(report) },
+        Section { title: "Replay: latency there and here".into(), html: latencies(report) },
+        Section { title: "Replay: sent late".into(), html: lateness(report) },
     ];
     for (title, lines) in [("Replay: not played", report.not_played()), ("Replay: notes", report.all_notes())]
     {
         if !lines.is_empty() {
             let items: String = lines.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
-            sections.push(Section { title, html: format!("<ul>{items}</ul>") });
+            sections.push(Section { title: title.into(), html: format!("<ul>{items}</ul>") });
         }
     }
     sections

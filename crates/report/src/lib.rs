@@ -14,5 +14,6 @@ mod text;
 
 pub use analysis::{Analysis, ErrorClass, Group, Statement};
 pub use fingerprint::Fingerprints;
-pub use page::{Section, page};
+pub use page::page;
 pub use text::text;
+pub use underpass_charts::Section;

@@ -3,20 +3,11 @@
 
 use std::fmt::Write as _;
 
-use underpass_charts::{escape, figure};
+use underpass_charts::{Section, escape, figure};
 
 use crate::analysis::{DIRECTIONS, NEVER_RECORDED};
 use crate::text::{duration, protocol, when};
 use crate::{Analysis, charts};
-
-/// A further part of the page: what others have to tell about the same workload.
-#[derive(Clone, Debug)]
-pub struct Section {
-    /// Its heading, plain text.
-    pub title: String,
-    /// Its contents, HTML.
-    pub html: String,
-}
 
 /// The page, with this many statements in its table, and further sections at its end.
 ///
