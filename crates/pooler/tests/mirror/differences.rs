@@ -107,8 +107,10 @@ fn each_mirror_of_a_database_compares_rows_in_its_own_way() -> Result<()> {
         )
     };
     let mut client = pair.client()?;
-    // The session is there before the second and the third mirror.
+    // The session is there before the second and the third mirror, and with the first already.
+    pair.wait_on()?;
     client.query("select 1")?;
+    pair.settled()?;
     pair.reload(Some(&format!(
         "compare_rows = ordered\n{}{}",
         further("set", "unordered"),

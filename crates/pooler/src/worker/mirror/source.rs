@@ -222,7 +222,7 @@ impl Worker {
         // What a session in session pooling has done already cannot be had elsewhere.
         let is_late = is_session_pooling && client.phase_server().is_some();
         let now = self.now;
-        let mut left = Vec::new();
+        let (mut left, mut hashes) = (Vec::new(), Vec::new());
         match client.mirror.as_deref_mut() {
             Some(Role::Source(source)) => {
                 let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut source.taps)
@@ -237,6 +237,7 @@ impl Worker {
                 }
                 source.answers.hash_by(source.taps.iter().map(|tap| tap.state.row_hash()).collect());
                 source.has_sync = source.taps.iter().any(|tap| tap.state.is_sync());
+                hashes.extend(source.taps.iter().filter_map(|tap| Some((tap.shadow?, tap.state.row_hash()))));
             }
             _ if mirrors.is_empty() => return,
             _ => {
@@ -244,6 +245,11 @@ impl Worker {
                 client.side.each_statement(|name, body| source.requests.know(name, body));
                 source.taps.iter_mut().for_each(|tap| tap.is_out = is_late);
                 client.mirror = Some(Box::new(Role::Source(source)));
+            }
+        }
+        for (shadow, how) in hashes {
+            if let Some(shadow) = self.shadow(shadow) {
+                shadow.answers.hash_by([how].into_iter().collect());
             }
         }
         for mut tap in left {
