@@ -343,12 +343,15 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_a_pidfile_is_stale() {
+    fn what_is_no_pidfile_is_left_alone_and_an_empty_one_is_stale() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pid");
-        for text in ["", "x", "-1", "0"] {
+        std::fs::write(&path, "\n").unwrap();
+        assert_eq!(running(&path).unwrap(), None);
+        for text in ["x", "-1", "0"] {
             std::fs::write(&path, text).unwrap();
-            assert_eq!(running(&path).unwrap(), None, "{text:?}");
+            let refusal = running(&path).unwrap_err().to_string();
+            assert!(refusal.contains("holds no process number"), "{text:?}: {refusal}");
         }
     }
 }
