@@ -175,7 +175,7 @@ words! {
         Off = "off",
         /// PostgreSQL's backends.
         Server = "server",
-        /// Backends and applications.
+        /// Backends and applications. Not built yet: as `Server`.
         Both = "both",
     }
 }
