@@ -36,7 +36,7 @@ pub(crate) enum Command {
     /// Makes a trace of PostgreSQL's CSV logs.
     #[command(after_help = crate::export::IMPORT_HELP)]
     Import(crate::export::Import),
-    /// Records the workload of a running PostgreSQL, with no restart and no change to it.
+    /// Records the workload of a running PostgreSQL, MariaDB or MySQL, with no restart and no change to it.
     #[command(override_usage = "underpass trace [OPTIONS]", after_help = TRACE_EXAMPLES)]
     Trace(Box<crate::trace::Trace>),
     /// Plays a recorded workload against another server and says what came out differently.
