@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use underpass_wire::frontend::{bind_names, first_name};
-use underpass_wire::{Framer, MAX_MESSAGE_LEN, Piece};
+use underpass_wire::{Framer, Piece};
 
 use crate::prepared::{ClientStatements, Statement};
 
@@ -17,7 +17,7 @@ use crate::prepared::{ClientStatements, Statement};
 pub struct Batch {
     /// ReadyForQuery that they ask for, at least 1.
     pub ready: u16,
-    /// The extended protocol is used.
+    /// What is asked for last is a Sync: the answers are those of the extended protocol.
     pub extended: bool,
     /// The unnamed statement is parsed, and may be bound again on the same link.
     pub unnamed: bool,
@@ -37,11 +37,12 @@ pub struct Use {
 }
 
 impl Batch {
-    /// Judges all of `bytes`, in which the client says what its `statements` stand for. `None`: they cannot be fed.
-    pub fn scan(bytes: &[u8], statements: Option<&ClientStatements>) -> Option<Self> {
+    /// Judges all of `bytes`, in which the client says what its `statements` stand for; no message may have a length above `message_max`.
+    /// `None`: they cannot be fed.
+    pub fn scan(bytes: &[u8], message_max: u32, statements: Option<&ClientStatements>) -> Option<Self> {
         let mut batch = Self::default();
         let (mut open, mut unbound) = (false, false);
-        let mut framer = Framer::new(MAX_MESSAGE_LEN);
+        let mut framer = Framer::new(message_max);
         let (mut rest, mut body) = (bytes, &[][..]);
         while let Some(piece) = framer.next(&mut rest).ok()? {
             let header = match piece {
@@ -60,6 +61,7 @@ impl Batch {
                 b'Q' | b'F' | b'S' => {
                     batch.ready = batch.ready.checked_add(1)?;
                     batch.forgets_unnamed |= header.tag == b'Q';
+                    batch.extended &= header.tag == b'S';
                     open = false;
                     continue;
                 }
@@ -110,6 +112,7 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use underpass_wire::MAX_MESSAGE_LEN;
     use underpass_wire::frontend::{Target, build};
 
     use super::*;
@@ -147,10 +150,18 @@ mod tests {
     #[test]
     fn whole_requests_are_fed() {
         let two = [query(), query()].concat();
-        assert!(matches!(Batch::scan(&two, None), Some(Batch { ready: 2, extended: false, .. })));
+        assert!(matches!(
+            Batch::scan(&two, MAX_MESSAGE_LEN, None),
+            Some(Batch { ready: 2, extended: false, .. })
+        ));
         let extended = [parse(b""), bind(b"", b""), execute(), sync()].concat();
-        let batch = Batch::scan(&extended, None).expect("an unnamed statement, bound at once");
+        let batch =
+            Batch::scan(&extended, MAX_MESSAGE_LEN, None).expect("an unnamed statement, bound at once");
         assert!(batch.ready == 1 && batch.extended && batch.unnamed && batch.forgets_unnamed);
+        assert!(Batch::scan(&extended, 12, None).is_none(), "longer than the pooler takes");
+        // CopyInResponse to the Query would be taken for the extended protocol's.
+        let copy = Batch::scan(&[extended, query()].concat(), MAX_MESSAGE_LEN, None).expect("a pipeline");
+        assert!(copy.ready == 2 && !copy.extended);
     }
 
     #[test]
@@ -169,7 +180,7 @@ mod tests {
             [bind(b"", b"unknown"), execute(), sync()].concat(),
             [message(|out| build::close(out, Target::Statement, b"a")), sync()].concat(),
         ] {
-            assert!(Batch::scan(&refused, None).is_none(), "{refused:?}");
+            assert!(Batch::scan(&refused, MAX_MESSAGE_LEN, None).is_none(), "{refused:?}");
         }
     }
 
@@ -185,7 +196,7 @@ mod tests {
             sync(),
         ]
         .concat();
-        let batch = Batch::scan(&bytes, Some(&client)).expect("the client has it");
+        let batch = Batch::scan(&bytes, MAX_MESSAGE_LEN, Some(&client)).expect("the client has it");
         let server = batch.uses[0].statement.name.clone();
         batch.rename(&mut bytes);
         let expected = [

@@ -55,7 +55,7 @@ pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
     local: bool,
     /// Longest message that programs forward; fixed with the load.
-    message_max: u32,
+    pub message_max: u32,
     /// Transactions of carried pools that ended in user space; clients taken from and given to the kernel.
     pub user_xacts: AtomicU64,
     pub taken: AtomicU64,

@@ -580,6 +580,7 @@ fn a_queue_is_fed() -> Result<()> {
         |_, pooler, lane| {
             let stop = Arc::new(AtomicU64::new(0));
             let options = pooler.options("postgres", "postgres");
+            client(pooler)?.query("create table fed (x int)")?.ok()?;
             let threads: Vec<_> = (0..24)
                 .map(|number| {
                     let (stop, options) = (stop.clone(), options.clone());
@@ -603,6 +604,13 @@ fn a_queue_is_fed() -> Result<()> {
                                 assert_eq!(value(&mut client, &format!("select '{want}'"))?, want);
                                 assert_eq!(value(&mut client, "rollback")?, "");
                                 assert!(client.query("select 1/0").and_then(|reply| reply.ok()).is_err());
+                                // As drivers with autocommit off do.
+                                client.extended("begin", &[])?.ok()?;
+                                client.send(&Batch::new().query("copy fed from stdin"))?;
+                                while client.recv()?.tag != b'G' {}
+                                client.send(&Batch::new().copy_data(b"1\n").copy_done())?;
+                                client.response()?.ok()?;
+                                assert_eq!(value(&mut client, "rollback")?, "");
                             }
                             turns += 1;
                         }

@@ -92,11 +92,12 @@ impl Datapath {
     /// [`Error::System`] when the ring cannot be read.
     pub fn drain_events(&self, out: &mut Vec<Event>) -> Result<(), Error> {
         let buffer = self.ring.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = self.control.events_lost(0).load(Ordering::SeqCst);
         buffer.consume().map_err(|e| Error::System {
             what: "reading events",
             source: std::io::Error::other(e.to_string()),
         })?;
+        // After the ring was emptied: what is lost from here on finds room, and is heard of next time.
+        let lost = self.control.events_lost(0).load(Ordering::SeqCst);
         let raw = std::mem::take(&mut *self.ring.seen.lock().unwrap_or_else(PoisonError::into_inner));
         for [kind, slot, _] in raw {
             let event = match kind {

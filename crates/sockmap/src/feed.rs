@@ -26,7 +26,7 @@ use crate::words::{
 pub struct Fed {
     /// ReadyForQuery that it asks for, at least 1.
     pub ready: u16,
-    /// It uses the extended protocol.
+    /// It ends in a Sync, and not in a Query.
     pub extended: bool,
     /// It parses the unnamed statement.
     pub unnamed: bool,
@@ -154,12 +154,9 @@ impl Datapath {
             if pending == 0 {
                 self.clients.query_start_ns(c).store(monotonic_ns(), Relaxed);
             }
-            match self.clients.link(c).compare_exchange(
-                old,
-                (old | fed.word_bits()) + u64::from(fed.ready),
-                SeqCst,
-                SeqCst,
-            ) {
+            // Whether an answer is the extended protocol's is said of what was asked last.
+            let new = (old & !LINK_EXTENDED | fed.word_bits()) + u64::from(fed.ready);
+            match self.clients.link(c).compare_exchange(old, new, SeqCst, SeqCst) {
                 Ok(_) => {
                     self.clients.flags(c).fetch_or(fed.flags(), SeqCst);
                     return Ok(Some(self.server_slot(s)));

@@ -312,6 +312,10 @@ impl Worker {
         let Phase::Waiting { ticket, .. } = client.phase else { return };
         // Only a request that is here as a whole, and is one, can be answered without the server.
         let Some(1) = complete_requests(&client.inbox) else { return };
+        // Behind what a lane forwarded before, which is microseconds from its socket; else PostgreSQL's way: too late to cancel.
+        if !client.is_clear() {
+            return;
+        }
         let Some(pool) = &client.pool else { return };
         if !lock(&self.shared.core).cancel_wait(pool.id, ticket, me) {
             return;

@@ -17,6 +17,7 @@ use underpass_sockmap::{ClientSlot, Fed, Give, LinkState, ServerSlot, StreamStat
 
 use super::{Again, Entry, Farewell, Worker, stats};
 use crate::client::{Client, Phase, key_of};
+use crate::lanes::Lanes;
 use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
@@ -39,8 +40,8 @@ fn has_statements(server: &Server, batch: &Batch) -> bool {
     batch.uses.iter().all(|used| server.link.statements.has(used.statement.id))
 }
 
-fn scan(client: &Client, bytes: &[u8]) -> Option<Batch> {
-    Batch::scan(bytes, client.side.named_statements())
+fn scan(lanes: &Lanes, client: &Client, bytes: &[u8]) -> Option<Batch> {
+    Batch::scan(bytes, lanes.message_max, client.side.named_statements())
 }
 
 impl Worker {
@@ -66,7 +67,7 @@ impl Worker {
             || client.mirror.is_some()
             || client.ended
             || !client.outbox.is_empty()
-            || scan(client, &client.inbox).is_none()
+            || scan(&lanes, client, &client.inbox).is_none()
             || (client.lane.is_none() && !lanes.register_client(client, pool, me))
         {
             return None;
@@ -128,7 +129,18 @@ impl Worker {
     fn feed_parked(&mut self, key: Key, id: ServerId, since: Instant) -> bool {
         let Some(lanes) = self.shared.lanes.clone() else { return false };
         let Some(client) = self.clients.get(key) else { return false };
-        let Some(batch) = scan(client, &client.inbox) else { return false };
+        // It may have waited through a RELOAD or a SUSPEND, or be in the middle of being told that it waits.
+        let may = self.suspension.is_none()
+            && client.mirror.is_none()
+            && client.outbox.is_empty()
+            && client
+                .pool
+                .as_ref()
+                .is_some_and(|pool| pool.lane().is_some() && pool.mode() == PoolMode::Transaction);
+        if !may {
+            return false;
+        }
+        let Some(batch) = scan(&lanes, client, &client.inbox) else { return false };
         let Some((slot, wrote)) = client.lane.as_ref().map(|lane| (lane.slot, lane.drained)) else {
             return false;
         };
@@ -245,6 +257,9 @@ impl Worker {
                 self.lane_collect(key);
                 if let Some(client) = self.clients.get_mut(key) {
                     client.phase = Phase::Idle;
+                    if let Some(lane) = &mut client.lane {
+                        lane.fed = false;
+                    }
                 }
                 self.first_request(key);
             }
@@ -257,7 +272,7 @@ impl Worker {
     fn feed_more(&mut self, key: Key, slot: ClientSlot, count: usize) -> bool {
         let Some(lanes) = self.shared.lanes.clone() else { return false };
         let Some(client) = self.clients.get(key) else { return false };
-        let Some(batch) = scan(client, &self.scratch[..count]) else { return false };
+        let Some(batch) = scan(&lanes, client, &self.scratch[..count]) else { return false };
         if !batch.uses.is_empty() {
             let linked = lanes.datapath.client_info(slot).ok().and_then(|info| info.server);
             let id = linked.and_then(|server| lanes.server_of(server));
@@ -288,7 +303,8 @@ impl Worker {
         else {
             return false;
         };
-        let Some(batch) = scan(client, &client.inbox).filter(|batch| has_statements(server, batch)) else {
+        let Some(batch) = scan(&lanes, client, &client.inbox).filter(|batch| has_statements(server, batch))
+        else {
             return false;
         };
         let fingerprint = server.parameters.fingerprint();
@@ -325,6 +341,11 @@ impl Worker {
         }
         if let Err(error) = lanes.datapath.feed_linked(slot, fed(&batch)) {
             log::error!("kernel lanes: feed_linked: {error}");
+        }
+        // The assignment was counted by the grant, and is again when the program's count of transactions is added up.
+        if let Some(pool) = self.clients.get(key).and_then(|client| client.pool.as_ref()) {
+            let stats = &mut stats::meter(&mut self.meters, pool.id).stats;
+            stats.server_assignment_count = stats.server_assignment_count.saturating_sub(1);
         }
         self.feed_inbox_of(key, server_slot, &batch, None);
         true

@@ -397,7 +397,8 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return true };
         let Some(lane) = &mut client.lane else { return true };
         // The lane has carried requests: one of them may have been a Parse of the unnamed statement, whose text nobody here knows.
-        if lane.counted.request_bytes != lane.carried_at_give {
+        let carried = lanes.datapath.client_info(lane.slot).map_or(u64::MAX, |info| info.stats.request_bytes);
+        if std::mem::replace(&mut lane.carried_at_give, carried) != carried {
             client.side.forget_unnamed();
         }
         lane.drained = false;

@@ -81,7 +81,9 @@ impl Worker {
                     if over(since, limit) {
                         Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "query_wait_timeout"))
                     } else {
-                        if !*notified && over(since, config.query_wait_notify) {
+                        // What a lane forwarded before must be in the socket first: else at the next look.
+                        let is_due = !*notified && over(since, config.query_wait_notify);
+                        if is_due && client.lane.as_mut().is_none_or(|lane| lane.is_clear()) {
                             *notified = true;
                             let why = client.pool.as_ref().and_then(|pool| pool.last_error.load_full());
                             let mut text =

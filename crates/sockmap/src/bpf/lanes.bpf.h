@@ -211,7 +211,7 @@ static __noinline int post_event(__u32 kind, __u32 slot, __u32 reason)
 		count_counter(COUNTER_EVENTS_LOST);
 		if (c)
 			__sync_fetch_and_add(&c->events_lost, 1);
-		return 0;
+		return -1;
 	}
 	event->kind = kind;
 	event->slot = slot;
@@ -298,8 +298,8 @@ static __always_inline void push_idle(struct server_slot *s)
 	/* The fence of the atomic orders this read behind the push. User space raises waiters before it looks
 	 * for an idle server: one of the two sees the other. */
 	if ((*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags) &&
-	    !__sync_lock_test_and_set(&p->announced, 1))
-		post_event(EVENT_POOL_IDLE, key, REASON_NONE);
+	    !__sync_lock_test_and_set(&p->announced, 1) && post_event(EVENT_POOL_IDLE, key, REASON_NONE))
+		__sync_lock_test_and_set(&p->announced, 0);
 }
 
 #endif /* LANES_BPF_H */
