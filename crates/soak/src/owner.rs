@@ -112,8 +112,27 @@ pub fn classify(expected: Owner, wanted: &[u8], index: u32, got: &[u8]) -> Viola
         },
         None => Kind::Corrupt,
     };
-    let detail = format!("row {index}: expected {}, got {}", short(wanted), short(got));
+    let mut detail = format!("row {index}: expected {}, got {}", short(wanted), short(got));
+    if kind == Kind::Corrupt {
+        detail += &difference(wanted, got);
+    }
     Violation { kind, client: expected.client, detail }
+}
+
+/// From where to where two rows of one length differ, and what is there: bytes of another row tell which way they came.
+fn difference(wanted: &[u8], got: &[u8]) -> String {
+    let differs = |&at: &usize| wanted[at] != got[at];
+    let common = wanted.len().min(got.len());
+    let (Some(first), Some(last)) = ((0..common).find(differs), (0..common).rfind(differs)) else {
+        return String::new();
+    };
+    let (from, to) = (first.saturating_sub(40), (last + 40).min(common));
+    format!(
+        "; bytes {first} to {last} differ: expected {}, got {} to {}",
+        short(&wanted[from..to]),
+        short(&got[from..to]),
+        short(&got[last.saturating_sub(40)..to])
+    )
 }
 
 /// The beginning of some bytes, readable.
@@ -144,6 +163,8 @@ mod tests {
         assert_eq!(kind(&format!("{OWNER}/6")), Kind::Missing);
         assert_eq!(kind("nonsense"), Kind::Corrupt);
         assert_eq!(kind("o3.40.00000000/5"), Kind::Corrupt);
+        let detail = classify(OWNER, b"o3.40.abc/5abcdef", 5, b"nonsense/5abZZeZ").detail;
+        assert!(detail.contains("bytes 0 to 15 differ"), "{detail}");
     }
 
     #[test]
