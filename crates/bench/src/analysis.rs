@@ -38,6 +38,12 @@ impl<'a> View<'a> {
         &self.experiment
     }
 
+    /// The same system without its mirror, where it has one.
+    #[must_use]
+    pub fn without(&self, system: &str) -> Option<&'a str> {
+        self.without.get(system).map(String::as_str)
+    }
+
     /// Points in reading order.
     #[must_use]
     pub fn points(&self) -> Vec<&'a Point> {
@@ -74,7 +80,7 @@ impl<'a> View<'a> {
                 .filter_map(|sample| Some((sample.round, *sample.metrics.get(name)?)))
                 .collect()
         };
-        let without = self.without.get(system).map(String::as_str);
+        let without = self.without(system);
         let (name, base) = match name {
             metric::TAX if self.samples(DIRECT_FEW, point).is_empty() => (metric::CPU, Some(DIRECT)),
             metric::TAX => (metric::CPU, Some(DIRECT_FEW)),

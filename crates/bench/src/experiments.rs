@@ -412,6 +412,17 @@ pub const EXPERIMENTS: &[Experiment] = &[
         plan: plans::mirroring,
     },
     Experiment {
+        name: "mirroring-lanes",
+        title: "Mirroring of clients in lanes",
+        shows: "The same two workloads with clients whose bytes the kernel forwards: its programs tell the pooler what they \
+                forward, and it says that again to the second server. In transaction pooling, without which clients of mirrors \
+                have no lane; each lane is compared with itself without a mirror.",
+        paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
+        scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
+        systems: &["ours-d", "ours-mirror-async-d", "ours-a", "ours-mirror-async-a"],
+        plan: plans::mirroring_lanes,
+    },
+    Experiment {
         name: "tracing",
         title: "Tracing a server",
         shows: "Throughput of PostgreSQL alone, with log_statement = all, and with a tracer beside it in three stages: \
@@ -435,10 +446,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "Tracing MariaDB",
         shows: "Throughput of MariaDB under sysbench, whose statements are prepared, alone, with general_log, and with a tracer \
                 beside it in three stages.",
-        paper: "ANTtrail's evaluation, its five scenarios on MySQL (there by YCSB)",
-        scale: PaperScale { data: "YCSB, 10 GB", clients: "50", seconds: "30 minutes, 3 runs" },
+        paper: "none; ANTtrail's evaluation has YCSB on MySQL",
+        scale: NONE,
         systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist", "trace-full"],
         plan: plans::tracing_mariadb,
+    },
+    Experiment {
+        name: "tracing-mariadb-ycsb",
+        title: "Tracing MariaDB, YCSB",
+        shows: "The mixes of the tracing paper on MariaDB with fifty clients, whose statements are texts as JDBC sends them, by a \
+                script of sysbench: alone, with general_log, and with a tracer beside it in three stages.",
+        paper: "ANTtrail's evaluation, its five scenarios on MySQL",
+        scale: PaperScale { data: "YCSB, 10 GB", clients: "50", seconds: "30 minutes, 3 runs" },
+        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist"],
+        plan: plans::tracing_mariadb_ycsb,
     },
     Experiment {
         name: "dump",

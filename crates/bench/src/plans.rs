@@ -443,14 +443,23 @@ fn whole(options: &Options, direction: CopyDirection) -> Vec<Step> {
     vec![Step::new(0, point, setup(options, 1), work)]
 }
 
-/// A fixed rate with a second server that gets the same, and full speed.
+/// A fixed rate with a second server that gets the same, and full speed, in session pooling: Pgpool-II has no other.
 pub fn mirroring(options: &Options) -> Vec<Step> {
+    mirrored(options, PoolMode::Session)
+}
+
+/// The same in transaction pooling, where clients of mirrors are in lanes.
+pub fn mirroring_lanes(options: &Options) -> Vec<Step> {
+    mirrored(options, PoolMode::Transaction)
+}
+
+fn mirrored(options: &Options, pool_mode: PoolMode) -> Vec<Step> {
     let clients = options.clients_or(&[20]);
     let mut steps = Vec::new();
     for &count in &clients {
         for name in options.workloads_or(&["ycsb", "tpcb-apart"]) {
             for rate in [Some(options.rate.min(500.0)), None] {
-                let mut setup = Setup { pool_mode: PoolMode::Session, ..setup(options, most(&clients)) };
+                let mut setup = Setup { pool_mode, ..setup(options, most(&clients)) };
                 setup.pool_size = setup.pool_size.max(count);
                 let speed = rate.map_or_else(|| "full".to_owned(), |rate| format!("{rate}/s"));
                 let point =
@@ -489,12 +498,21 @@ pub fn tracing(options: &Options) -> Vec<Step> {
     steps
 }
 
-/// MariaDB under a tracer.
+/// MariaDB under a tracer, by sysbench's own scripts.
 pub fn tracing_mariadb(options: &Options) -> Vec<Step> {
-    let clients = options.clients_or(&[8]);
+    by_sysbench(options, 8, &[Script::ReadOnly, Script::ReadWrite])
+}
+
+/// MariaDB under a tracer, by the mixes of the tracing paper.
+pub fn tracing_mariadb_ycsb(options: &Options) -> Vec<Step> {
+    by_sysbench(options, 50, &[Script::Ycsb { reads: 90 }, Script::Ycsb { reads: 10 }])
+}
+
+fn by_sysbench(options: &Options, clients: u32, scripts: &[Script]) -> Vec<Step> {
+    let clients = options.clients_or(&[clients]);
     let mut steps = Vec::new();
     for &count in &clients {
-        for script in [Script::ReadOnly, Script::ReadWrite] {
+        for &script in scripts {
             let point = Point::default().with("clients", count).with("script", script.name());
             let work = Work::Task(Task::Sysbench { clients: count, script });
             steps.push(Step::new(steps.len() as u32, point, setup(options, count), work));

@@ -346,10 +346,12 @@ fn load_data(
                     results.meta.data.insert("tpcc".to_owned(), data);
                 }
             }
-            Work::Task(Task::Sysbench { .. }) => {
-                if let Some(mariadb) = place.mariadb.filter(|_| loaded.insert("sysbench".to_owned())) {
-                    let data = tasks::sysbench::load(place, mariadb).context("loading sysbench's tables")?;
-                    results.meta.data.insert("sysbench".to_owned(), data);
+            Work::Task(Task::Sysbench { script, .. }) => {
+                let name = script.data();
+                if let Some(mariadb) = place.mariadb.filter(|_| loaded.insert(name.to_owned())) {
+                    let data = tasks::sysbench::load(place, mariadb, *script)
+                        .with_context(|| format!("loading {name}"))?;
+                    results.meta.data.insert(name.to_owned(), data);
                 }
             }
             Work::Task(task) => {

@@ -123,31 +123,32 @@ struct Stand<'a> {
 }
 
 /// What a pooler's own console says that decides whether a sample is about what it should be about.
-#[derive(Clone, Debug)]
-enum Console {
-    Lanes(Lanes),
-    Mirror(Mirrored),
+#[derive(Clone, Debug, Default)]
+struct Console {
+    lanes: Option<Lanes>,
+    mirror: Option<Mirrored>,
 }
 
 impl Console {
-    /// Asks, where the system has something to say.
+    /// Asks what the system has something to say about; `None` where that is nothing.
     fn read(cell: &Cell<'_>, instance: &Instance, place: Place<'_>) -> Result<Option<Self>> {
-        if lane_of(cell).is_some() {
-            return Ok(Some(Self::Lanes(lanes::read(instance, place)?)));
-        }
-        cell.system.mirrors().then(|| mirrors::read(instance, place).map(Self::Mirror)).transpose()
+        let lanes = lane_of(cell).map(|_| lanes::read(instance, place)).transpose()?;
+        let mirror = cell.system.mirrors().then(|| mirrors::read(instance, place)).transpose()?;
+        Ok((lanes.is_some() || mirror.is_some()).then_some(Self { lanes, mirror }))
     }
 
     /// What has happened since `before`, as metrics.
     fn since(&self, before: &Self, cell: &Cell<'_>) -> BTreeMap<String, f64> {
-        match (self, before, lane_of(cell)) {
-            (Self::Lanes(after), Self::Lanes(before), Some(lane)) => after.shares_since(before, lane),
-            (Self::Mirror(after), Self::Mirror(before), _) => {
-                let share = after.share_since(before);
-                share.map(|share| (metric::MIRRORED.to_owned(), share)).into_iter().collect()
-            }
+        let mut metrics = match (&self.lanes, &before.lanes, lane_of(cell)) {
+            (Some(after), Some(before), Some(lane)) => after.shares_since(before, lane),
             _ => BTreeMap::new(),
+        };
+        if let (Some(after), Some(before)) = (&self.mirror, &before.mirror)
+            && let Some(share) = after.share_since(before)
+        {
+            metrics.insert(metric::MIRRORED.to_owned(), share);
         }
+        metrics
     }
 }
 

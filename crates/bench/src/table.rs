@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tables of the terminal.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use crate::analysis::{BASELINE, DIRECT, DIRECT_FEW, View};
 use crate::experiments::Experiment;
 use crate::limits::{self, Judged, Limit};
 use crate::proof::Finding;
 use crate::sample::{LoadedData, Point, Results, metric};
+use crate::tasks::sysbench::YCSB_DATA;
 use underpass_stats::{Estimate, Summary};
 
 /// A column: metric, heading, digits after the point.
@@ -51,15 +52,40 @@ pub const COLUMNS: &[Column] = &[
     ("stock_level_p99_ms", "p99", 2),
 ];
 
-/// The metric of which a table shows the ratio to PgBouncer: the tax where there is one.
+/// What the last column of a row says.
+#[derive(Debug)]
+pub struct Headline<'a> {
+    /// Which metric is compared.
+    pub metric: &'static str,
+    /// With which system's.
+    pub to: &'a str,
+    /// The ratio.
+    pub ratio: Estimate,
+}
+
+impl fmt::Display for Headline<'_> {
+    /// `tax 0.82 [0.79, 0.86] of pgbouncer`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} of {}", short(self.metric), interval(&self.ratio), self.to)
+    }
+}
+
+/// The ratio that says most of a row: that of the tax to PgBouncer's where there is one. Where no PgBouncer takes part, that of the
+/// throughput, or of the latency at a fixed rate, to the same system without its mirror or to a direct connection.
 #[must_use]
-pub fn headline(view: &View<'_>, system: &str, point: &Point) -> Option<(&'static str, Estimate)> {
+pub fn headline<'a>(view: &View<'a>, system: &str, point: &Point) -> Option<Headline<'a>> {
+    let ratio = |to, name| Some(Headline { metric: name, to, ratio: view.ratio(system, to, point, name)? });
     if [BASELINE, DIRECT, DIRECT_FEW].contains(&system) {
         return None;
     }
-    [metric::TAX, metric::TPS, metric::SECONDS]
-        .into_iter()
-        .find_map(|name| Some((name, view.ratio(system, BASELINE, point, name)?)))
+    if !view.samples(BASELINE, &view.comparable(BASELINE, point)).is_empty() {
+        return [metric::TAX, metric::TPS, metric::SECONDS]
+            .into_iter()
+            .find_map(|name| ratio(BASELINE, name));
+    }
+    let at_a_rate = !["", "full"].contains(&point.get("rate"));
+    let name = if at_a_rate { metric::LATENCY_MEAN } else { metric::TPS };
+    ratio(view.without(system).unwrap_or(DIRECT), name)
 }
 
 /// All tables of one experiment.
@@ -78,10 +104,7 @@ pub fn of_experiment(experiment: &Experiment, results: &Results, limits: &[Limit
         for system in systems {
             let mut row = vec![system.to_owned()];
             row.extend(columns.iter().map(|(name, _, digits)| cell(&view, system, point, name, *digits)));
-            let ratio = headline(&view, system, point);
-            let mut last = ratio.map_or_else(String::new, |(name, estimate)| {
-                format!("{} {}", short(name), interval(&estimate))
-            });
+            let mut last = headline(&view, system, point).map_or_else(String::new, |ratio| ratio.to_string());
             if limits::carried(limits, &view, system, point) == Some(false) {
                 last.push_str("  FAILED: not in the lane");
             }
@@ -152,7 +175,7 @@ pub fn interval(estimate: &Estimate) -> String {
 
 fn heading(columns: &[&Column]) -> Vec<String> {
     let names = columns.iter().map(|(_, title, _)| (*title).to_owned());
-    ["system".to_owned()].into_iter().chain(names).chain([format!("ratio to {BASELINE}")]).collect()
+    ["system".to_owned()].into_iter().chain(names).chain(["ratio".to_owned()]).collect()
 }
 
 /// The median, with half the distance of the quartiles as spread.
@@ -178,6 +201,7 @@ pub fn data_of<'a>(
         ("", "tpcc") => "tpcc",
         ("", "cpu" | "serverless") => "ycsb",
         ("", "tracing-mariadb") => "sysbench",
+        ("", "tracing-mariadb-ycsb") => YCSB_DATA,
         (name, _) => name,
     };
     let (name, data) = results.meta.data.get_key_value(name)?;
@@ -193,8 +217,8 @@ pub struct Time {
     pub rounds: usize,
 }
 
-impl std::fmt::Display for Time {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} s in each of {} rounds", self.seconds, self.rounds)
     }
 }
@@ -293,8 +317,31 @@ mod tests {
         }
         let experiment = crate::experiments::find("tax").unwrap();
         let text = of_experiment(experiment, &results, &[]);
-        assert!(text.contains("tax 0.80 [0.80, 0.80]"), "{text}");
+        assert!(text.contains("tax 0.80 [0.80, 0.80] of pgbouncer"), "{text}");
         assert!(text.find("direct").unwrap() < text.find("ours-off").unwrap());
+    }
+
+    #[test]
+    fn without_pgbouncer_a_mirror_is_compared_with_none_and_a_tracer_with_the_server_alone() {
+        let mut results = Results::default();
+        results.meta.without.insert("ours-mirror-async-d".into(), "ours-d".into());
+        let full = Point::default().with("rate", "full");
+        let at_a_rate = Point::default().with("rate", "500/s");
+        for point in [&full, &at_a_rate] {
+            for (system, value) in
+                [("direct", 100.0), ("ours-d", 80.0), ("ours-mirror-async-d", 60.0), ("trace-full", 50.0)]
+            {
+                let mut one = sample(system, 0, point, 1.0, value);
+                one.metrics.insert(metric::LATENCY_MEAN.to_owned(), 6000.0 / value);
+                results.samples.push(one);
+            }
+        }
+        let view = View::of(&results, "tax");
+        let text = |system, point| headline(&view, system, point).map(|headline| headline.to_string());
+        assert_eq!(text("ours-mirror-async-d", &full).unwrap(), "tps 0.75 [0.75, 0.75] of ours-d");
+        assert_eq!(text("ours-mirror-async-d", &at_a_rate).unwrap(), "latency 1.33 [1.33, 1.33] of ours-d");
+        assert_eq!(text("trace-full", &full).unwrap(), "tps 0.50 [0.50, 0.50] of direct");
+        assert_eq!(text("direct", &full), None);
     }
 
     #[test]

@@ -233,7 +233,8 @@ impl Workload {
 }
 
 /// zeta(n) and eta of Gray et al., "Quickly generating billion-record synthetic databases", for theta 0.99.
-fn zipf_constants(n: u64) -> (f64, f64) {
+#[must_use]
+pub fn zipf_constants(n: u64) -> (f64, f64) {
     let zeta = |n: u64| (1..=n).map(|rank| (rank as f64).powf(-ZIPF_THETA)).sum::<f64>();
     let zetan = zeta(n);
     let eta = (1.0 - (2.0 / n as f64).powf(1.0 - ZIPF_THETA)) / (1.0 - zeta(2) / zetan);

@@ -131,7 +131,7 @@ fn point_table(
     for (_, heading, _) in &columns {
         let _ = write!(text, "<th>{heading}</th>");
     }
-    text.push_str("<th>ratio to PgBouncer</th></tr>");
+    text.push_str("<th>ratio</th></tr>");
     for system in systems {
         let _ = write!(text, "<tr><td>{}</td>", escape(&charts::title(results, system)));
         for (name, _, digits) in &columns {
@@ -145,9 +145,7 @@ fn point_table(
             });
             let _ = write!(text, "<td>{shown}</td>");
         }
-        let ratio = table::headline(view, system, point).map_or_else(String::new, |(name, estimate)| {
-            format!("{} {}", table::short(name), interval(&estimate))
-        });
+        let ratio = table::headline(view, system, point).map_or_else(String::new, |ratio| ratio.to_string());
         let failed = match limits::carried(limits, view, system, point) {
             Some(false) => " <span class=\"not-met\">failed: not in the lane</span>",
             _ => "",

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! sysbench on MariaDB, which the tracer is measured on.
+//! sysbench on MariaDB, which the tracer is measured on: its own scripts, and YCSB by one of ours.
 
+use std::borrow::Cow;
+use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
@@ -13,6 +15,7 @@ use crate::postgres::{DATABASE, PASSWORD, USER};
 use crate::procs::{Launch, find_program, output};
 use crate::sample::{LoadedData, metric};
 use crate::systems::{Instance, Place};
+use crate::workloads::zipf_constants;
 
 /// sysbench counts whole seconds, and its first one has the logins in it.
 pub const SECONDS_MIN: f64 = 2.0;
@@ -20,25 +23,48 @@ pub const SECONDS_MIN: f64 = 2.0;
 const TABLES: u32 = 4;
 const ROWS: u64 = 100_000;
 
-/// Which of sysbench's scripts.
+/// YCSB's keys, as many as PostgreSQL's table has at scale 1.
+const YCSB_ROWS: u64 = 100_000;
+const YCSB_SCRIPT: &str = include_str!("../../../../bench/workloads/ycsb/mariadb.lua");
+const YCSB_LOAD: &str = include_str!("../../../../bench/workloads/ycsb/mariadb_load.sql");
+
+/// Which script of sysbench's, or YCSB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Script {
     /// Ten point selects and four ranges in a transaction.
     ReadOnly,
     /// The same with two updates, a delete and an insert.
     ReadWrite,
+    /// One read or one update of YCSB a transaction.
+    Ycsb {
+        /// Reads in a hundred.
+        reads: u32,
+    },
 }
 
 impl Script {
-    /// sysbench's name.
+    /// sysbench's name; YCSB's mix.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> Cow<'static, str> {
         match self {
-            Self::ReadOnly => "oltp_read_only",
-            Self::ReadWrite => "oltp_read_write",
+            Self::ReadOnly => "oltp_read_only".into(),
+            Self::ReadWrite => "oltp_read_write".into(),
+            Self::Ycsb { reads } => format!("ycsb-{reads}-{}", 100 - reads).into(),
+        }
+    }
+
+    /// The name of its data in a result file, which scripts with the same tables share.
+    #[must_use]
+    pub fn data(self) -> &'static str {
+        match self {
+            Self::ReadOnly | Self::ReadWrite => "sysbench",
+            Self::Ycsb { .. } => YCSB_DATA,
         }
     }
 }
+
+/// The name of YCSB's data on MariaDB in a result file.
+pub const YCSB_DATA: &str = "ycsb on MariaDB";
 
 /// What is missing for it, each with what to do.
 #[must_use]
@@ -50,21 +76,30 @@ pub fn missing() -> Vec<String> {
     missing
 }
 
-/// Makes the tables, which all scripts share, and returns their size.
+/// Makes the tables of a script and returns their size.
 ///
 /// # Errors
-/// When sysbench fails.
-pub fn load(place: Place<'_>, mariadb: &Mariadb) -> Result<LoadedData> {
-    let mut command = command(place, mariadb, Script::ReadOnly, 4)?;
-    command.arg("prepare");
-    output(command, "sysbench prepare")?;
+/// When sysbench or the server fails.
+pub fn load(place: Place<'_>, mariadb: &Mariadb, script: Script) -> Result<LoadedData> {
+    let (tables, rows) = match script {
+        Script::Ycsb { .. } => {
+            mariadb.sql(&YCSB_LOAD.replace("{{keys}}", &format!("seq_0_to_{}", YCSB_ROWS - 1)))?;
+            ("usertable", YCSB_ROWS)
+        }
+        Script::ReadOnly | Script::ReadWrite => {
+            let mut command = command(place, mariadb, script, 4)?;
+            command.arg("prepare");
+            output(command, "sysbench prepare")?;
+            ("sbtest%", u64::from(TABLES) * ROWS)
+        }
+    };
     let size = mariadb.sql(&format!(
         "select concat(sum(table_rows), '|', sum(data_length + index_length) / 1e6) \
-         from information_schema.tables where table_schema = '{DATABASE}'"
+         from information_schema.tables where table_schema = '{DATABASE}' and table_name like '{tables}'"
     ))?;
     // The server only estimates its rows.
     let data = LoadedData::parse(&size).context("no size of sysbench's tables")?;
-    Ok(LoadedData { rows: u64::from(TABLES) * ROWS, ..data })
+    Ok(LoadedData { rows, ..data })
 }
 
 /// Runs a script as fast as it goes.
@@ -108,14 +143,25 @@ fn command(place: Place<'_>, mariadb: &Mariadb, script: Script, clients: u32) ->
     let program = find_program("sysbench").context("sysbench not found: install sysbench")?;
     let launch = Launch { keep_user: true, ..Launch::default() };
     let mut command = launch.command(place.account, program);
+    match script {
+        Script::ReadOnly | Script::ReadWrite => {
+            command.arg(&*script.name());
+            command.arg(format!("--tables={TABLES}")).arg(format!("--table-size={ROWS}"));
+        }
+        Script::Ycsb { reads } => {
+            let path = place.folder.join("ycsb.lua");
+            fs::write(&path, YCSB_SCRIPT)?;
+            let (zetan, eta) = zipf_constants(YCSB_ROWS);
+            command.arg(path).arg(format!("--reads={reads}")).arg(format!("--rows={YCSB_ROWS}"));
+            command.arg(format!("--zetan={zetan}")).arg(format!("--eta={eta}"));
+        }
+    }
     command
-        .args([script.name(), "--db-driver=mysql", "--mysql-host=127.0.0.1"])
+        .args(["--db-driver=mysql", "--mysql-host=127.0.0.1"])
         .arg(format!("--mysql-port={}", mariadb.port))
         .arg(format!("--mysql-user={USER}"))
         .arg(format!("--mysql-password={PASSWORD}"))
         .arg(format!("--mysql-db={DATABASE}"))
-        .arg(format!("--tables={TABLES}"))
-        .arg(format!("--table-size={ROWS}"))
         .arg(format!("--threads={clients}"));
     Ok(command)
 }
@@ -147,6 +193,14 @@ fn parse(text: &str) -> Option<Summary> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mixes_have_names_and_tables_of_their_own() {
+        let (heavy, light) = (Script::Ycsb { reads: 90 }, Script::Ycsb { reads: 10 });
+        assert_eq!((heavy.name().as_ref(), light.name().as_ref()), ("ycsb-90-10", "ycsb-10-90"));
+        assert_eq!(heavy.data(), light.data());
+        assert_ne!(heavy.data(), Script::ReadOnly.data());
+    }
 
     #[test]
     fn the_summary_is_read() {
