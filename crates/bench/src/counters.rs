@@ -333,17 +333,21 @@ impl Cgroup {
     pub fn add(&self, pid: u32) -> io::Result<()> {
         fs::write(self.path.join("cgroup.procs"), pid.to_string())
     }
-}
 
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // An empty cgroup can always be removed; one that still has a dying process is tried again for a moment.
+    /// Removes a group. An empty one can always be removed; one that still has a dying process is tried again for a moment.
+    pub fn remove(path: &Path) {
         for _ in 0..50 {
-            if fs::remove_dir(&self.path).is_ok() {
+            if fs::remove_dir(path).is_ok() {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        Self::remove(&self.path);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::pgbench::{Load, Protocol};
 use crate::plans;
 use crate::systems::Setup;
 use crate::tasks::Task;
+use crate::workloads::TPCC;
 
 /// Settings of the command line that shape the points of an experiment.
 #[derive(Clone, Debug)]
@@ -103,6 +104,15 @@ pub struct Step {
 }
 
 impl Step {
+    /// Whether its data are made by go-tpc.
+    #[must_use]
+    pub fn needs_go_tpc(&self) -> bool {
+        match &self.work {
+            Work::Pgbench { workload, .. } => workload == TPCC,
+            Work::Task(task) => matches!(task, Task::Tpcc { .. }),
+        }
+    }
+
     /// A step that is measured as often as asked.
     #[must_use]
     pub fn new(group: u32, point: crate::sample::Point, setup: Setup, work: Work) -> Self {
@@ -284,10 +294,21 @@ pub const EXPERIMENTS: &[Experiment] = &[
         shows: "The mix of TPC-C as fast as it goes, by go-tpc: mean and p99 of each type, whose lengths differ by a \
                 factor of ten. go-tpc prepares named statements, which PgBouncer 1.18 cannot follow in transaction \
                 pooling; in session pooling all take part.",
-        paper: "Tigger 6.2, table 3 (there at a fixed rate, without prepared statements)",
+        paper: "Tigger 6.2, table 3 (there at a fixed rate, as in tpcc-rate)",
         scale: PaperScale { data: "20 warehouses, 2.1 GB", clients: "10,000", seconds: "not given, 5 runs" },
         systems: ALL,
         plan: plans::tpcc,
+    },
+    Experiment {
+        name: "tpcc-rate",
+        title: "TPC-C at a fixed rate, its five types apart",
+        shows: "100 transactions of TPC-C per second over many connections, open loop: mean and p99 of each type, counted from the \
+                moment each should have begun. By pgbench, statement by statement and in the simple protocol, on \
+                go-tpc's data; so PgBouncer takes part in transaction pooling.",
+        paper: "Tigger 6.2, table 3",
+        scale: PaperScale { data: "20 warehouses, 2.1 GB", clients: "10,000", seconds: "not given, 5 runs" },
+        systems: OPEN_LOOP,
+        plan: plans::tpcc_rate,
     },
     Experiment {
         name: "cores",

@@ -266,7 +266,8 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
 }
 
 /// Whether the system's lane carried what it should at a point; `None` for a system without a lane, and where the demand lets
-/// user space serve or asks only to see the share (clients with several application names).
+/// user space serve, or where nothing is demanded: clients with several application names, and those that log in for each transaction,
+/// of which user space serves the first by design.
 #[must_use]
 pub fn carried(limits: &[Limit], view: &View<'_>, system: &str, point: &Point) -> Option<bool> {
     let free = |limit: &Limit| {
@@ -274,7 +275,8 @@ pub fn carried(limits: &[Limit], view: &View<'_>, system: &str, point: &Point) -
             && (limit.experiment.as_str(), limit.system.as_str()) == (view.experiment(), system)
             && limit.bounds(point).is_some()
     };
-    if !point.get("names").is_empty() || limits.iter().any(free) {
+    let nothing = ["names", "login"].iter().any(|name| !point.get(name).is_empty());
+    if nothing || limits.iter().any(free) {
         return None;
     }
     let share = Summary::of(&view.values(system, point, metric::LANE_SHARE))?;
@@ -405,8 +407,7 @@ mod tests {
     #[test]
     fn a_row_may_rest_its_lane_where_the_demand_lets_it() {
         let limits = table().unwrap();
-        let at = |clients: u32, pool: u32| {
-            let point = Point::default().with("clients", clients).with("pool", pool).with("mode", "simple");
+        let of = |point: Point| {
             let mut results = Results::default();
             for system in ["ours-a", "ours-d"] {
                 let mut one = crate::analysis::tests::sample(system, 0, &point, 1.0, 1.0);
@@ -416,7 +417,11 @@ mod tests {
             let view = View::of(&results, "tax");
             ["ours-a", "ours-d"].map(|system| carried(&limits, &view, system, &point))
         };
+        let at = |clients: u32, pool: u32| {
+            of(Point::default().with("clients", clients).with("pool", pool).with("mode", "simple"))
+        };
         assert_eq!(at(8, 20), [Some(false), Some(false)]);
+        assert_eq!(of(Point::default().with("login", "trust")), [None, None]);
         assert_eq!(at(64, 64), [Some(false), None]);
     }
 

@@ -6,9 +6,12 @@ use std::fs;
 use std::process::Command;
 use std::thread;
 
+use crate::cpuset::Cpuset;
+use crate::experiments::{Step, Work};
 use crate::postgres::Server;
 use crate::sample::{FORMAT, Meta};
 use crate::systems::System;
+use crate::tasks::{self, Task};
 
 /// Facts about this machine, the programs and the working tree.
 #[must_use]
@@ -42,6 +45,33 @@ pub fn describe(server: &Server, systems: &[&System], topology: &str) -> Meta {
         titles: systems.iter().map(|system| (system.name.clone(), system.title.clone())).collect(),
         ..Meta::default()
     }
+}
+
+/// Versions of the programs that work beside the systems, and by what a pooler is kept on its CPUs, as far as the work has them.
+#[must_use]
+pub fn versions_beside(planned: &[(&Step, &System)]) -> BTreeMap<String, String> {
+    let any = |wanted: fn(&Step) -> bool| planned.iter().any(|(step, _)| wanted(step));
+    let mut versions = BTreeMap::new();
+    let mut add = |name: &str, version: Option<String>| {
+        versions.extend(version.map(|version| (name.to_owned(), version)));
+    };
+    if any(|step| matches!(step.work, Work::Task(Task::Sysbench { .. }))) {
+        for name in ["mariadbd", "sysbench"] {
+            add(name, line_of(name, &["--version"]));
+        }
+    }
+    if any(Step::needs_go_tpc) {
+        add("go-tpc", Some(tasks::tpcc::VERSION.to_owned()));
+    }
+    for (_, system) in planned {
+        if let [name, command, ..] = &system.beside[..] {
+            add(&format!("{name} {command}"), line_of(name, &["--version"]));
+        }
+    }
+    if any(|step| step.setup.cpus.is_some()) {
+        add("CPUs of the pooler by", Some(Cpuset::means().to_owned()));
+    }
+    versions
 }
 
 fn revision() -> String {

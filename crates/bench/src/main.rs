@@ -10,6 +10,7 @@ mod analysis;
 mod cli;
 mod client;
 mod counters;
+mod cpuset;
 mod experiments;
 mod forward;
 mod hosts;

@@ -120,6 +120,8 @@ pub struct Load {
     pub slow_logins: bool,
     /// How many values of `application_name` the clients share; each makes a pgbench of its own.
     pub application_names: u32,
+    /// With what the metrics of each script begin, in the scripts' order, where their latencies are told apart; else empty.
+    pub types: Vec<&'static str>,
 }
 
 impl Load {
@@ -135,6 +137,7 @@ impl Load {
             reconnect: false,
             slow_logins: false,
             application_names: 1,
+            types: Vec::new(),
         }
     }
 
@@ -196,6 +199,7 @@ pub struct Driver {
     warm_bytes: u64,
     patience: Duration,
     rate: Option<f64>,
+    types: Vec<&'static str>,
     held: bool,
     was_held: bool,
 }
@@ -234,6 +238,7 @@ impl Driver {
             // Logins of many clients through a slow system take their time.
             patience: Duration::from_secs(60 + u64::from(load.clients / 50)),
             rate: load.rate,
+            types: load.types.clone(),
             held: false,
             was_held: false,
         })
@@ -336,7 +341,9 @@ impl Driver {
                 return Err(self.failure());
             }
         }
-        Log::read(self.folder.path(), self.rate, self.was_held.then_some(SETTLE))
+        let mut log = Log { held_until: self.was_held.then_some(SETTLE), ..Log::read(self.folder.path())? };
+        (log.rate, log.types) = (self.rate, std::mem::take(&mut self.types));
+        Ok(log)
     }
 
     fn signal(&self, signal: Signal) {
@@ -368,11 +375,23 @@ impl Drop for Driver {
     }
 }
 
+/// One transaction of pgbench's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    /// Its end in microseconds since 1970.
+    end_us: u64,
+    /// Its latency in microseconds; `None` where it failed or was skipped.
+    latency_us: Option<u32>,
+    /// Its script, from 0.
+    script: usize,
+}
+
 /// Every transaction of a run, in the order in which each thread of pgbench finished them.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// End in microseconds since 1970, and latency in microseconds; `None` where it failed or was skipped.
-    entries: Vec<(u64, Option<u32>)>,
+    entries: Vec<Entry>,
+    /// With what the metrics of each script begin, where they are told apart.
+    types: Vec<&'static str>,
     /// At which rate transactions were due.
     rate: Option<f64>,
     /// How long before each window it went on, if it had been held: what began before that waited for us.
@@ -380,8 +399,8 @@ pub struct Log {
 }
 
 impl Log {
-    fn read(folder: &Path, rate: Option<f64>, held_until: Option<Duration>) -> Result<Self> {
-        let mut log = Self { entries: Vec::new(), rate, held_until };
+    fn read(folder: &Path) -> Result<Self> {
+        let mut log = Self::default();
         for path in log_files(folder)? {
             let text = fs::read_to_string(&path)?;
             log.entries.extend(text.lines().filter_map(parse_log));
@@ -398,7 +417,8 @@ impl Log {
     /// When no transaction ended in them, or the rate was not kept.
     pub fn measured(&self, windows: &[Window]) -> Result<Measured> {
         let (mut latencies_ms, mut failed, mut waited) = (Vec::new(), 0, 0);
-        for (end_us, latency_us) in &self.entries {
+        let mut by_script: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for Entry { end_us, latency_us, script } in &self.entries {
             let within = |window: &&Window| (window.from.wall_us..window.to.wall_us).contains(end_us);
             let Some(window) = windows.iter().find(within) else { continue };
             let Some(latency_us) = latency_us else {
@@ -410,7 +430,11 @@ impl Log {
                 .held_until
                 .map_or(0, |before| window.from.wall_us.saturating_sub(before.as_micros() as u64));
             waited += u32::from(began_us < went_on_us);
-            latencies_ms.push((end_us - began_us.max(went_on_us)) as f64 / 1e3);
+            let latency_ms = (end_us - began_us.max(went_on_us)) as f64 / 1e3;
+            latencies_ms.push(latency_ms);
+            if !self.types.is_empty() {
+                by_script.entry(*script).or_default().push(latency_ms);
+            }
         }
         let transactions = latencies_ms.len() as f64;
         let Some(latency) = Latency::of(latencies_ms) else { bail!("no transaction ended in the window") };
@@ -442,7 +466,14 @@ impl Log {
         ];
         let times = latency.map(|l| [(metric::LATENCY_MEAN, l.mean), (metric::LATENCY_P99, l.p99)]);
         let all = metrics.into_iter().chain(times.into_iter().flatten());
-        Ok((all.map(|(name, value)| (name.to_owned(), value)).collect(), latency))
+        let mut metrics: BTreeMap<String, f64> = all.map(|(name, value)| (name.to_owned(), value)).collect();
+        for (script, latencies_ms) in by_script {
+            if let (Some(name), Some(latency)) = (self.types.get(script), Latency::of(latencies_ms)) {
+                metrics.insert(format!("{name}_mean_ms"), latency.mean);
+                metrics.insert(format!("{name}_p99_ms"), latency.p99);
+            }
+        }
+        Ok((metrics, latency))
     }
 }
 
@@ -522,7 +553,7 @@ fn command(
 ) -> Result<std::process::Command> {
     let program = find_program("pgbench").context("pgbench not found: install postgresql-contrib")?;
     let cpus = thread::available_parallelism().map_or(1, usize::from) as u32;
-    let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
+    let launch = Launch { netns: place.hosts.client.clone(), keep_user: true, ..Launch::default() };
     let mut command = launch.command(place.account, program);
     let clients = (load.clients / load.application_names).max(1);
     command
@@ -550,14 +581,15 @@ fn command(
     Ok(command)
 }
 
-/// End and latency of `client transaction latency_us script seconds microseconds [...]`. A skipped or failed transaction
-/// has a word in place of its latency.
-fn parse_log(line: &str) -> Option<(u64, Option<u32>)> {
-    let mut words = line.split(' ');
-    let latency_us = words.nth(2)?.parse::<f64>().ok().map(|us| us as u32);
-    let seconds: u64 = words.nth(1)?.parse().ok()?;
+/// Reads `client transaction latency_us script seconds microseconds [...]`. A skipped or failed transaction has a word in place of
+/// its latency.
+fn parse_log(line: &str) -> Option<Entry> {
+    let mut words = line.split(' ').skip(2);
+    let latency_us = words.next()?.parse::<f64>().ok().map(|us| us as u32);
+    let script = words.next()?.parse().ok()?;
+    let seconds: u64 = words.next()?.parse().ok()?;
     let micros: u64 = words.next()?.parse().ok()?;
-    Some((seconds * 1_000_000 + micros, latency_us))
+    Some(Entry { end_us: seconds * 1_000_000 + micros, latency_us, script })
 }
 
 #[cfg(test)]
@@ -568,9 +600,10 @@ mod tests {
 
     #[test]
     fn log_lines_are_read_and_garbage_is_not() {
-        assert_eq!(parse_log("0 7 1500 0 11 5"), Some((11_000_005, Some(1500))));
-        assert_eq!(parse_log("0 7 1500 0 11 5 250"), Some((11_000_005, Some(1500))), "with a schedule lag");
-        assert_eq!(parse_log("0 7 skipped 0 11 5"), Some((11_000_005, None)));
+        let entry = Entry { end_us: 11_000_005, latency_us: Some(1500), script: 3 };
+        assert_eq!(parse_log("0 7 1500 3 11 5"), Some(entry));
+        assert_eq!(parse_log("0 7 1500 3 11 5 250"), Some(entry), "with a schedule lag");
+        assert_eq!(parse_log("0 7 skipped 3 11 5"), Some(Entry { latency_us: None, ..entry }));
         assert_eq!(parse_log("garbage"), None);
         assert_eq!(parse_log("0 7 1500 0 11"), None, "the end of a torn file");
     }
@@ -581,21 +614,24 @@ mod tests {
         let mut to = from;
         (from.wall_us, to.wall_us) = (1_000, 2_001_000);
         to.at = from.at + Duration::from_secs(2);
+        let entry = |end_us, latency_us, script| Entry { end_us, latency_us, script };
         let mut log = Log {
-            rate: None,
-            held_until: None,
             entries: vec![
-                (999, Some(9000)),
-                (1_000, Some(100)),
-                (2_000_000, Some(300)),
-                (5_000, None),
-                (2_001_000, Some(9000)),
+                entry(999, Some(9000), 0),
+                entry(1_000, Some(100), 0),
+                entry(2_000_000, Some(300), 1),
+                entry(5_000, None, 0),
+                entry(2_001_000, Some(9000), 0),
             ],
+            ..Log::default()
         };
         let (metrics, latency) = log.measured(&[Window { from, to }]).unwrap();
         assert!((metrics[metric::TPS] - 1.0).abs() < 1e-9);
         assert!((metrics[metric::LATENCY_MEAN] - 0.2).abs() < 1e-9);
         assert_eq!((metrics[metric::FAILED], latency.unwrap().count), (1.0, 2));
+        log.types = vec!["payment", "delivery"];
+        let (metrics, _) = log.measured(&[Window { from, to }]).unwrap();
+        assert_eq!((metrics["payment_mean_ms"], metrics["delivery_p99_ms"]), (0.1, 0.3), "types apart");
         assert!(Log::default().measured(&[Window { from, to }]).is_err());
         log.rate = Some(1.0);
         assert!(log.measured(&[Window { from, to }]).is_ok());
@@ -614,11 +650,15 @@ mod tests {
         };
         // These began before the load went on, 50 ms before a window: they count from there.
         let log = |waited: Range<u64>| Log {
-            rate: None,
             held_until: Some(Duration::from_millis(50)),
             entries: (0..1000)
-                .map(|ms| (ms * 1000, Some(if waited.contains(&ms) { 300_000 } else { 100 })))
+                .map(|ms| Entry {
+                    end_us: ms * 1000,
+                    latency_us: Some(if waited.contains(&ms) { 300_000 } else { 100 }),
+                    script: 0,
+                })
                 .collect(),
+            ..Log::default()
         };
         let windows = [window(100, 200), window(700, 800)];
         let (metrics, latency) = log(710..712).measured(&windows).unwrap();

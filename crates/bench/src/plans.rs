@@ -7,7 +7,7 @@ use crate::profiles::POOL_SIZE;
 use crate::sample::Point;
 use crate::systems::{Login, PoolMode, Setup};
 use crate::tasks::{CopyDirection, Script, Task};
-use crate::workloads;
+use crate::workloads::{self, TPCC};
 
 const ALL_MODES: &[Protocol] = &[Protocol::Simple, Protocol::Extended, Protocol::Prepared];
 const SELECT_1: &str = "select 1;\n";
@@ -21,6 +21,11 @@ const LOGINS_AT_ONCE: u32 = 16;
 
 /// Clients that the system must admit beyond those of the load: checks and administration.
 const SPARE_CLIENTS: u32 = 20;
+
+/// Transactions of TPC-C per second at a fixed rate: some 30 statements each.
+const TPCC_RATE: f64 = 100.0;
+/// Its types in the order of the workload's scripts, as the metrics of [`crate::tasks::tpcc::TYPES`] begin.
+const TPCC_TYPES: [&str; 5] = ["new_order", "payment", "order_status", "delivery", "stock_level"];
 
 fn first_pool(options: &Options) -> u32 {
     options.pool_sizes.first().copied().unwrap_or(POOL_SIZE)
@@ -275,6 +280,23 @@ pub fn tpcc(options: &Options) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// TPC-C at a rate that two cores hold.
+pub fn tpcc_rate(options: &Options) -> Vec<Step> {
+    let clients = options.clients_or(if options.quick { &[50] } else { &[200] });
+    let steps = clients.iter().enumerate().map(|(index, &count)| {
+        let rate = options.rate.min(TPCC_RATE);
+        let point = Point::default()
+            .with("clients", count)
+            .with("rate", format!("{rate}/s"))
+            .with("warehouses", 4 * options.scale);
+        let mut load = Load::new(count, Protocol::Simple, "");
+        load.rate = Some(rate);
+        load.types = TPCC_TYPES.to_vec();
+        workload_step(index as u32, point, setup(options, most(&clients)), load, TPCC, options)
+    });
+    steps.collect()
 }
 
 fn tpcc_step(group: u32, point: Point, mut setup: Setup, clients: u32, options: &Options) -> Step {

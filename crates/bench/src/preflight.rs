@@ -45,6 +45,14 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     if system.kind == Kind::Other && special {
         return Some(format!("{}: its template has no TLS, SCRAM or unix sockets", system.title));
     }
+    if let Some(lane) = &system.lane
+        && (setup.client_unix || setup.server_unix)
+    {
+        return Some(format!("{}: unix sockets have no lane {lane}", system.title));
+    }
+    if topology == Topology::Netns && matches!(system.lane.as_deref(), Some("A" | "B")) {
+        return Some(format!("{}: its lane needs the server on the pooler's host", system.title));
+    }
     let names_statements = match &step.work {
         Work::Pgbench { load, .. } => load.protocol == Protocol::Prepared,
         Work::Task(task) => task.names_statements(),
@@ -144,7 +152,7 @@ pub fn check(planned: &[Planned<'_>], needs: ServerNeeds, topology: Topology) ->
             }
         }
     }
-    if planned.iter().any(|(step, _)| matches!(step.work, Work::Task(Task::Tpcc { .. })))
+    if planned.iter().any(|(step, _)| step.needs_go_tpc())
         && let Err(error) = tasks::tpcc::program()
     {
         problems.push(format!("{error:#}"));
@@ -262,6 +270,12 @@ mod tests {
         assert_eq!(skip(&prepared, "ours-off"), None);
         assert!(skip(&simple, "pgpool").unwrap().contains("transaction pooling"));
         assert!(reason_to_skip(&simple, &system("pgbouncer-unix"), Topology::Netns).is_some());
+        let mut unix = step(1, Protocol::Simple);
+        unix.setup.server_unix = true;
+        assert_eq!(skip(&unix, "ours-off"), None);
+        assert!(skip(&unix, "ours-d").unwrap().contains("no lane D"));
+        let apart = |name: &str| reason_to_skip(&simple, &system(name), Topology::Netns);
+        assert!(apart("ours-d").is_none() && apart("ours-a").unwrap().contains("on the pooler's host"));
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub struct Launch {
     pub netns: Option<String>,
     /// CPUs it may use, as `taskset -c` takes them, or all.
     pub cpus: Option<String>,
+    /// Folder of a control group that it is in from its first instruction on.
+    pub cgroup: Option<PathBuf>,
     /// Stay the user of the bench instead of switching to the server account.
     pub keep_user: bool,
 }
@@ -74,6 +76,10 @@ impl Launch {
         let mut words: Vec<String> = Vec::new();
         if let Some(netns) = &self.netns {
             words.extend(["nsenter".to_owned(), format!("--net=/run/netns/{netns}")]);
+        }
+        if let Some(cgroup) = &self.cgroup {
+            let enter = "echo $$ > \"$0\"/cgroup.procs && exec \"$@\"";
+            words.extend(["sh".to_owned(), "-c".to_owned(), enter.to_owned(), cgroup.display().to_string()]);
         }
         if let Some(cpus) = &self.cpus {
             words.extend(["taskset".to_owned(), "-c".to_owned(), cpus.clone()]);

@@ -40,7 +40,7 @@ impl RoundTrips {
         if let Some(ss) = find_program("ss") {
             // Poolers share the server's port with a direct connection, so the owner of a socket counts too.
             let leg = |name, netns: &Option<String>, port: u16, owner: String| {
-                let launch = Launch { netns: netns.clone(), cpus: None, keep_user: true };
+                let launch = Launch { netns: netns.clone(), keep_user: true, ..Launch::default() };
                 let mut command = launch.command(place.account, &ss);
                 command.args(["-tinpHO", "state", "established", &format!("( dport = :{port} )")]);
                 Leg { name, command, owner }

@@ -24,6 +24,7 @@ use crate::sample::{Results, Sample, metric};
 use crate::systems::{Instance, Place, System};
 use crate::tasks::{self, Task};
 use crate::terminal::{self, say};
+use crate::workloads::TPCC;
 use crate::{lanes, machine, preflight, profiles, systems, workloads};
 
 /// Measures what the command line asks for.
@@ -84,6 +85,7 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     let topology = if arguments.topology == Topology::Netns { "netns" } else { "loopback" };
     let mut results = Results { meta: machine::describe(&server, &used, topology), ..Results::default() };
     results.meta.command = command_line();
+    results.meta.versions.extend(machine::versions_beside(&planned));
     results.meta.skipped = plans.iter().flat_map(|plan| plan.skipped.iter().cloned()).collect();
     load_data(&planned, arguments.scale, place, &mut results, &stop)?;
 
@@ -147,13 +149,12 @@ fn plan<'a>(arguments: &RunArgs, table: &'a [System]) -> Result<Vec<Plan<'a>>> {
         // What the command line names must be there; what a profile or an experiment names is left out if it is not.
         let (chosen, mut skipped) = choose(&entry, !arguments.systems.is_empty(), table)?;
         let mut steps = (entry.experiment.plan)(&entry.options);
-        let by_go_tpc = |step: &Step| matches!(step.work, Work::Task(Task::Tpcc { .. }));
         if arguments.experiment.is_empty()
-            && steps.iter().any(by_go_tpc)
+            && steps.iter().any(Step::needs_go_tpc)
             && let Err(error) = tasks::tpcc::program()
         {
             skipped.push(format!("{}, TPC-C: {error:#}", entry.experiment.name));
-            steps.retain(|step| !by_go_tpc(step));
+            steps.retain(|step| !step.needs_go_tpc());
         }
         let by_sysbench = |step: &Step| matches!(step.work, Work::Task(Task::Sysbench { .. }));
         if arguments.experiment.is_empty() && steps.iter().any(by_sysbench) {
@@ -207,12 +208,9 @@ fn choose<'a>(entry: &Entry, must: bool, table: &'a [System]) -> Result<(Vec<&'a
 
 fn check_input(arguments: &RunArgs) -> Result<()> {
     for name in &arguments.workloads {
-        // TPC-C is no script of pgbench: two experiments know it.
-        let tpcc =
-            name == "tpcc" && arguments.experiment.iter().all(|name| name == "cores" || name == "tpcc");
-        if workloads::find(name).is_none() && (!tpcc || arguments.experiment.is_empty()) {
+        if workloads::find(name).is_none() {
             let known: Vec<&str> = workloads::WORKLOADS.iter().map(|workload| workload.name).collect();
-            bail!("unknown workload {name}: one of {}; tpcc with -e cores", known.join(", "));
+            bail!("unknown workload {name}: one of {}", known.join(", "));
         }
     }
     if !arguments.rate.is_finite() || arguments.rate <= 0.0 {
@@ -326,24 +324,28 @@ fn load_data(
                 else {
                     continue;
                 };
+                let load = |server: &Server| match found.name {
+                    TPCC => tasks::tpcc::load(server, place, found.rows as u32 * scale),
+                    _ => found.load(server, scale),
+                };
                 let began = Instant::now();
-                let data = found.load(server, scale).with_context(|| format!("loading {workload}"))?;
+                let data = load(server).with_context(|| format!("loading {workload}"))?;
                 if data.rows > 0 {
                     let seconds = began.elapsed().as_secs_f64();
                     say!("loaded {workload}: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
                 }
                 if let Some(mirror) = place.mirror {
-                    found.load(mirror, scale).with_context(|| format!("loading {workload} on the mirror"))?;
+                    load(mirror).with_context(|| format!("loading {workload} on the mirror"))?;
                 }
                 results.meta.data.insert(workload.clone(), data);
             }
             Work::Task(Task::Tpcc { warehouses, .. }) => {
-                if loaded.insert("tpcc".to_owned()) {
+                if loaded.insert(TPCC.to_owned()) {
                     let began = Instant::now();
                     let data = tasks::tpcc::load(server, place, *warehouses).context("loading TPC-C")?;
                     let seconds = began.elapsed().as_secs_f64();
                     say!("loaded TPC-C: {} rows, {:.0} MB in {seconds:.1} s", data.rows, data.mb);
-                    results.meta.data.insert("tpcc".to_owned(), data);
+                    results.meta.data.insert(TPCC.to_owned(), data);
                 }
             }
             Work::Task(Task::Sysbench { script, .. }) => {

@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Cgroup;
+use crate::cpuset::Cpuset;
 use crate::hosts::Hosts;
 use crate::mariadb::Mariadb;
 use crate::postgres::{DATABASE, PASSWORD, SCRAM_USER, Server, USER, free_port, log_tail};
@@ -251,7 +252,7 @@ pub struct Setup {
     pub client_unix: bool,
     /// Poolers reach PostgreSQL by unix socket.
     pub server_unix: bool,
-    /// CPUs of the pooler as `taskset` takes them.
+    /// CPUs of the pooler as `taskset` takes them; by a cpuset where one can be made.
     pub cpus: Option<String>,
     /// Further lines for PgBouncer's section.
     pub extra: String,
@@ -328,6 +329,9 @@ pub struct Place<'a> {
 #[derive(Debug)]
 pub struct Instance {
     process: Option<Running>,
+    /// Goes before the group that accounts for it, which it may be.
+    #[expect(dead_code, reason = "kept until the process has ended")]
+    cpuset: Option<Cpuset>,
     cgroup: Option<Cgroup>,
     log: PathBuf,
     /// Where its clients connect.
@@ -358,7 +362,7 @@ impl Instance {
             let (port, tls) = (place.server.port, setup.client_tls);
             let endpoint = Endpoint { host, port, user, tls, options: system.pgoptions.clone() };
             let general_log = system.general_log;
-            Self { process: None, cgroup: None, log: PathBuf::new(), endpoint, general_log }
+            Self { process: None, cpuset: None, cgroup: None, log: PathBuf::new(), endpoint, general_log }
         };
         instance.wait_until_answers(system, place)?;
         Ok(instance)
@@ -387,8 +391,15 @@ impl Instance {
             place.account.give(&file?.path())?;
         }
 
-        let launch =
-            Launch { netns: place.hosts.pooler.clone(), cpus: setup.cpus.clone(), keep_user: system.as_root };
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let cgroup = Cgroup::create(&name);
+        let cpuset = setup.cpus.as_ref().and_then(|cpus| Cpuset::make(&name, cpus, cgroup.as_ref()));
+        let launch = Launch {
+            netns: place.hosts.pooler.clone(),
+            cpus: setup.cpus.clone().filter(|_| cpuset.is_none()),
+            cgroup: cpuset.as_ref().map(|set| set.path().to_owned()),
+            keep_user: system.as_root,
+        };
         let log = folder.join("output.log");
         let sink = fs::File::create(&log)?;
         let mut command = launch.command(place.account, system.program()?);
@@ -397,8 +408,7 @@ impl Instance {
         }
         command.stdin(Stdio::null()).stdout(sink.try_clone()?).stderr(sink);
         let process = Running::start(command, &system.name, END)?;
-        let cgroup = Cgroup::create(&format!("{}-{}", system.name, process.pid()))
-            .filter(|group| group.add(process.pid()).is_ok());
+        let cgroup = cgroup.filter(|group| group.add(process.pid()).is_ok());
         let host = if setup.client_unix {
             folder.display().to_string()
         } else {
@@ -406,7 +416,7 @@ impl Instance {
         };
         let options = system.pgoptions.clone();
         let endpoint = Endpoint { host, port, user, tls: setup.client_tls, options };
-        Ok(Self { process: Some(process), cgroup, log, endpoint, general_log: false })
+        Ok(Self { process: Some(process), cpuset, cgroup, log, endpoint, general_log: false })
     }
 
     /// Its process, `None` for a direct connection.
@@ -448,7 +458,7 @@ impl Instance {
     /// When psql fails.
     pub fn ask(&self, place: Place<'_>, database: &str, sql: &str) -> Result<String> {
         let psql = find_program("psql").context("psql not found")?;
-        let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
+        let launch = Launch { netns: place.hosts.client.clone(), keep_user: true, ..Launch::default() };
         let mut command = launch.command(place.account, psql);
         command.args(["-X", "-q", "-A", "-t", "-c", sql]);
         self.endpoint.apply(&mut command);
@@ -494,7 +504,7 @@ impl Beside {
         let folder = unused_folder(place.folder, &system.name)?;
         let values =
             BTreeMap::from([("dir", folder.display().to_string()), ("server_port", port.to_string())]);
-        let launch = Launch { netns: place.hosts.server.clone(), cpus: None, keep_user: true };
+        let launch = Launch { netns: place.hosts.server.clone(), keep_user: true, ..Launch::default() };
         let mut command =
             launch.command(place.account, find_program(name).with_context(|| format!("{name} not found"))?);
         for argument in arguments {

@@ -9,6 +9,7 @@ use crate::limits::{self, Judged, Limit};
 use crate::proof::Finding;
 use crate::sample::{LoadedData, Point, Results, metric};
 use crate::tasks::sysbench::YCSB_DATA;
+use crate::workloads::TPCC;
 use underpass_stats::{Estimate, Summary};
 
 /// A column: metric, heading, digits after the point.
@@ -198,7 +199,7 @@ pub fn data_of<'a>(
     results: &'a Results,
 ) -> Option<(&'a str, LoadedData)> {
     let name = match (point.get("workload"), experiment.name) {
-        ("", "tpcc") => "tpcc",
+        ("", "tpcc" | "tpcc-rate") => TPCC,
         ("", "cpu" | "serverless") => "ycsb",
         ("", "tracing-mariadb") => "sysbench",
         ("", "tracing-mariadb-ycsb") => YCSB_DATA,

@@ -150,6 +150,21 @@ pub const WORKLOADS: &[Workload] = &[
         tables: &["pgbench_branches", "pgbench_tellers", "pgbench_accounts", "pgbench_history"],
         transactions: transactions!("tpcb": SelectOnly 1 "select_only"),
     },
+    // Its data are go-tpc's; `rows` are warehouses.
+    Workload {
+        name: TPCC,
+        load: "",
+        rows: 4,
+        benchbase_rows: 1,
+        tables: &[],
+        transactions: transactions!("tpcc":
+            NewOrder 45 "new_order",
+            Payment 43 "payment",
+            OrderStatus 4 "order_status",
+            Delivery 4 "delivery",
+            StockLevel 4 "stock_level",
+        ),
+    },
     Workload {
         name: "twitter",
         load: script!("twitter", "load"),
@@ -166,6 +181,9 @@ pub const WORKLOADS: &[Workload] = &[
     },
 ];
 
+/// The workload whose data go-tpc makes.
+pub const TPCC: &str = "tpcc";
+
 /// Skew of YCSB's keys in BenchBase.
 const ZIPF_THETA: f64 = 0.99;
 
@@ -181,7 +199,7 @@ impl Workload {
     pub fn scripts(&self) -> Vec<(String, u32)> {
         self.transactions
             .iter()
-            .map(|transaction| (self.renamed(transaction.script), transaction.weight))
+            .map(|transaction| (self.renamed(&unrolled(transaction.script)), transaction.weight))
             .collect()
     }
 
@@ -230,6 +248,23 @@ impl Workload {
         );
         LoadedData::parse(&server.psql(DATABASE, &sql)?).context("no size of the tables")
     }
+}
+
+/// A script with its block between `-- {{each NAME FIRST LAST}}` and `-- {{end}}` said once for each number, which stands where
+/// the block has `{{NAME}}`: pgbench has no loops.
+fn unrolled(script: &str) -> String {
+    let block = || {
+        let (before, rest) = script.split_once("-- {{each ")?;
+        let (head, rest) = rest.split_once("}}\n")?;
+        let (body, after) = rest.split_once("-- {{end}}\n")?;
+        let (name, numbers) = head.split_once(' ')?;
+        let (first, last) = numbers.split_once(' ')?;
+        let numbers = first.parse::<u32>().ok()?..=last.parse().ok()?;
+        let place = format!("{{{{{name}}}}}");
+        let bodies: String = numbers.map(|number| body.replace(&place, &number.to_string())).collect();
+        Some([before, &bodies, after].concat())
+    };
+    block().unwrap_or_else(|| script.to_owned())
 }
 
 /// zeta(n) and eta of Gray et al., "Quickly generating billion-record synthetic databases", for theta 0.99.
@@ -287,6 +322,10 @@ mod tests {
                 ("UpdateLocation", 14),
                 ("UpdateSubscriberData", 2)
             ]
+        );
+        assert_eq!(
+            mix(TPCC),
+            [("NewOrder", 45), ("Payment", 43), ("OrderStatus", 4), ("Delivery", 4), ("StockLevel", 4)]
         );
         assert_eq!(
             mix("twitter"),
@@ -415,6 +454,17 @@ mod tests {
         assert!((share(0) * zetan - 1.0).abs() < 0.01);
         assert!((share(1) / share(0) - 0.5_f64.powf(ZIPF_THETA)).abs() < 0.01);
         assert!(keys.iter().all(|&key| key < n));
+    }
+
+    #[test]
+    fn blocks_are_said_once_for_each_number() {
+        let script = "begin;\n-- {{each n 9 11}}\nselect {{n}};\n-- {{end}}\ncommit;\n";
+        assert_eq!(unrolled(script), "begin;\nselect 9;\nselect 10;\nselect 11;\ncommit;\n");
+        assert_eq!(unrolled("select 1;\n"), "select 1;\n");
+        for (script, _) in find(TPCC).unwrap().scripts() {
+            assert!(!script.contains("{{"), "{script}");
+            assert_eq!(script.matches("\n\\if").count(), script.matches("\n\\endif").count());
+        }
     }
 
     #[test]

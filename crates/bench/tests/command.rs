@@ -41,6 +41,8 @@ fn bad_input_is_said_before_anything_starts() {
         (&["run", "--rate=-5", "-e", "many"], "--rate"),
         (&["run", "-e", "tax", "-s", "direct", "-o", "/"], "is a folder"),
         (&["run", "-e", "tax", "-s", "direct", "-o", "/proc/no/results.json"], "another --output"),
+        // 50,000 processes of the server are more than any machine of a test has memory for.
+        (&["run", "-e", "tax", "-s", "direct", "-c", "50000"], "MiB of memory are needed"),
         (&["report", "/nonexistent.json"], "cannot read"),
         (&["report"], "required"),
     ] {
@@ -49,6 +51,78 @@ fn bad_input_is_said_before_anything_starts() {
         assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
         assert!(!text.contains("RUST_BACKTRACE"), "{text}");
     }
+}
+
+/// A table with one pooler whose program is started by `command`, words in TOML's quotes.
+fn table_of(folder: &Path, command: &str) -> std::path::PathBuf {
+    let path = folder.join("systems.toml");
+    let entry = format!(
+        "[[system]]\nname = 'mine'\ntitle = 'mine'\nkind = 'other'\ncommand = [{command}]\n\
+         pool_modes = ['session', 'transaction']\nprepared = []\n"
+    );
+    std::fs::write(&path, entry).unwrap();
+    path
+}
+
+#[test]
+fn a_missing_program_is_said_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = table_of(folder.path(), "'no-such-pooler'");
+    let output = output(&["run", "-e", "tax", "-s", "mine", "--systems-file", table.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && text.contains("install no-such-pooler or leave the system out"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_pooler_whose_port_is_in_use_is_said_before_anything_is_measured() {
+    if !have_postgres() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let command = format!(
+        "'underpass-bench', 'forward', '--listen', '{}', '--to', '{{{{server_host}}}}:{{{{server_port}}}}'",
+        taken.local_addr().unwrap()
+    );
+    let table = table_of(folder.path(), &command);
+    let file = folder.path().join("results.json");
+    let output = bench(&["run", "-e", "tax", "-s", "mine", "-c", "1", "-m", "simple", "--systems-file"])
+        .arg(&table)
+        .arg("-o")
+        .arg(&file)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("system mine does not start"), "{text}");
+    assert!(text.contains("Address already in use"), "{text}");
+    assert!(!file.exists(), "something was measured");
+}
+
+#[test]
+fn too_few_descriptors_are_said_with_how_to_get_more() {
+    // Root may raise any limit unless the capability to do so is taken away; others lack it anyway.
+    let mut command = if nix::unistd::Uid::effective().is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-sys_resource", "prlimit"]);
+        command
+    } else {
+        Command::new("prlimit")
+    };
+    let output = command
+        .arg("--nofile=300:300")
+        .arg(env!("CARGO_BIN_EXE_underpass-bench"))
+        .args(["run", "-e", "idle", "-s", "pgbouncer", "-c", "2000"])
+        .output()
+        .expect("util-linux is there");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && text.contains("file descriptors are needed and the limit is 300"),
+        "{text}"
+    );
+    assert!(text.contains("ulimit -Hn"), "{text}");
 }
 
 #[test]

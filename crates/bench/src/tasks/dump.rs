@@ -24,7 +24,7 @@ pub(super) fn preparation(tables: u32, rows: u64) -> String {
 /// Runs pg_dump through the system into nothing.
 pub(super) fn run(instance: &Instance, place: Place<'_>, stop: &AtomicBool) -> Result<Measured> {
     let program = find_program("pg_dump").context("pg_dump not found: install postgresql-client")?;
-    let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
+    let launch = Launch { netns: place.hosts.client.clone(), keep_user: true, ..Launch::default() };
     let mut command = launch.command(place.account, program);
     command.args(["--data-only", "-t", "dump_*"]);
     instance.endpoint.apply(&mut command);

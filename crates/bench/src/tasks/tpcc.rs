@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TPC-C by go-tpc, whose transactions (loops over items, branches on results) pgbench cannot express.
+//! TPC-C by go-tpc: its data, and its mix as fast as it goes with named statements. go-tpc knows no rate; the experiments with one
+//! have pgbench scripts (bench/workloads/tpcc) on the same data.
 //!
 //! go-tpc is installed when a run first needs it, by `go` from the module proxy at the version below; nothing of it is
 //! in this repository.
@@ -21,7 +22,8 @@ use crate::systems::{Instance, Place};
 use crate::terminal::say;
 
 const MODULE: &str = "github.com/pingcap/go-tpc";
-const VERSION: &str = "v1.0.12";
+/// Its version.
+pub const VERSION: &str = "v1.0.12";
 /// Where it is installed, relative to the working directory: beside the results.
 const FOLDER: &str = "target/bench/tools";
 
@@ -36,6 +38,9 @@ pub const TYPES: [(&str, &str, &str); 5] = [
     ("PAYMENT", "payment_mean_ms", "payment_p99_ms"),
     ("STOCK_LEVEL", "stock_level_mean_ms", "stock_level_p99_ms"),
 ];
+
+/// What pgbench's scripts need beside the data.
+const BESIDE_DATA: &str = include_str!("../../../../bench/workloads/tpcc/load.sql");
 
 /// Tables of TPC-C, for the size of the data.
 const TABLES: &str =
@@ -82,6 +87,7 @@ pub fn load(server: &Server, place: Place<'_>, warehouses: u32) -> Result<Loaded
     let mut command = command(place, place.hosts.server_from_client, server.port, USER, warehouses)?;
     command.args(["prepare", "--no-check", "-T", "4"]);
     output(command, "go-tpc prepare")?;
+    server.psql_script(DATABASE, BESIDE_DATA, &[])?;
     server.psql(DATABASE, "vacuum analyze")?;
     let answer = server.psql(
         DATABASE,
@@ -130,7 +136,7 @@ pub(super) fn run(
 }
 
 fn command(place: Place<'_>, host: &str, port: u16, user: &str, warehouses: u32) -> Result<Command> {
-    let launch = Launch { netns: place.hosts.client.clone(), cpus: None, keep_user: true };
+    let launch = Launch { netns: place.hosts.client.clone(), keep_user: true, ..Launch::default() };
     let mut command = launch.command(place.account, program()?);
     command
         .args(["tpcc", "-d", "postgres", "--conn-params", "sslmode=disable", "-D", DATABASE])
