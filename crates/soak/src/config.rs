@@ -67,6 +67,10 @@ pub struct Config {
     /// Make only these faults, to find out which one a violation comes from
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only_fault: Vec<FaultKind>,
+    /// Keep the ledger in this table, which is there and empty, as (client int, sequence bigint, token text), and stays; without it a table is
+    /// made, and dropped at the end. Rows whose commit was cut off end in `uncertain`
+    #[arg(long)]
+    pub table: Option<String>,
     /// Print the counts every so many seconds; 0 for never
     #[arg(long, default_value_t = 0)]
     pub progress: u64,

@@ -170,7 +170,7 @@ async fn idle_in_transaction(client: &mut Client, mut connection: Connection) ->
 
 async fn commit_cut(client: &mut Client, mut connection: Connection) -> Checked<Option<Connection>> {
     let owner = client.owner();
-    let insert = client.shared.ledger.insert(owner);
+    let insert = client.shared.ledger.insert_uncertain(owner);
     command(client, &mut connection, "begin", b'T').await?;
     command(client, &mut connection, &insert, b'T').await?;
     client.entries.uncertain.push(owner.sequence);

@@ -63,9 +63,9 @@ fn values(counters: &[AtomicU64]) -> Vec<u64> {
 }
 
 impl Shared {
-    fn new() -> Self {
+    fn new(config: &Config) -> Self {
         Self {
-            ledger: Ledger::new(),
+            ledger: Ledger::new(config.table.as_deref()),
             over: AtomicBool::new(false),
             transactions: AtomicU64::new(0),
             connected: AtomicU64::new(0),
@@ -125,7 +125,7 @@ impl Shared {
 /// Runs the checker. An error means that it could not run; what it found is in the report.
 pub fn run(config: &Config) -> anyhow::Result<Report> {
     let config = Arc::new(config.clone());
-    let shared = Arc::new(Shared::new());
+    let shared = Arc::new(Shared::new(&config));
     let target = config.target();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
     let control = runtime().context("runtime")?;
