@@ -21,6 +21,25 @@ fn run(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
+fn what_differs_on_mirrors_becomes_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let row = r#"{"mirror":"next","database":"shop","fingerprint":"1","query":"insert into gone values ($1)","varies":[],
+        "compared":9,"differences":[["error_there",3]],"expected":0,"timed":0,"slower":0,"mean_here_us":0,"mean_there_us":0,
+        "max_here_us":0,"max_there_us":0,"example":null}"#;
+    fs::write(folder.join("diff.json"), format!(r#"{{"mirrors":[],"statements":[{row}]}}"#)).unwrap();
+    let (code, out, err) = run(folder, &["report", "--mirrors", "diff.json"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("error_there 3 of 9: insert into gone"), "{out}");
+    assert!(err.contains("page: mirrors.html"), "{err}");
+    assert!(fs::read_to_string(folder.join("mirrors.html")).unwrap().contains("Failed there, worked here"));
+    fs::write(folder.join("other.json"), "[]").unwrap();
+    let (code, _, err) = run(folder, &["report", "--mirrors", "other.json"]);
+    assert!(code == Some(1) && err.contains("/mirror_diff"), "{err}");
+    assert_eq!(run(folder, &["report", "--mirrors", "diff.json", "trace"]).0, Some(2));
+}
+
+#[test]
 fn a_log_becomes_a_trace_a_report_and_exports() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

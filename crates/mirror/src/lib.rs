@@ -13,6 +13,7 @@ mod account;
 mod answer;
 mod compare;
 mod request;
+mod snapshot;
 mod table;
 mod transaction;
 
@@ -20,5 +21,6 @@ pub use account::{Budget, Counters, DropReason};
 pub use answer::{Answer, Answers, CommandResult, RowHash, RowHashes};
 pub use compare::{Difference, compare};
 pub use request::{Requests, Text};
+pub use snapshot::{Account, Snapshot};
 pub use table::{Differences, Example, Row, Texts};
 pub use transaction::{Cancel, Transaction, statements_of};

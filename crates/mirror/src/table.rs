@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What differs on mirrors, per fingerprint of a statement.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use underpass_sql::{Statement, Varies, strip_literals};
 
 use crate::answer::{Answer, CommandResult, RowHash};
@@ -55,7 +56,7 @@ impl Texts {
 }
 
 /// One difference, to look at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Example {
     /// The statement: as it was sent if literals may be shown, else without them.
     pub statement: String,
@@ -66,7 +67,7 @@ pub struct Example {
 }
 
 /// What is known of one fingerprint on one mirror. Times are of cycles that run this statement alone, in microseconds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The mirror.
     pub mirror: String,
@@ -77,11 +78,11 @@ pub struct Row {
     /// Text without literals.
     pub query: String,
     /// Why results may differ with nothing being wrong.
-    pub varies: Vec<&'static str>,
+    pub varies: Vec<Cow<'static, str>>,
     /// Results compared.
     pub compared: u64,
     /// Results that differ and should not, by [`Difference`].
-    pub differences: Vec<(&'static str, u64)>,
+    pub differences: Vec<(Cow<'static, str>, u64)>,
     /// Results that differ as they may: see `varies`.
     pub expected: u64,
     /// Cycles that were timed.
@@ -115,7 +116,7 @@ impl Row {
 #[derive(Debug, Default)]
 struct Entry {
     query: String,
-    varies: Vec<&'static str>,
+    varies: Vec<Cow<'static, str>>,
     compared: u64,
     differences: [u64; Difference::ALL.len()],
     expected: u64,
@@ -207,7 +208,7 @@ impl Differences {
         }
         rows.entry(key).or_insert_with(|| Entry {
             query: clip(query),
-            varies: statement.traits.all_varies().map(Varies::name).collect(),
+            varies: statement.traits.all_varies().map(|varies| varies.name().into()).collect(),
             ..Entry::default()
         })
     }
@@ -249,7 +250,7 @@ impl Entry {
             compared: self.compared,
             differences: Difference::ALL
                 .into_iter()
-                .map(|difference| (difference.name(), self.differences[difference as usize]))
+                .map(|difference| (difference.name().into(), self.differences[difference as usize]))
                 .filter(|(_, count)| *count > 0)
                 .collect(),
             expected: self.expected,
@@ -342,7 +343,7 @@ mod tests {
     fn literals_are_hidden_unless_asked_for() {
         let cycles = [("select * from t where a = 'secret'", ok("SELECT 1", 0), error(b"42P01"))];
         let rows = compared(&cycles, false);
-        assert_eq!(rows[0].differences, [("error_there", 1)]);
+        assert_eq!(rows[0].differences, [("error_there".into(), 1)]);
         let example = rows[0].example.as_ref().unwrap();
         assert!(!format!("{:?}", rows[0]).contains("secret"), "{example:?}");
         assert_eq!(example.there, "ERROR 42P01");
@@ -368,9 +369,9 @@ mod tests {
         assert_eq!((clock.expected, clock.differing()), (1, 0));
         assert_eq!(clock.varies, ["clock"]);
         assert_eq!((of("from t").expected, of("from t").differing()), (1, 0));
-        assert_eq!(of("order by a").differences, [("rows", 1)]);
+        assert_eq!(of("order by a").differences, [("rows".into(), 1)]);
         let sequence = rows.iter().find(|row| row.query.contains("nextval")).unwrap();
-        assert_eq!(sequence.differences, [("error_there", 1)]);
+        assert_eq!(sequence.differences, [("error_there".into(), 1)]);
     }
 
     #[test]
@@ -399,7 +400,7 @@ mod tests {
             false,
         );
         assert_eq!(rows.iter().map(Row::differing).sum::<u64>(), 2);
-        assert!(rows.iter().any(|row| row.differences == [("cascade", 1)] && row.example.is_none()));
+        assert!(rows.iter().any(|row| row.differences == [("cascade".into(), 1)] && row.example.is_none()));
     }
 
     #[test]

@@ -77,9 +77,9 @@ fn answer(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             Some(metrics) => respond(stream, "200 OK", CONTENT_TYPE, with_body, &metrics.encode()),
             None => respond(stream, "503 Service Unavailable", "text/plain", with_body, "shutting down\n"),
         },
-        // SHOW MIRROR_DIFF for programs.
+        // SHOW MIRRORS and SHOW MIRROR_DIFF for programs.
         (_, "/mirror_diff") => {
-            respond(stream, "200 OK", "application/json", with_body, &mirror_rows::differences_json(shared))
+            respond(stream, "200 OK", "application/json", with_body, &mirror_rows::snapshot_json(shared))
         }
         (_, "/") => {
             let text = "Underpass: metrics are at /metrics, what mirrors answer otherwise at /mirror_diff\n";

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! SHOW MIRRORS, SHOW MIRROR_DIFF, and the same for metrics and reports.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use underpass_console::metrics::MirrorMetrics;
 use underpass_console::rows::{DROP_REASONS, MirrorDiffRow, MirrorRow};
 use underpass_console::{Show, Table};
-use underpass_mirror::{DropReason, Row};
+use underpass_mirror::{Account, DropReason, Row, Snapshot};
 
-use crate::mirrors::State;
+use crate::mirrors::{MirrorState, State};
 use crate::shared::Shared;
 
 const _: () = assert!(DropReason::ALL.len() == DROP_REASONS, "a column for each reason");
@@ -81,9 +82,37 @@ pub(crate) fn differences_table(shared: &Shared) -> Table {
     table
 }
 
-/// The table of differences for programs: an array of objects with the fields of [`Row`].
-pub(crate) fn differences_json(shared: &Shared) -> String {
-    serde_json::to_string(&shared.mirrors.rows()).unwrap_or_else(|_| "[]".to_owned())
+/// Accounts and differences for programs: a [`Snapshot`] as JSON.
+pub(crate) fn snapshot_json(shared: &Shared) -> String {
+    let account = |state: &Arc<MirrorState>| {
+        let settings = state.settings.load();
+        let counters = &state.counters;
+        let queued = counters.queued();
+        Account {
+            mirror: state.name.to_string(),
+            database: state.database.to_string(),
+            mode: settings.mode.as_str().to_owned(),
+            state: state.state().name().to_owned(),
+            reason: state.why().map(|why| why.to_string()),
+            compare_rows: settings.compare_rows.as_str().to_owned(),
+            show_literals: settings.show_literals,
+            transactions: value(&counters.transactions),
+            executed: value(&counters.executed),
+            queued,
+            dropped: DropReason::ALL
+                .into_iter()
+                .map(|reason| (reason.name().into(), counters.dropped(reason)))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
+            filtered: value(&counters.filtered),
+            compared: value(&counters.compared),
+            not_compared: value(&counters.not_compared),
+        }
+    };
+    let mirrors = shared.mirrors.all().iter().map(account).collect();
+    let snapshot = Snapshot { mirrors, statements: shared.mirrors.rows() };
+    // Numbers and texts: nothing that JSON cannot hold.
+    serde_json::to_string(&snapshot).unwrap_or_default()
 }
 
 pub(crate) fn metrics(shared: &Shared) -> Vec<MirrorMetrics> {
@@ -92,7 +121,7 @@ pub(crate) fn metrics(shared: &Shared) -> Vec<MirrorMetrics> {
         return Vec::new();
     }
     let rows = shared.mirrors.rows();
-    let metrics = |state: &std::sync::Arc<crate::mirrors::MirrorState>| {
+    let metrics = |state: &Arc<MirrorState>| {
         let own = |row: &&Row| row.mirror == *state.name && row.database == *state.database;
         let counters = &state.counters;
         let mut transactions =
