@@ -246,6 +246,11 @@ impl Answers {
         self.done.drain(..count.min(self.done.len())).collect()
     }
 
+    /// SQLSTATE of the error behind which nothing has come: if the connection ends now, it was fatal.
+    pub fn last_error(&self) -> Option<[u8; 5]> {
+        self.open.results.last().and_then(|result| result.sqlstate)
+    }
+
     /// For how long the server has been at the open cycle.
     pub fn running_for(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
@@ -314,6 +319,18 @@ mod tests {
         assert_eq!(all[0].results[1].sqlstate, Some(*b"42P01"));
         assert_eq!(&*all[0].results[1].message, "no table");
         assert_eq!((all[0].status, all[1].status, all[1].results.len()), (b'E', b'I', 1));
+    }
+
+    #[test]
+    fn what_a_session_ends_with() {
+        let now = Instant::now();
+        let mut answers = Answers::new(RowHashes::default(), now);
+        answers.feed(&stream(&[]), now);
+        assert_eq!(answers.last_error(), None, "a ReadyForQuery came behind it");
+        let mut end = Vec::new();
+        message(&mut end, b'E', b"SFATAL\0VFATAL\0C57P01\0Mterminated\0\0");
+        answers.feed(&end, now);
+        assert_eq!(answers.last_error(), Some(*b"57P01"));
     }
 
     #[test]

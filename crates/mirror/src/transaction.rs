@@ -26,6 +26,8 @@ pub struct Transaction {
     pub cancels: Vec<Cancel>,
     /// The client vanished in the middle: what it left is rolled back, after its last statement had run for this long.
     pub abandoned: Option<Duration>,
+    /// SQLSTATE of the error with which the primary ended the session in the middle (`57P01`, `25P03`).
+    pub ended: Option<[u8; 5]>,
 }
 
 impl Transaction {

@@ -263,7 +263,7 @@ impl Worker {
         to_client.clear();
         let was_busy = server.link.is_busy();
         if let Some(mirror) = &mut client.mirror {
-            mirror.before_request(&client.side, &client.parameters);
+            mirror.before_request(&client.side, &client.parameters, false);
         }
         let mut out = Splice::new(compose);
         let mut context =

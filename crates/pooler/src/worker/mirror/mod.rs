@@ -66,10 +66,10 @@ impl Restore {
 }
 
 impl Role {
-    /// Called before the tracker sees a request: a transaction may begin.
-    pub fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters) {
+    /// Called before the tracker sees a request: a transaction may begin. `in_lane`: it was told by a lane that has carried it.
+    pub fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters, in_lane: bool) {
         if let Self::Source(source) = self {
-            source.before_request(side, parameters);
+            source.before_request(side, parameters, in_lane);
         }
     }
 

@@ -238,8 +238,12 @@ impl Worker {
             }
             return;
         };
-        let is_abandoned =
-            unit.transaction.abandoned.is_some_and(|after| has_said_all && (!is_behind || ran >= after));
+        // What the primary answered is answered here too, before anything is cut off.
+        let is_at_the_last = cycle >= unit.transaction.answers.len();
+        let is_abandoned = unit
+            .transaction
+            .abandoned
+            .is_some_and(|after| has_said_all && (!is_behind || (is_at_the_last && ran >= after)));
         let is_cancelled = has_said_all
             && shadow.cancelled != Some(cycle)
             && unit.transaction.cancels.iter().any(|cancel| cancel.cycle == cycle && ran >= cancel.after);
@@ -254,8 +258,21 @@ impl Worker {
 
     /// A shadow closes.
     pub(super) fn shadow_gone(&mut self, key: Key, shadow: Shadow, is_linked: bool, reason: &str) {
-        let Shadow { state, owner, queue, running, is_left, ending, .. } = shadow;
+        let Shadow { state, owner, queue, mut running, is_left, ending, answers, .. } = shadow;
+        let fatal = answers.last_error();
+        if let (Some(unit), true) = (running.front(), ending.is_none() && fatal.is_some()) {
+            if unit.transaction.ended == fatal && answers.len() >= unit.transaction.answers.len() {
+                // The session ended there as it did on the primary.
+                state.counters.executed.fetch_add(1, Ordering::Relaxed);
+                state.budget.give_back(unit.charged);
+                running.pop_front();
+            }
+        }
         let is_over = is_left && queue.is_empty() && running.is_empty();
+        let is_awaited = !is_left
+            && ending.is_none()
+            && running.is_empty()
+            && self.source_awaits_end(owner, key, fatal, reason);
         let (first, further) = match (ending, is_linked) {
             (Some(reason), _) => (reason, reason),
             (None, true) => (DropReason::ConnectionLost, DropReason::SessionLost),
@@ -270,7 +287,7 @@ impl Worker {
             state.budget.give_back(unit.charged);
         }
         let is_ending = self.shared.phase.load(Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
-        if ending.is_none() && !is_over && !is_ending {
+        if ending.is_none() && !is_over && !is_ending && !is_awaited {
             let settings = self.shared.settings.load();
             state.lost(reason, settings.config.server_login_retry, self.now);
         }

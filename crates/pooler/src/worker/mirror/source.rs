@@ -30,6 +30,9 @@ const QUERY_CANCELED: [u8; 5] = *b"57014";
 pub(crate) struct Tap {
     pub state: Arc<MirrorState>,
     pub shadow: Option<Key>,
+    /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what a lane
+    /// carries is told too late for that.
+    is_stream: bool,
     /// Whether the present transaction goes there, or why not.
     fate: Result<(), DropReason>,
     /// Memory taken for it.
@@ -39,6 +42,8 @@ pub(crate) struct Tap {
     restore: Option<Restore>,
     /// Out for the rest of the session: its state cannot be had.
     pub is_out: bool,
+    /// Its session in `mode = sync` ended with this SQLSTATE and for this reason, and that of the primary may be about to.
+    ended: Option<([u8; 5], String)>,
 }
 
 /// See the module documentation.
@@ -85,13 +90,15 @@ impl Source {
         }
     }
 
-    pub(super) fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters) {
+    /// `in_lane`: a kernel lane has carried it.
+    pub(super) fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters, in_lane: bool) {
         if !self.at_boundary {
             return;
         }
         self.at_boundary = false;
         for tap in &mut self.taps {
             tap.charged = 0;
+            tap.is_stream = tap.state.is_sync() && !in_lane;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
             tap.restore =
@@ -111,7 +118,7 @@ impl Source {
         let texts = (self.requests.kept_bytes() - before) as u64;
         let (mut wants_bytes, mut wants_stream) = (false, false);
         for tap in self.taps.iter_mut().filter(|tap| tap.fate.is_ok()) {
-            let is_sync = tap.state.is_sync();
+            let is_sync = tap.is_stream;
             // A stream is not kept; how far it may be behind is limited by the hold.
             let cost = texts + PIECE_BYTES + if is_sync { 0 } else { bytes.len() as u64 };
             match tap.state.budget.take(cost, tap.charged) {
@@ -144,11 +151,12 @@ impl Source {
     /// Notes a cancel for mirrors that get the transaction later; the shadows of those that have it already are returned.
     pub(super) fn cancel(&mut self, now: Instant) -> Vec<Key> {
         self.cancels.push(Cancel { cycle: self.answers.len(), after: self.answers.running_for(now) });
-        self.taps.iter().filter(|tap| tap.state.is_sync()).filter_map(|tap| tap.shadow).collect()
+        self.taps.iter().filter(|tap| tap.is_stream).filter_map(|tap| tap.shadow).collect()
     }
 
     /// What is known of the transaction that ends.
     fn take_transaction(&mut self, abandoned: Option<Duration>) -> Transaction {
+        let ended = abandoned.and_then(|_| self.answers.last_error());
         let statements = self.requests.take();
         let answers = self.answers.take(usize::MAX);
         let mut cancels = std::mem::take(&mut self.cancels);
@@ -157,7 +165,7 @@ impl Source {
             Some(answer) => answer.results.iter().any(|result| result.sqlstate == Some(QUERY_CANCELED)),
             None => abandoned.is_some(),
         });
-        Transaction { statements, answers, cancels, abandoned }
+        Transaction { statements, answers, cancels, abandoned, ended }
     }
 }
 
@@ -166,11 +174,13 @@ impl Tap {
         Self {
             state,
             shadow: None,
+            is_stream: false,
             fate: Err(DropReason::NotReady),
             charged: 0,
             resync: true,
             restore: None,
             is_out: false,
+            ended: None,
         }
     }
 
@@ -355,7 +365,7 @@ impl Worker {
         let stream = Arc::new(std::mem::take(&mut source.stream));
         for index in 0..source.taps.len() {
             let Some(tap) = self.source(key).and_then(|source| source.taps.get_mut(index)) else { return };
-            if tap.fate.is_err() || !tap.state.is_sync() {
+            if tap.fate.is_err() || !tap.is_stream {
                 continue;
             }
             let restore = tap.restore.take();
@@ -370,9 +380,15 @@ impl Worker {
         let Some(source) = self.source(key) else { return };
         let was_partial = std::mem::replace(&mut source.is_partial, false);
         source.at_boundary = true;
+        // The primary went on.
+        let lost: Vec<_> =
+            source.taps.iter_mut().filter_map(|tap| Some((tap.state.clone(), tap.ended.take()?.1))).collect();
         let transaction = source.take_transaction(None);
         let bytes = Arc::new(std::mem::take(&mut source.bytes));
         let is_nothing = transaction.answers.is_empty() && transaction.statements.is_empty();
+        let retry = self.shared.settings.load().config.server_login_retry;
+        lost.iter().for_each(|(state, reason)| state.lost(reason, retry, self.now));
+        let Some(source) = self.source(key) else { return };
         if was_partial || is_nothing {
             for tap in &mut source.taps {
                 tap.state.budget.give_back(std::mem::take(&mut tap.charged));
@@ -464,7 +480,7 @@ impl Worker {
                 charged: std::mem::take(&mut tap.charged),
                 restore: None,
             };
-            if state.is_sync() {
+            if tap.is_stream {
                 match tap.shadow {
                     Some(shadow) => self.shadow_expect(shadow, unit),
                     None => {
@@ -518,18 +534,28 @@ impl Worker {
         let bytes = Arc::new(std::mem::take(&mut source.bytes));
         let is_something =
             is_under_way && (!transaction.statements.is_empty() || !transaction.answers.is_empty());
+        let retry = self.shared.settings.load().config.server_login_retry;
         for mut tap in source.taps {
             let state = &tap.state;
             let charged = std::mem::take(&mut tap.charged);
             let is_wanted = state.settings.load().send == MirrorSend::All;
+            let has_ended_alike =
+                tap.ended.as_ref().is_some_and(|(fatal, _)| transaction.ended == Some(*fatal));
+            if let (Some((_, reason)), false) = (&tap.ended, has_ended_alike) {
+                state.lost(reason, retry, self.now);
+            }
             if is_something && !is_wanted {
                 state.counters.filtered.fetch_add(1, Ordering::Relaxed);
             }
             let is_sent = is_something && is_wanted && tap.fate.is_ok();
             if is_something && is_wanted {
                 state.counters.transactions.fetch_add(1, Ordering::Relaxed);
-                if let Err(reason) = tap.fate {
-                    state.counters.drop_one(reason);
+                match tap.fate {
+                    Err(_) if has_ended_alike => {
+                        state.counters.executed.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(reason) => state.counters.drop_one(reason),
+                    Ok(()) => {}
                 }
             }
             let unit = Unit {
@@ -538,12 +564,12 @@ impl Worker {
                 charged,
                 restore: tap.restore.take(),
             };
-            if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !state.is_sync()) {
+            if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !tap.is_stream) {
                 // It is the first that goes there.
                 tap.shadow = Some(self.new_shadow(key, state.clone(), primary, None));
             }
             match tap.shadow {
-                Some(shadow) if is_sent && state.is_sync() => {
+                Some(shadow) if is_sent && tap.is_stream => {
                     self.shadow_expect(shadow, unit);
                     self.shadow_end_abandoned(shadow);
                 }
@@ -586,6 +612,23 @@ impl Worker {
         self.again.push(Again::Client(key));
     }
 
+    /// A shadow in `mode = sync` ended with an error that may be about to end the session of the primary as well (`pg_terminate_backend`,
+    /// `idle_in_transaction_session_timeout`). If so, the mirror is not lost; that is known when the transaction is over.
+    pub(super) fn source_awaits_end(
+        &mut self,
+        key: Key,
+        shadow: Key,
+        fatal: Option<[u8; 5]>,
+        reason: &str,
+    ) -> bool {
+        let (Some(fatal), Some(source)) = (fatal, self.source(key)) else { return false };
+        let under_way = !source.at_boundary && !source.is_partial;
+        let tap = source.taps.iter_mut().find(|tap| tap.shadow == Some(shadow) && tap.is_stream);
+        let Some(tap) = tap.filter(|_| under_way) else { return false };
+        tap.ended = Some((fatal, reason.to_owned()));
+        true
+    }
+
     /// A shadow of this source is gone.
     pub(super) fn source_lost_shadow(&mut self, key: Key, shadow: Key, reason: DropReason) {
         let Some(source) = self.source(key) else { return };
@@ -595,7 +638,7 @@ impl Worker {
             tap.shadow = None;
             tap.resync = true;
             tap.is_out |= is_session_pooling;
-            if under_way && tap.fate.is_ok() && (tap.state.is_sync() || is_session_pooling) {
+            if under_way && tap.fate.is_ok() && (tap.is_stream || is_session_pooling) {
                 tap.refuse(reason);
             } else if under_way && tap.fate.is_ok() {
                 // What it has noted so far builds on a state that the next shadow does not have.

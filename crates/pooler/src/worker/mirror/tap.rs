@@ -159,7 +159,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(role) = client.mirror.as_deref_mut() else { return };
         match *event {
-            Tapped::Begin => role.before_request(&client.side, &client.parameters),
+            Tapped::Begin => role.before_request(&client.side, &client.parameters, true),
             Tapped::Request { bytes, was_busy, at_ns } => role.request(bytes, was_busy, clock.at(at_ns)),
             Tapped::Response { bytes, at_ns } => role.response(bytes, clock.at(at_ns)),
             _ => {}
