@@ -9,7 +9,7 @@
 # A part's result is kept, with its log, under target/ci-full/REVISION: a run that was interrupted goes on where it was, and
 # parts can be run one by one. REVISION is the last commit that changed anything but the summary. A part that cannot run here is
 # in the summary as skipped with its reason, never left out.
-# UNDERPASS_BIN names a program to use instead of building one; SOAK_TRANSACTIONS and FUZZ_SECONDS make a run shorter.
+# UNDERPASS_BIN names a program to use instead of building one; SOAK_TRANSACTIONS, SOAK_MIRROR_TRANSACTIONS and FUZZ_SECONDS make a run shorter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
@@ -35,6 +35,9 @@ soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random,
 soak-lane-a|2|the same through lane A
 soak-queue-d|2|the leak checker's 220 clients on 20 servers, whose answers the kernel forwards, lane D, 1000000 transactions
 soak-queue-a|2|the same in lane A
+soak-mirror|6|the leak checker with a mirror, ${SOAK_MIRROR_TRANSACTIONS:-1000000} transactions, TPC-B and others; equal data and an account that balances
+soak-mirror-d|10|the same with the clients in kernel lane D
+soak-mirror-a|10|the same in lane A
 soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
 soak-direct|1|the checker itself: no pooler, 200000 transactions
@@ -70,6 +73,10 @@ part() {
         soak-queue-d | soak-queue-a)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
             POOLER=${1#soak-} scripts/soak.sh 1000000 ;;
+        soak-mirror) scripts/soak-mirror.sh "${SOAK_MIRROR_TRANSACTIONS:-1000000}" ;;
+        soak-mirror-d | soak-mirror-a)
+            [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
+            POOLER=lane-${1#soak-mirror-} scripts/soak-mirror.sh "${SOAK_MIRROR_TRANSACTIONS:-1000000}" ;;
         soak) scripts/soak.sh "${SOAK_TRANSACTIONS:-2000000}" ;;
         soak-broken) scripts/soak-broken.sh ;;
         soak-pgbouncer) POOLER=pgbouncer scripts/soak.sh 200000 ;;

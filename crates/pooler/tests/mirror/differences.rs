@@ -3,8 +3,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 
-use underpass_testkit::{Batch, Port, Result};
+use underpass_testkit::{Batch, Port, Result, Underpass};
 
 use crate::pair::{Pair, Row, eventually};
 
@@ -13,7 +14,7 @@ fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
 }
 
 #[test]
-fn a_wrong_row_a_missing_table_and_a_slower_plan_are_found() -> Result<()> {
+fn a_wrong_row_a_missing_table_and_a_missing_index_are_found() -> Result<()> {
     let metrics = Port::reserve()?;
     let overlay =
         format!("compare_rows = unordered\n[underpass]\nmetrics_listen = 127.0.0.1:{}", metrics.number());
@@ -74,9 +75,52 @@ fn a_wrong_row_a_missing_table_and_a_slower_plan_are_found() -> Result<()> {
     http.read_to_string(&mut text).expect("read");
     let body = text.split("\r\n\r\n").nth(1).expect("a body");
     let json: serde_json::Value = serde_json::from_str(body).expect("JSON");
-    let gone =
-        json.as_array().expect("rows").iter().find(|row| row["query"] == "insert into gone values ($1)");
+    let rows = json["statements"].as_array().expect("rows");
+    let gone = rows.iter().find(|row| row["query"] == "insert into gone values ($1)");
     assert_eq!(gone.expect("a row")["differences"][0][0], "error_there");
+    assert_eq!((&json["mirrors"][0]["mirror"], &json["mirrors"][0]["queued"]), (&"next".into(), &0.into()));
+
+    // And as a page.
+    let folder = tempfile::tempdir().expect("a directory");
+    let (file, page) = (folder.path().join("diff.json"), folder.path().join("page.html"));
+    std::fs::write(&file, body).expect("write");
+    let mut report = Command::new(Underpass::binary()?);
+    let report =
+        report.args(["report", "--mirrors"]).arg(&file).arg("-o").arg(&page).output().expect("report");
+    assert!(report.status.success(), "{}", String::from_utf8_lossy(&report.stderr));
+    let page = std::fs::read_to_string(page).expect("a page");
+    let (failed, rest) = page.split_once("Answered otherwise").expect("a section");
+    let (_, slower) = rest.split_once("<h2>Slower there").expect("a section");
+    assert!(failed.contains("insert into gone") && failed.contains("ERROR 42P01"), "what failed there");
+    assert!(slower.contains("select v from t where id = $1"), "what got slower");
+    assert!(!page.contains("12345"), "literals are hidden");
+    Ok(())
+}
+
+/// Both have the index; the mirror's planner does not use it.
+#[test]
+fn a_plan_that_is_slower_there_is_found() -> Result<()> {
+    let pair = Pair::start("")?;
+    pair.both(
+        "create table t (id int primary key, v text); insert into t select i, 'row ' || i from generate_series(1, 300000) i;
+         analyze t",
+    )?;
+    for scan in ["enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"] {
+        pair.there.sql(&format!("alter database postgres set {scan} = off"))?;
+    }
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    for id in 1..=50 {
+        client.query(&format!("select v from t where id = {id}"))?;
+        client.query(&format!("select {id}"))?;
+    }
+    let rows = pair.differences()?;
+    let by_id = find(&rows, "from t where id = $1");
+    assert_eq!((&*by_id["compared"], &*by_id["differing"]), ("50", "0"), "{by_id:?}");
+    let slower = |row: &Row| row["slower"].parse::<u64>().unwrap();
+    assert!(slower(by_id) > 25, "{by_id:?}");
+    let other = rows.iter().find(|row| row["query"] == "select $1").expect("compared");
+    assert!(slower(other) < slower(by_id), "{other:?}");
     Ok(())
 }
 

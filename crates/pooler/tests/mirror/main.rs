@@ -6,3 +6,4 @@ mod differences;
 mod lanes;
 mod pair;
 mod same;
+mod soak;

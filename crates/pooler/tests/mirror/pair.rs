@@ -231,11 +231,19 @@ pub fn table(pooler: &Underpass, show: &str) -> Result<Vec<Row>> {
     Ok(answer.rows().into_iter().map(row).collect())
 }
 
-pub fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+pub fn eventually(what: &str, holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    assert!(eventually_or_not(holds)?, "{what}");
+    Ok(())
+}
+
+/// Whether it held in time.
+pub fn eventually_or_not(mut holds: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begun = Instant::now();
     while !holds()? {
-        assert!(begun.elapsed() < LIMIT, "{what}");
+        if begun.elapsed() >= LIMIT {
+            return Ok(false);
+        }
         std::thread::sleep(Duration::from_millis(30));
     }
-    Ok(())
+    Ok(true)
 }

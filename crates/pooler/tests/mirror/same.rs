@@ -254,6 +254,79 @@ pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
+/// A transaction goes as it began to go, whole; the session's next ones do not pass those that wait.
+#[test]
+fn the_mode_may_change_in_the_middle_of_a_transaction() -> Result<()> {
+    let modes = ["mode = async", "mode = sync\nsync_timeout = 30"];
+    for modes in [modes, [modes[1], modes[0]]] {
+        let mut pair = Pair::start(modes[0])?;
+        pair.both("create table chain (v text); insert into chain values ('')")?;
+        // What the mirror does takes longer there, so that it is behind.
+        pair.there.sql(
+            "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.02); return new; end';
+             create trigger slow before update on chain for each row execute function slow()",
+        )?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        let mut say = |text: &str| client.query(text).map(drop);
+        for round in 0..6 {
+            for n in 0..5 {
+                say(&format!("update chain set v = md5(v || '{round} {n}')"))?;
+            }
+            say("begin")?;
+            say(&format!("update chain set v = md5(v || '{round} before')"))?;
+            pair.reload(Some(modes[(round + 1) % 2]))?;
+            say(&format!("update chain set v = md5(v || '{round} behind')"))?;
+            say("commit")?;
+        }
+        let account = pair.settled()?;
+        assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{modes:?}: {account:?}");
+        pair.assert_same("select v from chain")?;
+        assert_eq!(Pair::calls(&pair.there, "update chain%")?, 6 * 7, "{modes:?}");
+    }
+    Ok(())
+}
+
+/// What ends the session of the primary ends that of the mirror, or is meant to: that is no failure of the mirror.
+#[test]
+fn a_session_that_ends_on_both_is_no_loss() -> Result<()> {
+    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+        let pair = Pair::start(mode)?;
+        pair.both(T)?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        client.query("insert into t values (1, 'before')")?;
+        client.query("begin")?;
+        client.query("insert into t values (2, 'never')")?;
+        // The connection ends, with or without the error before it.
+        let ended = client.query("select pg_terminate_backend(pg_backend_pid())");
+        assert!(ended.is_err() || client.query("select 1").is_err(), "{mode}");
+        let mut client = pair.client()?;
+        client.query("begin")?;
+        client.query("set local idle_in_transaction_session_timeout = 10")?;
+        eventually("the idle session ends", || Ok(client.query("select pg_sleep(0)").is_err()))?;
+        let mut client = pair.client()?;
+        client.query("insert into t values (3, 'behind')")?;
+        client.query("select 1")?;
+        let account = pair.settled()?;
+        assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
+        pair.assert_same(ALL)?;
+        // One that ends there only is a loss.
+        client.query("begin")?;
+        client.query("insert into t values (4, 'here')")?;
+        if mode != "mode = async" {
+            let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity where state = 'idle in transaction'";
+            eventually("its session there ends", || Ok(pair.there.sql_value(end)? == "1"))?;
+            client.query("insert into t values (5, 'here')")?;
+            client.query("commit")?;
+            pair.wait_state("failed")?;
+            let account = pair.settled()?;
+            assert_eq!(account.get("dropped"), account.get("connection_lost"), "{account:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn only_what_reads_is_sent_where_that_is_asked() -> Result<()> {
     let pair = Pair::start("send = read_only")?;

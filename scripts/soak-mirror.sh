@@ -1,0 +1,264 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# scripts/soak-mirror.sh [TRANSACTIONS]: mirroring under load. Two private PostgreSQL, our pooler in front of the first, the second its mirror:
+#
+#   1. the leak checker with all its faults (a million transactions), asynchronous mirror, a queue that holds;
+#   2. pgbench TPC-B, a tenth of that in each of three protocols, compared without pgbench_history.mtime;
+#   3. a queue that does not hold: what is there and what was dropped are what was sent, and nothing is there in part;
+#   4. `set v = md5(v || n)` in sync mode, a tenth, one writer for each row.
+#
+# After each step both servers must hold the same data (3: the same transactions but for the dropped ones), and the account of SHOW MIRRORS
+# must agree with the servers' own pg_stat_statements.
+# POOLER=lane-d or lane-a (as root) does 1 to 3 in that kernel lane; clients of synchronous mirrors are not for lanes.
+# UNDERPASS_BIN names a program to use instead of building it; the checker is the one beside it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+transactions=${1:-1000000}
+kind=${POOLER:-underpass}
+tenth=$((transactions / 10))
+
+if [ -n "${UNDERPASS_BIN:-}" ]; then
+    target=$(dirname "$(realpath "$UNDERPASS_BIN")")
+    [ -x "$target/underpass-soak" ] || die "no underpass-soak beside $UNDERPASS_BIN: build the workspace, or unset UNDERPASS_BIN"
+else
+    # As `make build` does: another selection of packages would choose other features and build half of it again.
+    cargo build --release --workspace --bins
+    target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+fi
+directory=$(mktemp -d /tmp/underpass-soak.XXXXXX)
+mkdir "$directory/here" "$directory/there"
+chmod 755 "$directory"
+[ "$(id -u)" -ne 0 ] || chown -R "$(service_user)" "$directory"
+pids=()
+clean_up() {
+    status=$?
+    trap - EXIT INT TERM
+    if [ "$status" -ne 0 ]; then tail -n 20 "$directory"/pooler.log >&2 || true; fi
+    for ((i = ${#pids[@]} - 1; i >= 0; i--)); do end_process INT "${pids[i]}"; done
+    rm -rf "$directory"
+    exit "$status"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+settings=(max_connections=300 log_min_messages=fatal autovacuum=off shared_preload_libraries=pg_stat_statements pg_stat_statements.track=top)
+here=$(free_port 21432)
+start_postgres "$directory/here" "$here" "${settings[@]}"
+pids+=("$POSTGRES_PID")
+there=$(free_port $((here + 1)))
+start_postgres "$directory/there" "$there" "${settings[@]}"
+pids+=("$POSTGRES_PID")
+port=$(free_port 22432)
+
+case $kind in
+    underpass) clients=220 servers=20 lanes='' ;;
+    lane-d | lane-a)
+        [ "$(id -u)" -eq 0 ] || die "kernel lanes need root"
+        # A server for each client, as in scripts/soak.sh: clients that queue are user space's more often.
+        clients=60 servers=64
+        same_host=off
+        [ "$kind" = lane-d ] || same_host=server
+        lanes="kernel_path = require
+same_host = $same_host
+mirror_ring_bytes = 67108864" ;;
+    *) die "POOLER is underpass, lane-d or lane-a" ;;
+esac
+
+# The pooler's configuration; arguments are lines of the mirror's section.
+configure() {
+    cat >"$directory/pgbouncer.ini" <<INI
+[databases]
+* = host=127.0.0.1 port=$here
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = $port
+unix_socket_dir = $directory
+auth_type = trust
+auth_file = $directory/userlist.txt
+admin_users = admin
+pool_mode = transaction
+default_pool_size = $servers
+max_client_conn = 1000
+log_connections = 0
+log_disconnections = 0
+[underpass]
+$lanes
+[underpass:mirror:next]
+databases = *
+host = 127.0.0.1
+port = $there
+$(printf '%s\n' "$@")
+INI
+}
+query() { psql -XAtq -h 127.0.0.1 -p "$1" -U postgres postgres -c "$2"; }
+both() { query "$here" "$1" >/dev/null && query "$there" "$1" >/dev/null; }
+console() { psql -XAq -P footer=off -h 127.0.0.1 -p "$port" -U admin pgbouncer -c "$1"; }
+# A column of the mirror of database postgres.
+account() {
+    console 'SHOW MIRRORS' | awk -F '|' -v wanted="$1" \
+        'NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next } $column["database"] == "postgres" { print $column[wanted] }'
+}
+# Waits until the mirror is on: a client must have come.
+wait_on() {
+    for _ in $(seq 600); do
+        query "$port" 'select 1' >/dev/null
+        [ "$(account state)" != on ] || return 0
+        sleep 0.1
+    done
+    die "the mirror is $(account state): $(account reason)"
+}
+# Waits until nothing is queued, and checks that every transaction is accounted for.
+settle() {
+    say "$1: $(account queued) transactions in $(account queued_bytes) bytes wait for the mirror"
+    local before=-1 now
+    for _ in $(seq 1200); do
+        # Of what a lane carries the pooler hears a moment later.
+        now=$(account transactions)
+        [ "$now" != "$before" ] || [ "$(account queued)" != 0 ] || [ "$(account queued_bytes)" != 0 ] || break
+        before=$now
+        sleep 0.5
+    done
+    [ "$(account state)" = on ] || die "the mirror is $(account state): $(account reason)"
+    [ "$(account queued)" = 0 ] || die "the queue does not empty"
+    [ "$(account transactions)" -eq $(($(account executed) + $(account dropped))) ] || die "the account does not balance: $(console 'SHOW MIRRORS')"
+}
+same() {
+    local one other
+    one=$(query "$here" "$1" | md5sum) other=$(query "$there" "$1" | md5sum)
+    [ "$one" = "$other" ] || die "primary and mirror differ: $1"
+}
+# How often statements like $2 were executed at $1 since `begin_count`.
+calls() { query "$1" "select coalesce(sum(calls), 0) from pg_stat_statements where query ilike '$2'"; }
+begin_count() { both 'select pg_stat_statements_reset()'; }
+bench() {
+    local count=$1
+    shift
+    pgbench -h 127.0.0.1 -p "$port" -U postgres -n -c 20 -j 2 -t $(((count + 19) / 20)) "$@" postgres >"$directory/pgbench.log" 2>&1 ||
+        die "pgbench $*: $(cat "$directory/pgbench.log")"
+}
+# The clients that waited for the mirror came too early for it.
+no_drops() { [ "$(account dropped)" = "$early" ] || die "$1: dropped: $(console 'SHOW MIRRORS')"; }
+
+printf '"postgres" ""\n"admin" ""\n' >"$directory/userlist.txt"
+holds='queue_bytes = 4000000000'
+configure "$holds"
+if [ "$kind" = underpass ]; then
+    binary=$(reachable "$target/underpass" "$directory")
+    (cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
+else
+    (cd "$directory" && exec "${heed_signals[@]}" "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
+        >"$directory/pooler.log" 2>&1 &
+fi
+pids+=($!)
+wait_port "$port" $! 30 || die "the pooler did not start"
+both 'create extension pg_stat_statements'
+wait_on
+settle start
+early=$(account dropped)
+
+say "=== 1. leak checker, $transactions transactions"
+both 'create table soak (client int, sequence bigint, token text); create index on soak (client, sequence)'
+begin_count
+"$target/underpass-soak" --port "$port" --transactions "$transactions" --clients "$clients" --prepared --progress 10 \
+    --require-faults $((transactions / 2200)) --table soak | tee "$directory/checker.log"
+settle checker
+no_drops checker
+# Where a client vanished while its commit ran, the servers may have decided it differently.
+same "select * from soak where token not like '% uncertain' order by client, sequence, token"
+uncertain=$(query "$there" "select count(*) from soak where token like '% uncertain'")
+# A late cancel may strike a statement on the primary that was over on the mirror before its time came; the client left then.
+late=$(sed -n 's/^ *own late cancels *//p' "$directory/checker.log")
+for like in 'insert into soak values%' 'insert into soak select%' 'copy soak from%'; do
+    one=$(calls "$here" "$like") other=$(calls "$there" "$like")
+    say "$like: $one executed on the primary, $other on the mirror"
+    [ "$one" -gt 0 ] && [ "$other" -ge "$one" ] && [ $((other - one)) -le "${late:-0}" ] || die "not the same"
+done
+say "$(query "$there" 'select count(*) from soak') rows, $uncertain of uncertain commits; $(account executed) transactions executed"
+
+say "=== 2. TPC-B, 3 x $tenth transactions"
+for server in "$here" "$there"; do
+    pgbench -h 127.0.0.1 -p "$server" -U postgres -i -s 10 -I dtgp -q postgres >"$directory/pgbench.log" 2>&1
+done
+begin_count
+for protocol in simple extended prepared; do bench "$tenth" -M "$protocol"; done
+settle TPC-B
+no_drops TPC-B
+for table in 'select aid, bid, abalance from pgbench_accounts order by aid' 'select tid, bid, tbalance from pgbench_tellers order by tid' \
+    'select bid, bbalance from pgbench_branches order by bid' 'select tid, bid, aid, delta from pgbench_history order by 1, 2, 3, 4'; do
+    same "$table"
+done
+done_there=$(query "$there" 'select count(*) from pgbench_history')
+[ "$done_there" = "$(calls "$there" 'insert into pgbench_history%')" ] || die "pg_stat_statements of the mirror tells otherwise"
+say "$done_there transactions on both"
+
+say "=== 3. a queue that is too small, $tenth transactions"
+configure 'queue_bytes = 20000'
+console RELOAD >/dev/null
+both 'create table parts (client int, n bigint, part int)'
+query "$there" "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.001); return new; end';
+    create trigger slow before insert on parts for each row when (new.n % 50 = 0) execute function slow()"
+wait_on
+settle 'before it'
+begin_count
+before=$(account transactions) executed=$(account executed) dropped=$(account dropped)
+cat >"$directory/parts.sql" <<'SQL'
+\set n random(1, 1000000000000)
+begin;
+insert into parts values (:client_id, :n, 1);
+insert into parts values (:client_id, :n, 2);
+commit;
+SQL
+bench "$tenth" -f "$directory/parts.sql"
+settle parts
+sent=$(($(account transactions) - before)) executed=$(($(account executed) - executed)) dropped=$(($(account dropped) - dropped))
+say "$sent sent, $executed executed, $dropped dropped"
+[ "$dropped" -gt 0 ] && [ "$sent" -eq $((executed + dropped)) ] || die "the account does not balance"
+[ "$sent" -eq "$(calls "$here" 'commit%')" ] || die "$(calls "$here" 'commit%') commits on the primary, by its own count"
+[ "$executed" -eq "$(calls "$there" 'commit%')" ] || die "$(calls "$there" 'commit%') commits on the mirror, by its own count"
+[ "$(query "$there" 'select count(*) from (select from parts group by client, n having count(*) <> 2) x')" = 0 ] || die "a transaction is there in part"
+[ $((executed * 2)) -eq "$(query "$there" 'select count(*) from parts')" ] || die "rows are missing"
+
+if [ "$kind" != underpass ]; then
+    lane=${kind#lane-}
+    kernel=$(console 'SHOW KERNEL')
+    value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
+    carried=$(value "${lane^^}" xacts)
+    say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $(value mirrors chunks_told) pieces told," \
+        "$(value mirrors chunks_lost) lost"
+    # Of the checker's transactions a lane carries a twentieth at least (scripts/soak.sh), of pgbench's nearly all.
+    [ "$carried" -ge $((transactions / 4)) ] || die "too little of it went through the lane"
+else
+    say "=== 4. one writer for each row, sync, $tenth transactions"
+    configure "$holds" 'mode = sync' 'sync_timeout = 60'
+    console RELOAD >/dev/null
+    both "create table chain (id int primary key, v text); insert into chain select i, '' from generate_series(0, 19) i"
+    wait_on
+    settle 'before it'
+    begin_count
+    dropped=$(account dropped)
+    cat >"$directory/chain.sql" <<'SQL'
+\set n random(1, 1000000)
+\set fate random(1, 10)
+\if :fate <= 7
+update chain set v = md5(v || :n) where id = :client_id;
+\else
+begin;
+update chain set v = md5(v || :n) where id = :client_id;
+update chain set v = md5(v || :fate) where id = :client_id;
+\if :fate = 8
+rollback;
+\else
+commit;
+\endif
+\endif
+SQL
+    for protocol in simple prepared; do bench $((tenth / 2)) -M "$protocol" -f "$directory/chain.sql"; done
+    settle chains
+    [ "$(account dropped)" = "$dropped" ] || die "dropped: $(console 'SHOW MIRRORS')"
+    same 'select id, v from chain order by id'
+    one=$(calls "$here" 'update chain%') other=$(calls "$there" 'update chain%')
+    say "$one updates on the primary, $other on the mirror; clients were held $(account holds) times"
+    [ "$one" = "$other" ] && [ "$one" -ge "$tenth" ] || die "not the same"
+fi
+echo "$(account transactions) transactions in $SECONDS s: $(account executed) executed, $(account dropped) dropped in step 3 and before step 1, the same data on both"
