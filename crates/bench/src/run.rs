@@ -149,7 +149,9 @@ fn plan<'a>(arguments: &RunArgs, table: &'a [System]) -> Result<Vec<Plan<'a>>> {
         // What the command line names must be there; what a profile or an experiment names is left out if it is not.
         let (chosen, mut skipped) = choose(&entry, !arguments.systems.is_empty(), table)?;
         let mut steps = (entry.experiment.plan)(&entry.options);
+        // A plan installs nothing.
         if arguments.experiment.is_empty()
+            && !arguments.plan
             && steps.iter().any(Step::needs_go_tpc)
             && let Err(error) = tasks::tpcc::program()
         {
@@ -286,9 +288,10 @@ fn announce(plans: &[Plan<'_>]) -> f64 {
         let seconds: f64 = plan
             .cells
             .iter()
-            .map(|(step, _)| {
+            .map(|(step, system)| {
                 let step = &plan.steps[*step];
-                runner::seconds_of(step, plan.entry.seconds) * f64::from(step.rounds.of(plan.entry.rounds))
+                runner::seconds_of(step, system, plan.entry.seconds)
+                    * f64::from(step.rounds.of(plan.entry.rounds))
             })
             .sum();
         say!(
@@ -384,7 +387,7 @@ impl Progress {
     fn show(&mut self, event: &Event<'_>, seconds: f64) {
         match event {
             Event::Turn { done, total, round, cell } => {
-                self.begun_s += runner::seconds_of(cell.step, seconds);
+                self.begun_s += runner::seconds_of(cell.step, cell.system, seconds);
                 if self.terminal {
                     terminal::write(format_args!(
                         "\r\x1b[K[{}/{total}, about {:.0} min left in all] {} {} round {}: {}",

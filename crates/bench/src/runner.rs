@@ -85,13 +85,19 @@ pub enum Event<'a> {
 /// Period of the pauses of a slowed system. Short against a measurement, long against the precision of a sleep.
 const PAUSE_PERIOD: Duration = Duration::from_millis(20);
 
-/// About how many seconds one sample of a step takes, its share of starts included.
+/// Seconds that a program beside a system takes to begin and to end, about.
+const BESIDE_S: f64 = 0.4;
+
+/// About how many seconds one sample of a system takes, its share of starts included.
 #[must_use]
-pub fn seconds_of(step: &Step, seconds: f64) -> f64 {
-    match &step.work {
-        Work::Pgbench { load, .. } => seconds + load.overhead_s(seconds),
-        Work::Task(task) => task.seconds(seconds),
-    }
+pub fn seconds_of(step: &Step, system: &System, seconds: f64) -> f64 {
+    let (sample_s, turns) = match &step.work {
+        Work::Pgbench { load, .. } => {
+            (seconds + load.overhead_s(seconds), load.slices(seconds).min(PASSES_BESIDE))
+        }
+        Work::Task(task) => (task.seconds(seconds), 1),
+    };
+    sample_s + if system.beside.is_empty() { 0.0 } else { BESIDE_S * f64::from(turns) }
 }
 
 /// Under what a running system is kept: its name, its settings, and which of several with both it is. Each load of a group has

@@ -456,6 +456,29 @@ mod tests {
         assert!(keys.iter().all(|&key| key < n));
     }
 
+    /// BenchBase draws TATP's subscribers evenly.
+    #[test]
+    fn tatp_is_not_skewed() {
+        let flat = |script: &str| script.contains("\\set subscriber random(1, :rows)");
+        assert!(find("tatp").unwrap().transactions.iter().all(|transaction| flat(transaction.script)));
+    }
+
+    /// TPC-C's non-uniform draws (2.1.6), which BenchBase has too, and the sizes of its orders (2.4.1.3).
+    #[test]
+    fn tpcc_draws_as_tpcc_says() {
+        let of = |name: &str| {
+            let workload = find(TPCC).unwrap();
+            workload.transactions.iter().find(|transaction| transaction.name == name).unwrap().script
+        };
+        let (customer, last) = ("(random(0, 1023) | random(1, 3000))", "(random(0, 255) | random(0, 999))");
+        let item = "(random(0, 8191) | random(1, 100000))";
+        assert!(["NewOrder", "Payment", "OrderStatus"].iter().all(|name| of(name).contains(customer)));
+        assert!(["Payment", "OrderStatus"].iter().all(|name| of(name).contains(last)));
+        assert!(["Payment", "OrderStatus"].iter().all(|name| of(name).contains("\\if :by_name <= 60\n")));
+        assert!(of("NewOrder").contains(item) && of("NewOrder").contains("\\set lines random(5, 15)"));
+        assert!(of("StockLevel").contains("\\set threshold random(10, 20)"));
+    }
+
     #[test]
     fn blocks_are_said_once_for_each_number() {
         let script = "begin;\n-- {{each n 9 11}}\nselect {{n}};\n-- {{end}}\ncommit;\n";

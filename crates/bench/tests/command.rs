@@ -193,7 +193,11 @@ fn a_small_run_measures_and_reports() {
             "{sample}"
         );
     }
-    assert!(results["meta"]["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
+    let meta = |path: &str| results.pointer(&format!("/meta/{path}")).and_then(|value| value.as_str());
+    for path in ["kernel", "cpu", "began", "command", "versions/postgres", "versions/pgbench"] {
+        assert!(meta(path).is_some_and(|value| !value.is_empty()), "{path}: {}", results["meta"]);
+    }
+    assert!(meta("revision").is_some(), "empty only outside of a git tree");
     let page = std::fs::read_to_string(file.with_extension("html")).unwrap();
     assert!(page.contains("clients=2 mode=simple"));
     every_plot_is_drawn_in_a_browser(&file.with_extension("html"), &page);
