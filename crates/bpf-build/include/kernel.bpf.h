@@ -54,6 +54,14 @@ struct sk_buff_head {
 	__u32 qlen;
 } KERNEL_STRUCT;
 
+struct sk_buff {
+	char cb[48]; /* each layer's own; TCP's while the segment is in a socket's queue */
+} KERNEL_STRUCT;
+
+struct tcp_skb_cb {
+	__u32 seq; /* of the segment's first byte */
+} KERNEL_STRUCT;
+
 struct sk_psock {
 	struct sk_buff_head ingress_skb; /* redirected to this socket, not yet taken by the worker */
 } KERNEL_STRUCT;

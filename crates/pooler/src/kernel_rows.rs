@@ -41,6 +41,7 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "fed", lanes.fed.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "events_lost", path.counter(Counter::EventsLost), "count");
+    row(KernelKind::Lane, "all", "overlaps", path.counter(Counter::Overlaps), "count");
     if path.has_tap() {
         row(KernelKind::Lane, "mirrors", "chunks_told", path.counter(Counter::Taps), "count");
         row(KernelKind::Lane, "mirrors", "chunks_lost", path.counter(Counter::TapsLost), "count");

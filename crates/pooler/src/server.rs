@@ -43,6 +43,8 @@ pub(crate) enum PrepareStep {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SettleStep {
+    /// What a lane forwarded for the client that left is still on its way to the server: nothing may be written before that.
+    Leaving,
     /// Answers of the client that left are still outstanding.
     Draining,
     RollingBack,

@@ -415,6 +415,7 @@ impl Datapath {
             c.req_fwd(index),
             c.req_passed(index),
             c.clear(index),
+            c.next_seq(index),
             c.sk_addr(index),
             c.active_ns(index),
             c.xact_start_ns(index),
@@ -442,7 +443,7 @@ impl Datapath {
             .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd))
             .and_then(|()| self.look(LOOK_CLIENT, index))
             .and_then(|look| {
-                let base = look.write_seq.wrapping_sub(socket::bytes_enqueued(fd)? as u32);
+                let base = look.write_seq.wrapping_sub(enqueued_at_rest(fd)? as u32);
                 side.seq_base.store(base, Ordering::Release);
                 c.tx_expect(index).store(look.write_seq.into(), Ordering::SeqCst);
                 c.sk_addr(index).store(look.sk_addr, Ordering::SeqCst);
@@ -493,13 +494,19 @@ impl Datapath {
         let index = self.free_lists().servers.take().ok_or(Error::Full { what: "server", limit })?;
         let (s, side) = (&self.servers, &self.server_side[index as usize]);
         let base = match &backend {
-            Some(b) => socket::bytes_enqueued(b.as_fd()).map_err(Error::system("TCP_INFO"))? & DIR_BYTES,
+            Some(b) => enqueued_at_rest(b.as_fd()).map_err(Error::system("TCP_INFO"))? & DIR_BYTES,
             None => 0,
         };
         s.peer(index).store(0, Ordering::SeqCst);
         s.dir(index).store(DIR_USER | base, Ordering::SeqCst);
-        for word in [s.fwd(index), s.passed(index), s.tx_expect(index), s.sk_addr(index), s.active_ns(index)]
-        {
+        for word in [
+            s.fwd(index),
+            s.passed(index),
+            s.tx_expect(index),
+            s.sk_addr(index),
+            s.active_ns(index),
+            s.next_seq(index),
+        ] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [s.run_bytes(index), s.reason(index), s.runs_begin(index), s.runs_end(index)] {
@@ -530,7 +537,7 @@ impl Datapath {
         let inserted = inserted.and_then(|()| self.look(map, index)).and_then(|look| {
             // All that was written is acknowledged (see local_backend), so it is in the backend's receive sequence.
             let seq = if backend.is_some() { look.rcv_nxt } else { look.write_seq };
-            side.seq_base.store(seq.wrapping_sub(socket::bytes_enqueued(fd)? as u32), Ordering::Release);
+            side.seq_base.store(seq.wrapping_sub(enqueued_at_rest(fd)? as u32), Ordering::Release);
             s.tx_expect(index).store(seq.into(), Ordering::SeqCst);
             s.sk_addr(index).store(look.sk_addr, Ordering::SeqCst);
             Ok(())
@@ -659,6 +666,11 @@ fn live(side: &[Side], index: u32, generation: u32, what: &'static str) -> Resul
         Some(s) if s.generation.load(Ordering::Acquire) == generation => Ok(index),
         _ => Err(Error::Stale { what }),
     }
+}
+
+/// [`socket::bytes_enqueued`] of a socket to which nobody writes.
+fn enqueued_at_rest(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    socket::bytes_enqueued(fd)?.ok_or_else(|| io::Error::other("acknowledgements keep coming"))
 }
 
 fn cookie_of(fd: BorrowedFd<'_>) -> Result<u64, Error> {

@@ -59,6 +59,7 @@ impl Datapath {
             return Ok(true);
         }
         let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
+        let Some(written) = written else { return Ok(false) };
         let missing = (self.clients.tx_expect(c).load(SeqCst) as u32).wrapping_sub(written).cast_signed();
         if !wrote && missing > 0 {
             return Ok(false);

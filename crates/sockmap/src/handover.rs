@@ -123,7 +123,7 @@ pub enum Give {
         /// Bytes that were passed to user space since registration.
         passed_total: u64,
     },
-    /// A program is running on the socket right now; try again.
+    /// A program is running on the socket right now, or acknowledgements come too fast to tell what was written; try again.
     Busy,
     /// The link's transaction ended meanwhile: [`Datapath::take`], [`Datapath::unlink`], then give.
     Ended,
@@ -167,10 +167,13 @@ impl Datapath {
                     }
                     // A promise of give_client_before that nobody has linked on: perhaps it was not kept, and nothing
                     // but user space's own bytes is missing.
-                    let promise = self.client_side[c as usize].base.swap(0, SeqCst);
-                    if promise == PROMISED | now >> LINK_GEN_SHIFT {
-                        self.rebase_client(c, 0)?;
+                    let promise = &self.client_side[c as usize].base;
+                    if promise.load(SeqCst) == PROMISED | now >> LINK_GEN_SHIFT
+                        && !self.rebase_client(c, 0)?
+                    {
+                        return Ok(None);
                     }
+                    promise.store(0, SeqCst);
                     return Ok(Some(self.taken(c, now)));
                 }
             }
@@ -326,14 +329,20 @@ impl Datapath {
         }
         match server_of(link) {
             None => {
-                self.rebase_client(c, unwritten)?;
+                if !self.rebase_client(c, unwritten)? {
+                    return Ok(Give::Busy);
+                }
                 let promise = if unwritten == 0 { 0 } else { PROMISED | link >> LINK_GEN_SHIFT };
                 self.client_side[c as usize].base.store(promise, SeqCst);
             }
             Some(_) if link & LINK_PINNED == 0 && LinkState::from_word(link).is_idle() => {
                 return Ok(Give::Ended);
             }
-            Some(s) => self.rebase_server(s)?,
+            Some(s) => {
+                if !self.rebase_server(s)? {
+                    return Ok(Give::Busy);
+                }
+            }
         }
         self.clients.set_request_state(c, &StreamState::BOUNDARY);
         self.clients.cycle_bytes(c).store(0, Relaxed);
@@ -372,10 +381,10 @@ impl Datapath {
             return Err(Error::State("give_server: not linked"));
         }
         let c = peer as u32;
-        self.rebase_client(c, 0)?;
-        if self.clients.req_dir(c).load(SeqCst) & DIR_USER != 0 {
-            // Else a program may be adding to it, and give_client has done this.
-            self.rebase_server(s)?;
+        // If the client's requests are the kernel's, a program may be adding to it, and give_client has done this.
+        let is_users = self.clients.req_dir(c).load(SeqCst) & DIR_USER != 0;
+        if !self.rebase_client(c, 0)? || is_users && !self.rebase_server(s)? {
+            return Ok(Give::Busy);
         }
         self.give_responses(s, read_total, state)
     }
@@ -400,30 +409,37 @@ impl Datapath {
         }
     }
 
-    /// The kernel starts to write to the client: what user space wrote so far, and will have written, is the base of its count.
-    fn rebase_client(&self, c: u32, unwritten: u64) -> Result<(), Error> {
+    /// The kernel starts to write to the client: what user space wrote so far, and will have written, is the base of its count. False: that cannot
+    /// be told just now.
+    fn rebase_client(&self, c: u32, unwritten: u64) -> Result<bool, Error> {
         let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
-        self.clients.tx_expect(c).store(written.wrapping_add(unwritten as u32).into(), SeqCst);
-        Ok(())
+        if let Some(written) = written {
+            self.clients.tx_expect(c).store(written.wrapping_add(unwritten as u32).into(), SeqCst);
+        }
+        Ok(written.is_some())
     }
 
     /// Likewise for a server. In lane A: what the backend must have read before a program may redirect requests to it.
-    fn rebase_server(&self, s: u32) -> Result<(), Error> {
+    fn rebase_server(&self, s: u32) -> Result<bool, Error> {
         let written = self.server_written(s).map_err(Error::system("TCP_INFO of a server"))?;
-        self.servers.tx_expect(s).store(written.into(), SeqCst);
-        Ok(())
+        if let Some(written) = written {
+            self.servers.tx_expect(s).store(written.into(), SeqCst);
+        }
+        Ok(written.is_some())
     }
 
-    /// What is in the client's TCP send queue or beyond, as a sequence number.
-    pub(crate) fn client_written(&self, c: u32) -> std::io::Result<u32> {
+    /// What is in the client's TCP send queue or beyond, as a sequence number; `None` if that changes too fast to be told.
+    pub(crate) fn client_written(&self, c: u32) -> std::io::Result<Option<u32>> {
         let enqueued = socket::bytes_enqueued(socket::borrow(self.client_fd(c)))?;
-        Ok(self.client_side[c as usize].seq_base.load(Acquire).wrapping_add(enqueued as u32))
+        let base = self.client_side[c as usize].seq_base.load(Acquire);
+        Ok(enqueued.map(|enqueued| base.wrapping_add(enqueued as u32)))
     }
 
     /// As [`Self::client_written`], of the pooler's socket to a server.
-    pub(crate) fn server_written(&self, s: u32) -> std::io::Result<u32> {
+    pub(crate) fn server_written(&self, s: u32) -> std::io::Result<Option<u32>> {
         let enqueued = socket::bytes_enqueued(socket::borrow(self.server_fd(s)))?;
-        Ok(self.server_side[s as usize].seq_base.load(Acquire).wrapping_add(enqueued as u32))
+        let base = self.server_side[s as usize].seq_base.load(Acquire);
+        Ok(enqueued.map(|enqueued| base.wrapping_add(enqueued as u32)))
     }
 
     /// Puts a clean server that user space owns into the idle set and gives its responses to the kernel.
@@ -438,7 +454,9 @@ impl Datapath {
         if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 {
             return Err(Error::State("push_idle: marked to be retired"));
         }
-        self.rebase_server(s)?;
+        if !self.rebase_server(s)? {
+            return Ok(Give::Busy);
+        }
         match self.give_responses(s, read_total, &StreamState::BOUNDARY)? {
             Give::Done => {}
             other => return Ok(other),

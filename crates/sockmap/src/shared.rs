@@ -83,12 +83,14 @@ words!(
     cycle_bytes: AtomicU32, reason: AtomicU32, active_ns: AtomicU64, xact_start_ns: AtomicU64,
     query_start_ns: AtomicU64, xacts: AtomicU64, queries: AtomicU64, resp_bytes: AtomicU64, xact_ns: AtomicU64,
     query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32, clear: AtomicU64,
+    next_seq: AtomicU64,
 );
 words!(
     types::server_slot,
     peer: AtomicU64, dir: AtomicU64, fwd: AtomicU64, passed: AtomicU64, tx_expect: AtomicU64, cookie: AtomicU64,
     pool: AtomicU32, ordinal: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32, run_bytes: AtomicU32,
     reason: AtomicU32, runs_begin: AtomicU32, runs_end: AtomicU32, in_use: AtomicU32, sk_addr: AtomicU64, active_ns: AtomicU64,
+    next_seq: AtomicU64,
 );
 words!(
     types::pool_slot,

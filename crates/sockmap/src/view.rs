@@ -123,7 +123,8 @@ impl Datapath {
                 return 0;
             }
             let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
-            let missing = self.client_written(c).map_or(0, |written| missing(expected, written));
+            let written = self.client_written(c).ok().flatten();
+            let missing = written.map_or(0, |written| missing(expected, written));
             // The descriptor was the slot's for the whole look, or the figure is somebody else's.
             if self.check_client(slot).is_err() { 0 } else { missing.into() }
         };
@@ -148,7 +149,7 @@ impl Datapath {
         let c = self.check_client(client)?;
         let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
         let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
-        Ok(missing(expected, written) == 0)
+        Ok(written.is_some_and(|written| missing(expected, written) == 0))
     }
 
     /// Is everything that was redirected towards the server written, or readable by the backend (lane A)? User space
@@ -163,7 +164,7 @@ impl Datapath {
         }
         let expected = self.servers.tx_expect(s).load(SeqCst) as u32;
         let written = self.server_written(s).map_err(Error::system("TCP_INFO of a server"))?;
-        Ok(missing(expected, written) == 0)
+        Ok(written.is_some_and(|written| missing(expected, written) == 0))
     }
 
     fn backend_drained(&self, s: u32) -> Result<bool, Error> {

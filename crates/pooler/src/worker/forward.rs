@@ -12,7 +12,7 @@ use underpass_wire::SqlState;
 
 use super::{Again, Entry, Farewell, GONE, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
 use crate::client::Phase;
-use crate::server::{PrepareStep, Work};
+use crate::server::{PrepareStep, SettleStep, Work};
 use crate::table::Key;
 
 /// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
@@ -615,6 +615,8 @@ impl Worker {
                 }
                 true
             }
+            // Its answers are kept count of; `lane_unclear` goes on.
+            Work::Settling { step: SettleStep::Leaving, .. } => true,
             Work::Settling { .. } => {
                 if server.link.is_settled() {
                     self.settled(key);

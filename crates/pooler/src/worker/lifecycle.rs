@@ -295,6 +295,10 @@ impl Worker {
             );
         }
         let Some(client_key) = server.client() else { return };
+        if !server.is_clear() {
+            // A COPY that failed ends before the server has read what it ignores: the next client's requests must not overtake that.
+            return self.again_soon.push(Again::Unclear(key));
+        }
         if self.clients.get(client_key).is_some_and(|client| client.mirror.is_some()) {
             self.mirror_boundary(client_key);
         }
@@ -324,6 +328,19 @@ impl Worker {
         }
         self.clean(key);
         self.lane_offer(client_key);
+    }
+
+    /// See [`Again::Unclear`].
+    pub(super) fn lane_unclear(&mut self, key: Key) {
+        let Some(server) = self.server(key) else { return };
+        let is_clear = server.is_clear();
+        match server.work {
+            Work::Client(_) if server.link.is_quiescent() => self.transaction_over(key),
+            Work::Settling { step: SettleStep::Leaving, .. } if is_clear => self.abandon(key),
+            Work::Settling { step: SettleStep::Leaving, .. } => self.again_soon.push(Again::Unclear(key)),
+            // The client has said something else meanwhile.
+            _ => {}
+        }
     }
 
     /// A server without client, at rest: resets it if the pool wants that, then gives it back.
@@ -679,6 +696,19 @@ impl Worker {
             server.work = Work::Resting;
             return self.close_server(key, "client left");
         }
+        if !server.is_clear() {
+            server.work = Work::Settling { step: SettleStep::Leaving, since: now };
+            let id = server.id;
+            lock(&self.shared.core).testing(id);
+            return self.again_soon.push(Again::Unclear(key));
+        }
+        self.abandon(key);
+    }
+
+    /// The client of a link has left, and everything that it said has gone to the server: the rest is said in its place.
+    fn abandon(&mut self, key: Key) {
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
         if server.link.is_quiescent() {
             return self.clean(key);
         }

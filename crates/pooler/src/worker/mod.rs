@@ -85,6 +85,8 @@ enum Again {
     /// To be taken from a lane, which was busy.
     LaneClient(Key),
     LaneServer(ServerSlot),
+    /// A server without requests of its client, to which a lane had still something on its way.
+    Unclear(Key),
 }
 
 /// See the module documentation.
@@ -270,6 +272,7 @@ impl Worker {
                     Again::Server(key) => self.server_readable(key, false),
                     Again::LaneClient(key) => self.lane_client_up(key),
                     Again::LaneServer(slot) => self.lane_server_up(slot),
+                    Again::Unclear(key) => self.lane_unclear(key),
                 }
             }
             self.lane_flip();

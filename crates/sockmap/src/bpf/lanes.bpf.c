@@ -214,8 +214,9 @@ static __always_inline __u32 extend_link(struct client_slot *c, struct request_s
 			return REASON_HELD;
 		if (!(old & LINK_LINKED) || scan->copy != !!(old & LINK_COPY))
 			return REASON_LINK_RACE;
-		if (!link_pending(old)) {
+		if (scan->syncs || !link_pending(old))
 			new = (new & ~LINK_EXTENDED) | (wanted & LINK_EXTENDED);
+		if (!link_pending(old)) {
 			if (!scan->syncs && !(wanted & LINK_OPEN) && !(old & (LINK_STATUS_MASK | LINK_PINNED)))
 				return REASON_IDLE_LINK;
 		}
@@ -350,6 +351,8 @@ int request_skb(struct __sk_buff *skb)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		goto unknown;
+	if (cut_overlap(skb, &c->next_seq))
+		return SK_DROP;
 
 	before = __sync_fetch_and_add(&c->req_dir, skb->len);
 	if (!(before & DIR_USER)) {
@@ -461,6 +464,8 @@ int response_skb(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&servers, &index);
 	if (!s)
 		goto unknown;
+	if (cut_overlap(skb, &s->next_seq))
+		return SK_DROP;
 
 	before = __sync_fetch_and_add(&s->dir, skb->len);
 	if (!(before & DIR_USER)) {

@@ -275,6 +275,45 @@ static __always_inline struct tcp_sock *socket_at(__u64 address, __u64 cookie)
 	return tp;
 }
 
+/* Takes n bytes, fewer than the segment has, off its head. Global, so that the verifier walks the loop once. */
+__noinline int cut_head(struct __sk_buff *skb, __u32 n)
+{
+	/* bpf_skb_adjust_room() takes at most 4,095 bytes at a time; a segment has at most 64 KiB. */
+	for (int i = 0; i < 17 && n; i++) {
+		__u32 step = n < 0xfff ? n : 0xfff;
+
+		if (bpf_skb_adjust_room(skb, -(__s32)step, 0, 0))
+			return -1;
+		n -= step;
+	}
+	return 0;
+}
+
+/*
+ * A retransmission can bring, ahead of what is new, bytes that have come before. recv() skips those by their sequence numbers, but tcp_read_skb(),
+ * which hands segments to a verdict, does not: program, target and user space would all take them for new ones. So they are cut off first,
+ * whoever gets the segment; the kernel then adds the length that is left to copied_seq, which is right. Returns -1 for a segment with nothing new.
+ */
+static __always_inline int cut_overlap(struct __sk_buff *skb, __u64 *next_seq)
+{
+	__u32 at = bpf_core_field_offset(struct sk_buff, cb) + bpf_core_field_offset(struct tcp_skb_cb, seq);
+	__u64 next = *next_seq;
+	__s32 overlap;
+	__u32 seq;
+
+	if (bpf_probe_read_kernel(&seq, sizeof(seq), (void *)skb + at))
+		return 0;
+	overlap = (__u32)next - seq;
+	if (next && overlap > 0) {
+		count_counter(COUNTER_OVERLAPS);
+		if ((__u32)overlap >= skb->len || cut_head(skb, overlap))
+			return -1;
+		seq = next;
+	}
+	*next_seq = NEXT_SEQ_KNOWN | (__u32)(seq + skb->len);
+	return 0;
+}
+
 /*
  * Lane A: has the backend read all that user space wrote to it? tcp_bpf_recvmsg() serves redirected bytes before those
  * of the TCP receive queue, so until then a redirected request would overtake one that was written before it.

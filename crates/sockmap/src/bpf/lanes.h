@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 6
+#define LANES_ABI 7
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -31,13 +31,15 @@
 #define LINK_HELD (1ULL << 20)		  /* no link, add and release: user space's word, or a program's that could not release */
 #define LINK_PINNED (1ULL << 21)	  /* session pooling: no release at ReadyForQuery. Without LINK_LINKED: the link to come will be so */
 #define LINK_COPY (1ULL << 22)		  /* CopyInResponse seen: only CopyData, CopyDone, CopyFail */
-#define LINK_EXTENDED (1ULL << 23)	  /* extended protocol used since pending was last 0 */
+#define LINK_EXTENDED (1ULL << 23)	  /* what was asked for last is the extended protocol's */
 #define LINK_SERVER_SHIFT 24
 #define LINK_SERVER_BITS 20
 #define LINK_SERVER_MASK (((1ULL << LINK_SERVER_BITS) - 1) << LINK_SERVER_SHIFT)
 #define LINK_GEN_SHIFT 44 /* counts links, so that an old expectation cannot match a new link */
 
 #define CLEAR_KNOWN (1ULL << 63) /* in client_slot.clear, beside a generation */
+
+#define NEXT_SEQ_KNOWN (1ULL << 63) /* in next_seq, beside a sequence number */
 
 /* Peer word of a server: PEER_LINKED | client slot. */
 #define PEER_LINKED (1ULL << 63)
@@ -87,7 +89,8 @@ struct client_slot {
 	/* Program: CLEAR_KNOWN and the generation of the link word if, when requests last came for user space, no link stood and
 	 * all that was ever forwarded to the client was in its socket. */
 	__u64 clear;
-	__u64 pad[2];
+	__u64 next_seq; /* program: NEXT_SEQ_KNOWN and the sequence number behind the last byte that came */
+	__u64 pad;
 };
 
 struct server_slot {
@@ -112,7 +115,8 @@ struct server_slot {
 	__u32 in_use;		/* user */
 	__u64 sk_addr;		/* user (lane A): kernel address of the backend's socket */
 	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
-	__u64 pad[2];
+	__u64 next_seq;		/* program (lane D): as in client_slot */
+	__u64 pad;
 };
 
 /* A server of the pool: which slot, and whose parameters it carries. */
@@ -216,6 +220,7 @@ struct lane_event {
 	X(TERMINATE, "terminate", "The client sent Terminate.")                                               \
 	X(COPY_STRAY, "copy_stray", "CopyData, CopyDone or CopyFail outside of COPY, or others inside.")      \
 	X(COPY_PIPELINE, "copy_pipeline", "CopyInResponse inside a pipeline or the extended protocol.")       \
+	X(COPY_END, "copy_end", "A COPY FROM STDIN ended: user space sees to it that none of its data is still on its way to the server.") \
 	X(IDLE_LINK, "idle_link", "A request left its link idle without a ReadyForQuery to end it.")          \
 	X(REQUEST_BUDGET, "request_budget", "Requests of one cycle passed the byte budget.")                  \
 	X(RESPONSE_QUEUE, "response_queue", "The client reads too slowly: its queue is at the limit.")        \
@@ -251,6 +256,7 @@ enum lane_reason {
 	X(RELEASES, "releases", "Links ended by a program.")                                          \
 	X(PASSED_CLIENT, "passed_client", "Chunks passed to user space from clients.")               \
 	X(PASSED_SERVER, "passed_server", "Chunks passed to user space from servers.")               \
+	X(OVERLAPS, "overlaps", "Segments cut to what is new: a retransmission began with bytes that had come.") \
 	X(EVENTS, "events", "Events posted.")                                                         \
 	X(EVENTS_LOST, "events_lost", "Events that found the ring full; recovered by a scan.")        \
 	X(TAPS, "taps", "Chunks told to user space for mirrors.")                                     \

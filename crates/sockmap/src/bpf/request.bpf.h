@@ -35,11 +35,11 @@ struct request_scan {
 	__u32 reason;	/* not REASON_NONE: user space must take the chunk */
 	__u8 open;	/* messages without their Sync */
 	__u8 unnamed;	/* an unnamed statement was parsed on this link */
-	__u8 extended;
 	__u8 copy;	/* inside COPY FROM STDIN */
 	__u8 linked;
 	__u8 done;
 	__u8 pinned; /* session pooling: names are the client's and the server's own, and a batch may stay open */
+	__u8 extended; /* the last message is of the extended protocol */
 	__u8 pad;
 	/* Where the unnamed statement was parsed in this chunk, end if it was bound since. A position, because a flag
 	 * that can fall doubles the paths of the verifier. */
@@ -187,8 +187,17 @@ static __always_inline __u32 judge_names(struct request_scan *s, const struct wi
 	return REASON_NONE;
 }
 
+/* Without branches, and anew for each message: the verifier would walk every order of the two protocols. */
+static __always_inline __u8 is_extended(__u32 type)
+{
+	return 1 ^ (is_zero(type ^ 'Q') | is_zero(type ^ 'F') | is_zero(type ^ 'd') | is_zero(type ^ 'c') |
+		    is_zero(type ^ 'f'));
+}
+
 static __always_inline __u32 judge_request(struct request_scan *s, const struct wire_msg *m)
 {
+	/* A CopyInResponse that is the last to come is the last request's, see commit_response(). */
+	s->extended = is_extended(m->type);
 	/* The backend ignores Sync and Flush during COPY FROM STDIN, which would break the count. */
 	if (s->copy != (m->type == 'd' || m->type == 'c' || m->type == 'f'))
 		return m->type == 'X' ? REASON_TERMINATE : REASON_COPY_STRAY;
@@ -206,12 +215,10 @@ static __always_inline __u32 judge_request(struct request_scan *s, const struct 
 		if (m->length < 2)
 			return REASON_LENGTH;
 		s->open = 1;
-		s->extended = 1;
 		return judge_names(s, m);
 	case 'E':
 	case 'H':
 		s->open = 1;
-		s->extended = 1;
 		return REASON_NONE;
 	case 'd':
 	case 'c':

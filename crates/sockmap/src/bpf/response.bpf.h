@@ -112,6 +112,8 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 				out->hold = REASON_HELD;
 			else if (flags & SRV_RETIRE)
 				out->hold = REASON_RETIRE;
+			else if (old & LINK_COPY) /* a COPY that failed may end before its last CopyData has gone to the server */
+				out->hold = REASON_COPY_END;
 			/* From this word on nothing is added: the next request is for another server, by way of user space. */
 			if (out->hold)
 				new |= LINK_HELD;

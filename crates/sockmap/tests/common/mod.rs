@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod ends;
+pub mod forge;
 pub mod journal;
 pub mod pooler;
 
