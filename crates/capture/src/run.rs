@@ -467,7 +467,11 @@ fn write(writer: &mut Option<Writer>, stopped: &mut Option<String>, record: &Rec
     if let Some(writer) = writer
         && let Err(error) = writer.write(record)
     {
-        stopped.get_or_insert(error.to_string());
+        stopped.get_or_insert_with(|| match error {
+            // That it ended is said anyway.
+            underpass_trace::Error::Stopped(why) => why.to_string(),
+            error => error.to_string(),
+        });
     }
 }
 

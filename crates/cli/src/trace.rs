@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -37,7 +37,7 @@ pub(crate) struct Trace {
     /// The server in this container, by the beginning of its identifier.
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// Directory of the trace: a new one, or empty. Default: `trace-PORT-DATE-TIME` in the current directory.
+    /// Directory of the trace: a new one, or empty. Default: `trace-PORT-DATE-TIME` (UTC) in the current directory.
     #[arg(short, long, value_name = "DIRECTORY")]
     output: Option<PathBuf>,
     /// How much of the server's responses is recorded.
@@ -121,7 +121,11 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     let (server, port) = choose(&servers, arguments)?;
     let directory = match &arguments.output {
         Some(path) => path.clone(),
-        None => PathBuf::from(format!("trace-{}-{}", port.unwrap_or(0), stamp(SystemTime::now()))),
+        None => PathBuf::from(format!(
+            "trace-{}-{}",
+            port.unwrap_or(0),
+            jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S")
+        )),
     };
     let duration = match arguments.duration {
         Some(seconds) => {
@@ -369,34 +373,9 @@ fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
     text
 }
 
-/// `20261122-003000`, UTC.
-fn stamp(now: SystemTime) -> String {
-    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
-    let z = days + 719_468;
-    let day_of_era = z % 146_097;
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_shifted + 2) / 5 + 1;
-    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
-    let year = z / 146_097 * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stamps_are_utc_dates() {
-        let at = |seconds| stamp(UNIX_EPOCH + Duration::from_secs(seconds));
-        assert_eq!(at(0), "19700101-000000");
-        assert_eq!(at(951_782_399), "20000228-235959");
-        assert_eq!(at(951_782_400), "20000229-000000");
-        assert_eq!(at(1_795_305_600), "20261122-000000");
-    }
 
     #[test]
     fn a_report_says_whether_anything_is_missing() {

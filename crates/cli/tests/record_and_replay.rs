@@ -9,9 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{binary, skipped, start_recorder, wait};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use common::{binary, skipped, start_recorder, stop_recorder, wait};
 use underpass_testkit::{Authority, Batch, Client, Postgres};
 use underpass_trace::{Outcome, Reader, Record};
 
@@ -84,8 +82,7 @@ impl Kind {
     fn record(&self, server: &Postgres, directory: &Path, work: impl FnOnce()) {
         let (port, path) = (server.port().to_string(), directory.display().to_string());
         let probes = if self.tls() { "always" } else { "never" };
-        let mut recorder =
-            start_recorder(&["-p", &port, "-o", &path, "--probes", probes, "--require-lossless"]);
+        let recorder = start_recorder(&["-p", &port, "-o", &path, "--probes", probes, "--require-lossless"]);
         work();
         // Over a Unix socket, which is another session of a trace by probes; pgbench's are told by their name.
         let clients = "select count(*) from pg_stat_activity \
@@ -93,8 +90,8 @@ impl Kind {
         wait("the last client to go", || {
             (server.sql_value(clients).expect("statistics") == "0").then_some(())
         });
-        kill(Pid::from_raw(recorder.id() as i32), Signal::SIGTERM).expect("kill");
-        assert_eq!(recorder.wait().expect("an end").code(), Some(0), "nothing is missing");
+        let (code, text) = stop_recorder(recorder);
+        assert_eq!(code, Some(0), "{text}");
     }
 
     /// `underpass replay` at once, with an order; what differs makes it fail, and so do sessions that waited for each other. Returns its

@@ -3,14 +3,13 @@
 
 mod common;
 
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
 use std::time::Duration;
 
-use common::{binary, output, skipped, start_recorder, wait};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use underpass_testkit::{Client, Port, Postgres};
-use underpass_trace::{Reader, Record};
+use common::{binary, ended, output, skipped, start_recorder, stop_recorder, wait_gone};
+use underpass_testkit::{Client, Port, Postgres, SmallDisk};
+use underpass_trace::{Damage, Reader, Record};
 
 fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = output(Command::new(binary()).arg("trace").args(arguments));
@@ -21,13 +20,55 @@ fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-fn messages(directory: &std::path::Path) -> usize {
+/// Messages of clients in a trace that is whole.
+fn messages(directory: &Path) -> usize {
+    let (messages, damage) = read(directory);
+    assert!(damage.none(), "{damage:?}");
+    messages
+}
+
+/// Messages of clients in a trace, and what it lacks.
+fn read(directory: &Path) -> (usize, Damage) {
     let mut reader = Reader::open(directory).expect("a trace");
     let mut messages = 0;
     while let Some(record) = reader.next().expect("a record") {
         messages += usize::from(matches!(record, Record::Frontend(_)));
     }
-    messages
+    (messages, reader.damage())
+}
+
+/// A server, and a directory for traces of it.
+struct Site {
+    postgres: Postgres,
+    parent: tempfile::TempDir,
+}
+
+impl Site {
+    fn new() -> Self {
+        Self {
+            postgres: Postgres::start().expect("a server"),
+            parent: tempfile::tempdir().expect("a directory"),
+        }
+    }
+
+    fn port(&self) -> String {
+        self.postgres.port().to_string()
+    }
+
+    /// Where a trace of this name goes.
+    fn path(&self, name: &str) -> PathBuf {
+        self.parent.path().join(name)
+    }
+
+    fn connect(&self) -> Client {
+        Client::connect(&self.postgres.options("postgres", "postgres")).expect("connect")
+    }
+
+    /// A recorder of the server, with further arguments.
+    fn record(&self, into: &Path, arguments: &[&str]) -> Child {
+        let (port, path) = (self.port(), into.display().to_string());
+        start_recorder(&[&["-p", &port, "-o", &path], arguments].concat())
+    }
 }
 
 #[test]
@@ -69,21 +110,19 @@ fn a_trace_is_new_complete_and_ends_by_a_signal() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    let parent = tempfile::tempdir().expect("a directory");
-    let directory = parent.path().join("trace");
-    let (port, path) = (postgres.port().to_string(), directory.display().to_string());
-    let mut child = start_recorder(&["-p", &port, "-o", &path, "--require-lossless"]);
-    let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    let site = Site::new();
+    let directory = site.path("trace");
+    let recorder = site.record(&directory, &["--require-lossless"]);
+    let mut client = site.connect();
     for _ in 0..10 {
         client.query("select 1").expect("an answer");
     }
     client.terminate().expect("terminate");
-    std::thread::sleep(Duration::from_millis(300));
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
-    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    wait_gone(&site.postgres);
+    let (code, text) = stop_recorder(recorder);
+    assert_eq!(code, Some(0), "{text}");
     assert_eq!(messages(&directory), 11);
-    let (code, _, text) = run(&["-p", &port, "-o", &path, "-d", "1"]);
+    let (code, _, text) = run(&["-p", &site.port(), "-o", &directory.display().to_string(), "-d", "1"]);
     assert!(code == Some(1) && text.contains("never written over"), "{text}");
 }
 
@@ -92,29 +131,22 @@ fn masked_values_are_in_no_trace_and_equal_ones_stay_equal() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    let parent = tempfile::tempdir().expect("a directory");
-    let (port, key) = (postgres.port().to_string(), parent.path().join("key"));
+    let site = Site::new();
+    let key = site.path("key");
     std::fs::write(&key, "short").expect("a file");
-    let (code, _, text) = run(&["-p", &port, "--mask-key", &key.display().to_string(), "-d", "1"]);
+    let (code, _, text) = run(&["-p", &site.port(), "--mask-key", &key.display().to_string(), "-d", "1"]);
     assert!(code == Some(1) && text.contains("a key of 5 bytes can be guessed"), "{text}");
     std::fs::write(&key, [7; 32]).expect("a file");
     let texts = |number: u8, how: &[&str]| {
-        let directory = parent.path().join(number.to_string());
-        let path = directory.display().to_string();
-        let mut child = start_recorder(
-            &[&["-p", &port, "-o", &path, "--level", "full", "--require-lossless"], how].concat(),
-        );
-        let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+        let directory = site.path(&number.to_string());
+        let recorder = site.record(&directory, &[&["--level", "full", "--require-lossless"], how].concat());
+        let mut client = site.connect();
         client.query("select 'Smith', 4711").expect("an answer");
         client.extended("select $1", &[Some("Smith")]).expect("an answer");
         client.terminate().expect("terminate");
-        wait("the session's end", || {
-            let sessions = "select count(*) from pg_stat_activity where client_port > 0";
-            (postgres.sql_value(sessions).expect("a count") == "0").then_some(())
-        });
-        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
-        assert_eq!(child.wait().expect("an end").code(), Some(0));
+        wait_gone(&site.postgres);
+        let (code, text) = stop_recorder(recorder);
+        assert_eq!(code, Some(0), "{text}");
         let mut reader = Reader::open(&directory).expect("a trace");
         assert_eq!(reader.meta().redaction.literals, !how.is_empty());
         let mut texts = Vec::new();
@@ -146,13 +178,11 @@ fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    let parent = tempfile::tempdir().expect("a directory");
-    let directory = parent.path().join("trace");
-    let (port, path) = (postgres.port().to_string(), directory.display().to_string());
-    let mut child = start_recorder(&["-p", &port, "-o", &path, "--probes", "always"]);
-    let mut tcp = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
-    let mut unix = Client::connect(&postgres.superuser()).expect("connect");
+    let site = Site::new();
+    let directory = site.path("trace");
+    let mut child = site.record(&directory, &["--probes", "always"]);
+    let mut tcp = site.connect();
+    let mut unix = Client::connect(&site.postgres.superuser()).expect("connect");
     let until = std::time::Instant::now() + Duration::from_millis(2500);
     let mut asked = 0;
     while std::time::Instant::now() < until {
@@ -166,12 +196,12 @@ fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
         assert_eq!(client.query("select 3").expect("the server goes on").value(), Some("3"));
     }
     // Blocks end after a second: what was before is there.
-    let found = messages(&directory);
+    let (found, damage) = read(&directory);
+    assert!(damage.torn && damage.blocks == 0, "{damage:?}");
     assert!(found > asked / 10 && found <= asked, "{found} of {asked}");
     // Nothing of it stays in the kernel: the next recorder begins as if it were the first.
-    let again = parent.path().join("again").display().to_string();
-    let mut child = start_recorder(&["-p", &port, "-o", &again, "-d", "1", "--require-lossless"]);
-    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    let (code, text) = ended(site.record(&site.path("again"), &["-d", "1", "--require-lossless"]));
+    assert_eq!(code, Some(0), "{text}");
 }
 
 #[test]
@@ -179,25 +209,19 @@ fn the_early_stages_write_nothing() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    let parent = tempfile::tempdir().expect("a directory");
-    let path = parent.path().join("trace").display().to_string();
-    let port = postgres.port().to_string();
+    let site = Site::new();
     for (stage, messages) in
         [("attach", "messages      0 of clients"), ("process", "messages      2 of clients")]
     {
-        let child = start_recorder(&["-p", &port, "-o", &path, "--stage", stage]);
-        let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+        let recorder = site.record(&site.path("trace"), &["--stage", stage]);
+        let mut client = site.connect();
         client.query("select 1").expect("an answer");
         client.terminate().expect("terminate");
-        // Closed sockets tell their totals a moment after the client has gone.
-        std::thread::sleep(Duration::from_millis(300));
-        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
-        let output = child.wait_with_output().expect("an end");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains(messages), "{stage}: {text}");
+        wait_gone(&site.postgres);
+        let (code, text) = stop_recorder(recorder);
+        assert!(code == Some(0) && text.contains(messages), "{stage}: {text}");
         assert!(text.contains("packets to the server: seen"), "{stage}: {text}");
-        assert_eq!(std::fs::read_dir(&parent).expect("a directory").count(), 0, "{stage}");
+        assert_eq!(std::fs::read_dir(&site.parent).expect("a directory").count(), 0, "{stage}");
     }
 }
 
@@ -206,27 +230,70 @@ fn a_lossy_recording_says_so_and_fails_where_that_is_asked() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    let parent = tempfile::tempdir().expect("a directory");
-    let path = parent.path().join("trace").display().to_string();
-    let port = postgres.port().to_string();
-    let child = start_recorder(&["-p", &port, "-o", &path, "--ring-size", "0", "--require-lossless"]);
-    let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    let site = Site::new();
+    let recorder = site.record(&site.path("trace"), &["--ring-size", "0", "--require-lossless"]);
+    let mut client = site.connect();
     // Many times the smallest rings, faster than they are read.
     for _ in 0..5 {
         client.query(&format!("select length('{}')", "x".repeat(8 << 20))).expect("the server goes on");
     }
     client.terminate().expect("terminate");
-    std::thread::sleep(Duration::from_millis(300));
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("kill");
-    let output = child.wait_with_output().expect("an end");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(3), "{text}");
+    wait_gone(&site.postgres);
+    let (code, text) = stop_recorder(recorder);
+    assert_eq!(code, Some(3), "{text}");
     assert!(text.contains(" losses, ") && !text.contains("nothing is missing"), "{text}");
 }
 
-/// A cgroup without processes, which goes with the value.
-struct Cgroup(std::path::PathBuf);
+#[test]
+fn a_full_disk_ends_the_trace_in_good_order_and_the_server_goes_on() {
+    if skipped() {
+        return;
+    }
+    let disk = match SmallDisk::mount(2048) {
+        Ok(disk) => disk,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let site = Site::new();
+    let directory = disk.path().join("trace");
+    let recorder = site.record(&directory, &["--require-lossless"]);
+    let mut client = site.connect();
+    // Several times the disk; of random digits zstd makes no less than half.
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut digits = || {
+        // Marsaglia's xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        format!("{state:016x}")
+    };
+    for _ in 0..200 {
+        let text: String = (0..4096).map(|_| digits()).collect();
+        let response = client.query(&format!("select length('{text}')")).expect("the server goes on");
+        assert_eq!(response.value(), Some("65536"));
+    }
+    let (code, text) = ended(recorder);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("the trace ended early: no space left on the device"), "{text}");
+    assert!(text.contains(" records not written") && !text.contains(" 0 records not written"), "{text}");
+    assert!(messages(&directory) > 5);
+}
+
+/// A cgroup, which goes with the value; by then it must be empty.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes one; without it the test is skipped, and has said so.
+    fn make(name: &str) -> Option<Self> {
+        let path = underpass_capture::cgroup2_mount().expect("a mount").join(name);
+        match std::fs::create_dir(&path) {
+            Ok(()) => Some(Self(path)),
+            Err(error) => {
+                eprintln!("skipped: no cgroup can be made here: {error}");
+                None
+            }
+        }
+    }
+}
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
@@ -235,20 +302,47 @@ impl Drop for Cgroup {
 }
 
 #[test]
+fn a_server_is_chosen_by_its_container_or_unit() {
+    if skipped() {
+        return;
+    }
+    let number = format!("{:016x}", std::process::id());
+    let id = number.repeat(4);
+    let other = Postgres::start().expect("another server");
+    for (name, option, choice, none) in [
+        (format!("docker-{id}.scope"), "--container", &id[..20], "is in a container"),
+        (format!("underpass-{number}.service"), "--unit", &format!("underpass-{number}"), "is in the unit"),
+    ] {
+        let (code, _, text) = run(&[option, choice, "-d", "1"]);
+        assert!(code == Some(1) && text.contains(none), "{text}");
+        let Some(cgroup) = Cgroup::make(&name) else { return };
+        let site = Site::new();
+        std::fs::write(cgroup.0.join("cgroup.procs"), site.postgres.pid().to_string()).expect("a move");
+        let (_, text, _) = run(&["--list"]);
+        assert!(text.contains(choice), "{text}");
+        let directory = site.path("trace");
+        let into = directory.display().to_string();
+        let recorder = start_recorder(&[option, choice, "-o", &into, "--require-lossless"]);
+        let mut client = site.connect();
+        client.query("select 1").expect("an answer");
+        client.terminate().expect("terminate");
+        other.sql_value("select 2").expect("an answer");
+        wait_gone(&site.postgres);
+        let (code, text) = stop_recorder(recorder);
+        assert_eq!(code, Some(0), "{text}");
+        assert_eq!(messages(&directory), 2, "{text}");
+    }
+}
+
+#[test]
 fn a_hook_that_sees_nothing_is_an_error() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    let mount = underpass_capture::cgroup2_mount().expect("a mount");
-    let cgroup = Cgroup(mount.join(format!("underpass-test-{}", std::process::id())));
-    if let Err(error) = std::fs::create_dir(&cgroup.0) {
-        return eprintln!("skipped: no cgroup can be made here: {error}");
-    }
-    let (port, at) = (postgres.port().to_string(), cgroup.0.display().to_string());
-    let parent = tempfile::tempdir().expect("a directory");
-    let path = parent.path().join("trace");
-    let (code, _, text) = run(&["-p", &port, "--cgroup", &at, "-o", &path.display().to_string()]);
+    let site = Site::new();
+    let Some(cgroup) = Cgroup::make(&format!("underpass-test-{}", std::process::id())) else { return };
+    let (at, path) = (cgroup.0.display().to_string(), site.path("trace"));
+    let (code, _, text) = run(&["-p", &site.port(), "--cgroup", &at, "-o", &path.display().to_string()]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("attached but silent") && text.contains(&at), "{text}");
     assert!(!path.exists(), "nothing is left behind");

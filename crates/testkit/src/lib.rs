@@ -12,6 +12,7 @@
 //! | a TCP relay that splits, delays, stalls, cuts and resets | [`FaultProxy`], [`Fault`] |
 //! | certificates | [`Authority`], [`Identity`] |
 //! | a port that no other test gets | [`Port`] |
+//! | a disk that is soon full (root) | [`SmallDisk`] |
 //! | network namespaces joined by a veth pair (root) | [`Netns`], [`Veth`] |
 //!
 //! ```no_run
@@ -33,6 +34,7 @@
 //! Everything listens on loopback; directories are under the system's temporary directory and go away with the fixture.
 
 mod client;
+mod disk;
 mod error;
 mod mariadb;
 mod message;
@@ -47,6 +49,7 @@ mod stream;
 mod tls;
 
 pub use client::{Client, Host, Options, Response, Tls};
+pub use disk::SmallDisk;
 pub use error::{Error, Result, ServerError};
 pub use mariadb::Mariadb;
 pub use message::{Batch, Message, Reply};

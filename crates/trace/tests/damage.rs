@@ -7,10 +7,10 @@ use std::borrow::Cow;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use common::{read_all, segments};
+use underpass_testkit::SmallDisk;
 use underpass_trace::*;
 
 fn message(at: u64) -> Record<'static> {
@@ -253,32 +253,13 @@ fn the_size_limit_ends_a_trace_in_good_order() {
     assert!(stats.file_bytes < 15_000, "{stats:?}");
 }
 
-/// A file system of this many KiB, unmounted when dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(kib: u32) -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"]).arg(directory.path());
-        let mounted = mount.output().is_ok_and(|output| output.status.success());
-        mounted.then_some(Self(directory))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
-    }
-}
-
 #[test]
 fn a_full_disk_ends_a_trace_in_good_order() {
-    let Some(disk) = SmallDisk::mount(1024) else {
-        println!("skipped: mounting a tmpfs needs root");
-        return;
+    let disk = match SmallDisk::mount(1024) {
+        Ok(disk) => disk,
+        Err(error) => return println!("skipped: {error}"),
     };
-    let directory = disk.0.path().join("trace");
+    let directory = disk.path().join("trace");
     let options = Options { zstd_level: 0, ..Options::default() };
     let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
     let (offered, reason) = write_until_stopped(&mut writer);

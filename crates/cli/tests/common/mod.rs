@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Port, service_user};
+use underpass_testkit::{Port, Postgres, service_user};
 
 /// Longest wait for anything; a loaded machine is slow.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -158,6 +158,28 @@ pub fn skipped() -> bool {
         eprintln!("skipped: needs {}", missing.join(", "));
     }
     !missing.is_empty()
+}
+
+/// Waits until no client over TCP is connected any more.
+pub fn wait_gone(postgres: &Postgres) {
+    let clients = "select count(*) from pg_stat_activity where client_port > 0";
+    wait("the last client to go", || (postgres.sql_value(clients).expect("statistics") == "0").then_some(()));
+}
+
+/// Ends a recorder as an operator does: its exit status, and what it reported.
+pub fn stop_recorder(recorder: Child) -> (Option<i32>, String) {
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(recorder.id() as i32),
+        nix::sys::signal::Signal::SIGTERM,
+    )
+    .expect("kill");
+    ended(recorder)
+}
+
+/// Waits for the end of a recorder: its exit status, and what it reported.
+pub fn ended(recorder: Child) -> (Option<i32>, String) {
+    let output = recorder.wait_with_output().expect("an end");
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// `underpass trace` that has begun.
