@@ -312,6 +312,7 @@ fn split_tag(tag: &[u8]) -> (&[u8], Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smallvec::SmallVec;
     use underpass_wire::backend::TransactionStatus as Status;
 
     fn unit() -> Unit {
@@ -324,8 +325,8 @@ mod tests {
             status: None,
             after: 0,
             group: 0,
-            executes: Vec::new(),
-            expected: Vec::new(),
+            executes: SmallVec::new(),
+            expected: SmallVec::new(),
             may_write: false,
             omitted: None,
             commit: None,
@@ -349,7 +350,7 @@ mod tests {
         for (there, status_there, here, status_here) in units {
             let expected: Vec<Side<'_>> = there.iter().map(Side::actual).collect();
             let answered =
-                Answered { statements: here.to_vec(), status: Some(*status_here), ..Answered::default() };
+                Answered { statements: (*here).into(), status: Some(*status_here), ..Answered::default() };
             walk.unit(&unit(), &expected, Some(*status_there), &answered);
         }
         compared

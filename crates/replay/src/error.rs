@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a replay cannot be made.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 /// Why a replay did not take place. What happens to statements during one is no error but a result.
@@ -45,6 +47,17 @@ pub enum Error {
     /// Checks of the target that failed; `--force` passes over them.
     #[error("the target does not fit the trace (--force plays it all the same):\n  {}", .0.join("\n  "))]
     Unfit(Vec<String>),
+    /// The messages of the trace have no place.
+    #[error(
+        "cannot keep the messages of the trace in {}: {source}; TMPDIR may name another directory, with room for them",
+        directory.display()
+    )]
+    Messages {
+        /// Where they should be.
+        directory: PathBuf,
+        /// Why they cannot.
+        source: std::io::Error,
+    },
     /// There is nothing to play.
     #[error("nothing of the trace is left to play; {0}")]
     Nothing(String),

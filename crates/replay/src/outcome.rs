@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use underpass_wire::backend::TransactionStatus;
 
 use crate::plan::End;
@@ -50,7 +51,7 @@ pub struct Answered {
     /// It was sent although commits it had to wait for had not happened: nothing moved any more.
     pub released: bool,
     /// How its statements ended.
-    pub statements: Vec<Actual>,
+    pub statements: SmallVec<[Actual; 1]>,
     /// The transaction status after it.
     pub status: Option<TransactionStatus>,
 }

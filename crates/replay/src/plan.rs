@@ -4,10 +4,11 @@
 //! A *unit* is what a client sends up to the server's ReadyForQuery: a Query, a FunctionCall, or the messages of the
 //! extended protocol up to Sync; of MariaDB and MySQL, a command. Units are the steps of time and order; inside one the messages go out as they came.
 //!
-//! The messages of the chosen sessions are held in memory.
+//! The messages are in a file ([`Messages`]). What is in memory is the plan without them: some hundred bytes for each unit.
 
 mod build;
 mod filter;
+mod messages;
 mod mysql;
 mod omitted;
 mod order;
@@ -15,12 +16,14 @@ mod order;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use underpass_trace::{EndReason, Meta, SessionId};
 use underpass_wire::backend::TransactionStatus;
 
 use crate::classify::Classifier;
 pub use build::{from_records, read};
 pub use filter::Filter;
+pub use messages::Messages;
 pub use omitted::{Omitted, Reason};
 
 /// What to take from a trace.
@@ -53,6 +56,8 @@ pub struct Plan {
     pub meta: Meta,
     /// The sessions, in the order of their start.
     pub sessions: Vec<Session>,
+    /// All messages.
+    pub messages: Messages,
     /// The distinct statements.
     pub classifier: Classifier,
     /// What units are compared and reported by.
@@ -112,12 +117,10 @@ pub struct Session {
     pub units: Vec<Unit>,
     /// Parts of units: `Unit::steps` indexes this.
     pub steps: Vec<Step>,
-    /// All messages; `Step::bytes` indexes this.
-    pub bytes: Vec<u8>,
-    /// Where in `bytes` a Parse names the OID of a type that PostgreSQL does not define itself.
-    pub type_oids: Vec<(usize, u32)>,
-    /// In MySQL's protocol: where in `bytes` the number of a prepared statement is, and that number.
-    pub statement_refs: Vec<(usize, u32)>,
+    /// Where in `Plan::messages` a Parse names the OID of a type that PostgreSQL does not define itself.
+    pub type_oids: Vec<(u64, u32)>,
+    /// In MySQL's protocol: where in `Plan::messages` the number of a prepared statement is, and that number.
+    pub statement_refs: Vec<(u64, u32)>,
     /// In MySQL's protocol: the number that a unit's statement got at capture, for units that prepare one.
     pub prepares: BTreeMap<usize, u32>,
     /// In MySQL's protocol: the command of each unit.
@@ -148,9 +151,9 @@ pub struct Unit {
     /// What it is reported by, in `Plan::groups`.
     pub group: u32,
     /// Statements that it executes, in `Plan::classifier`.
-    pub executes: Vec<u32>,
+    pub executes: SmallVec<[u32; 2]>,
     /// How they ended at capture.
-    pub expected: Vec<Expected>,
+    pub expected: SmallVec<[Expected; 1]>,
     /// Whether it can change what others see.
     pub may_write: bool,
     /// Why it is not sent.
@@ -163,7 +166,7 @@ pub struct Unit {
     pub after_commits: usize,
 }
 
-/// A part of a unit that can be sent without waiting.
+/// A part of a unit that can be sent without waiting: messages that are neighbours in the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// What must have happened before it is sent.
@@ -174,8 +177,8 @@ pub struct Step {
     pub asks: bool,
     /// How many of its messages the server answers one by one (extended protocol).
     pub answers: usize,
-    /// Its messages, in `Session::bytes`.
-    pub bytes: Range<usize>,
+    /// Its messages, in `Plan::messages`.
+    pub bytes: Range<u64>,
 }
 
 /// What a step waits for.
@@ -200,24 +203,20 @@ pub struct Expected {
     pub hash: Option<u64>,
 }
 
+/// A command tag.
+pub type Tag = SmallVec<[u8; 16]>;
+
 /// How a statement ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// CommandComplete with this tag.
-    Complete(Box<[u8]>),
+    Complete(Tag),
     /// EmptyQueryResponse.
     Empty,
     /// PortalSuspended.
     Suspended,
     /// ErrorResponse with this SQLSTATE and message.
     Error([u8; 5], Box<str>),
-}
-
-impl Session {
-    /// The bytes of a step.
-    pub fn step_bytes(&self, step: &Step) -> &[u8] {
-        &self.bytes[step.bytes.clone()]
-    }
 }
 
 impl Plan {

@@ -242,7 +242,7 @@ async fn types_exist(
         }
         for &(at, oid) in &session.type_oids {
             if known.as_ref().is_some_and(|known| !known.contains(&oid)) {
-                session.bytes[at..at + 4].fill(0);
+                plan.messages.replace(at, &[0; 4])?;
                 cleared.insert(oid);
             }
         }

@@ -157,7 +157,7 @@ pub async fn play(
     let tasks: Vec<_> = (0..plan.sessions.len())
         .map(|at| {
             let (run, plan) = (Arc::clone(&run), Arc::clone(&plan));
-            tokio::spawn(async move { session::play(&run, &plan.sessions[at]).await })
+            tokio::spawn(async move { session::play(&run, &plan.messages, &plan.sessions[at]).await })
         })
         .collect();
     let mut sessions = Vec::with_capacity(tasks.len());

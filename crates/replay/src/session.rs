@@ -14,7 +14,7 @@ use underpass_wire::tag::backend as tag;
 use crate::connection::{Connection, set_session_authorization};
 use crate::error::ConnectError;
 use crate::outcome::{Actual, Answered, SessionOutcome, UnitOutcome};
-use crate::plan::{Barrier, End, Rows, Session, Step, Unit};
+use crate::plan::{Barrier, End, Messages, Rows, Session, Step, Tag, Unit};
 use crate::rowhash::RowHash;
 use crate::run::{Pace, Run, Stop};
 
@@ -26,9 +26,10 @@ const ORDER_WAIT_MIN: Duration = Duration::from_micros(100);
 pub(crate) const MESSAGE_CHARS_MAX: usize = 300;
 
 /// Plays a session to its end, or until it breaks or the replay is stopped.
-pub(crate) async fn play(run: &Run, session: &Session) -> SessionOutcome {
+pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> SessionOutcome {
     let mut player = Player {
         run,
+        messages,
         session,
         rows: run.options.rows,
         flights: VecDeque::new(),
@@ -76,6 +77,7 @@ pub(crate) struct Flight {
 
 pub(crate) struct Player<'r> {
     pub run: &'r Run,
+    messages: &'r Messages,
     pub session: &'r Session,
     rows: Rows,
     /// Units that are not answered, oldest first.
@@ -190,6 +192,8 @@ impl Player<'_> {
                     connection.query(&set_session_authorization(user)).await?;
                 }
             }
+            // Ahead of its moment: what the system has to fetch from the disk makes nothing late.
+            let first = session.steps[unit.steps.clone()].first().map(|step| self.read(step)).transpose()?;
             let flight = match self.wait(index, unit, connection).await {
                 // What is under way is still waited for.
                 Err(Break::Stopped) if self.run.stop() == Stop::Finish => break,
@@ -199,7 +203,7 @@ impl Player<'_> {
                 let _ = cancelling.await;
             }
             self.flights.push_back(flight);
-            self.send(unit, connection).await?;
+            self.send(unit, first, connection).await?;
             // What has come while it was sent is taken without waiting.
             self.take_messages(connection)?;
         }
@@ -296,14 +300,27 @@ impl Player<'_> {
         }
     }
 
-    async fn send(&mut self, unit: &Unit, connection: &mut Connection) -> Result<(), Break> {
+    fn read(&self, step: &Step) -> Result<Vec<u8>, Break> {
+        let bytes = self.messages.read(&step.bytes);
+        bytes.map_err(|error| Break::Lost(format!("the messages of the trace cannot be read back: {error}")))
+    }
+
+    /// Sends a unit, the bytes of whose first step are at hand.
+    async fn send(
+        &mut self,
+        unit: &Unit,
+        mut first: Option<Vec<u8>>,
+        connection: &mut Connection,
+    ) -> Result<(), Break> {
         let now = Instant::now();
         self.last_sent = Some(now);
         if let Some(flight) = self.flights.back_mut() {
             flight.answered.sent = self.run.since_start(now);
             flight.cancel_at = unit.cancel_after_ns.map(|ns| now + self.run.scaled(ns));
         }
+        let mut wants_data = false;
         for step in &self.session.steps[unit.steps.clone()] {
+            let at_hand = first.take();
             match step.barrier {
                 Barrier::None => {}
                 Barrier::CopyIn => {
@@ -321,15 +338,21 @@ impl Player<'_> {
             }
             // The unit is over already: what the client said to a COPY that began is not wanted here.
             let Some(flight) = self.flights.back_mut() else { break };
-            if step.copy_data {
-                if flight.copy_in == 0 {
-                    continue;
-                }
-                flight.copy_in -= 1;
+            if step.barrier == Barrier::CopyIn {
+                wants_data = flight.copy_in > 0;
+                flight.copy_in = flight.copy_in.saturating_sub(1);
+            }
+            if step.copy_data && !wants_data {
+                continue;
             }
             flight.owed += step.answers;
             flight.asked |= step.asks;
-            self.write(step, connection).await?;
+            let mut bytes = match at_hand {
+                Some(bytes) => bytes,
+                None => self.read(step)?,
+            };
+            self.renumber(step, &mut bytes, connection);
+            self.write(&bytes, connection).await?;
         }
         connection.flush().await?;
         if let Some(flight) = self.flights.back_mut() {
@@ -338,9 +361,7 @@ impl Player<'_> {
         self.refuse_file(connection).await
     }
 
-    async fn write(&mut self, step: &Step, connection: &mut Connection) -> Result<(), Break> {
-        let renumbered = self.renumbered(step, connection);
-        let mut bytes = renumbered.as_deref().unwrap_or_else(|| self.session.step_bytes(step));
+    async fn write(&mut self, mut bytes: &[u8], connection: &mut Connection) -> Result<(), Break> {
         while !bytes.is_empty() {
             let done = connection.write_or_read(bytes).await?;
             bytes = &bytes[done.written..];
@@ -439,7 +460,7 @@ impl Player<'_> {
             _ => {
                 let end = match Message::decode(kind, body) {
                     Ok(Message::CommandComplete(complete)) => End::Complete(complete.tag.into()),
-                    Ok(Message::FunctionCallResponse(_)) => End::Complete(Box::default()),
+                    Ok(Message::FunctionCallResponse(_)) => End::Complete(Tag::new()),
                     Ok(Message::EmptyQueryResponse) => End::Empty,
                     Ok(Message::PortalSuspended) => End::Suspended,
                     Ok(Message::ErrorResponse(fields)) => {

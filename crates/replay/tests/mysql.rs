@@ -277,11 +277,7 @@ fn order_in_trace(plan: &Plan, row: usize) -> Vec<String> {
     for (number, session) in plan.sessions.iter().enumerate() {
         let mut updated = None;
         for unit in &session.units {
-            let bytes: Vec<u8> = session.steps[unit.steps.clone()]
-                .iter()
-                .flat_map(|step| session.step_bytes(step))
-                .copied()
-                .collect();
+            let bytes = recorder::messages(plan, session, unit);
             let text = String::from_utf8_lossy(&bytes);
             for round in (0..UPDATES).rev() {
                 let tag = (0..FIGHTERS)

@@ -62,11 +62,7 @@ fn order_in_trace(plan: &Plan, row: usize) -> Vec<String> {
     for session in &plan.sessions {
         let mut updated = None;
         for unit in &session.units {
-            let bytes: Vec<u8> = session.steps[unit.steps.clone()]
-                .iter()
-                .flat_map(|step| session.step_bytes(step))
-                .copied()
-                .collect();
+            let bytes = recorder::messages(plan, session, unit);
             let text = String::from_utf8_lossy(&bytes).into_owned();
             if let Some((_, values)) = text.split_once("values (") {
                 let (id, rest) = values.split_once(", '").expect("id and tag");

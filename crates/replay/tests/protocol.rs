@@ -72,6 +72,13 @@ fn session(client: &mut Client) {
     until_copy_in(client);
     client.send(&Batch::new().copy_data(b"200\tx\n").copy_data(b"201\ty\n").copy_done()).expect("data");
     client.response().expect("copied");
+    // Longer than what a replay has in memory of it at once.
+    client.send(&Batch::new().query("copy t from stdin")).expect("copy");
+    until_copy_in(client);
+    let rows = (500..506).map(|id| format!("{id}\t{}\n", "y".repeat(700_000)));
+    let batch = rows.fold(Batch::new(), |batch, row| batch.copy_data(row.as_bytes()));
+    client.send(&batch.copy_done()).expect("data");
+    client.response().expect("copied");
     client.send(&Batch::new().query("copy t from stdin")).expect("copy");
     until_copy_in(client);
     client.send(&Batch::new().copy_data(b"300\tx\n").copy_fail("no more")).expect("data");

@@ -18,21 +18,16 @@ use crate::session::{Break, Flight, MESSAGE_CHARS_MAX, Player};
 const DEADLOCK: u16 = 1213;
 
 impl Player<'_> {
-    /// The bytes of a step as they go to this server.
-    pub(crate) fn renumbered(&self, step: &Step, connection: &Connection) -> Option<Vec<u8>> {
-        let (session, numbers) = (self.session, connection.mysql.as_ref()?);
-        let refs = &session.statement_refs;
+    /// Gives the prepared statements in the bytes of a step the numbers that they have at this server.
+    pub(crate) fn renumber(&self, step: &Step, bytes: &mut [u8], connection: &Connection) {
+        let Some(numbers) = &connection.mysql else { return };
+        let refs = &self.session.statement_refs;
         let from = refs.partition_point(|&(at, _)| at < step.bytes.start);
         let to = refs.partition_point(|&(at, _)| at < step.bytes.end);
-        if from == to {
-            return None;
-        }
-        let mut bytes = session.step_bytes(step).to_vec();
         for &(at, captured) in &refs[from..to] {
-            let at = at - step.bytes.start;
+            let at = (at - step.bytes.start) as usize;
             bytes[at..at + 4].copy_from_slice(&numbers.statement(captured).to_le_bytes());
         }
-        Some(bytes)
     }
 
     /// Takes all messages that were read whole.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use foldhash::{HashMap, HashSet};
+use smallvec::SmallVec;
 use underpass_trace::{
     Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, SessionEnd,
     SessionId, SessionStart, WithheldReason, statements::LocalFiles,
@@ -16,7 +17,9 @@ use underpass_wire::tag::{backend as backend_tag, frontend as tag};
 
 use super::mysql::{Commands, prepare_tag};
 use super::order;
-use super::{Barrier, End, Expected, Group, Omitted, Options, Plan, Reason, Rows, Session, Step, Unit};
+use super::{
+    Barrier, End, Expected, Group, Messages, Omitted, Options, Plan, Reason, Rows, Session, Step, Unit,
+};
 use crate::Error;
 use crate::classify::Classifier;
 use crate::rowhash::RowHash;
@@ -29,12 +32,12 @@ const FIRST_NORMAL_OID: u32 = 16_384;
 pub fn read(path: &Path, options: &Options) -> Result<Plan, Error> {
     let mut reader = Reader::open(path)?;
     let meta = reader.meta().clone();
-    let mut builder = Builder::new(options, meta.protocol);
+    let mut builder = Builder::new(options, meta.protocol)?;
     while let Some(record) = reader.next()? {
-        builder.record(&record);
+        builder.record(&record)?;
     }
     let damage = reader.damage();
-    Ok(builder.finish(meta, damage.blocks + damage.segments))
+    builder.finish(meta, damage.blocks + damage.segments)
 }
 
 /// Makes the plan from records that are at hand.
@@ -42,9 +45,11 @@ pub fn from_records<'a>(
     meta: Meta,
     records: impl IntoIterator<Item = Record<'a>>,
     options: &Options,
-) -> Plan {
-    let mut builder = Builder::new(options, meta.protocol);
-    records.into_iter().for_each(|record| builder.record(&record));
+) -> Result<Plan, Error> {
+    let mut builder = Builder::new(options, meta.protocol)?;
+    for record in records {
+        builder.record(&record)?;
+    }
     builder.finish(meta, 0)
 }
 
@@ -53,6 +58,7 @@ struct Builder<'o> {
     protocol: Protocol,
     /// Which sessions send local files, of MySQL's protocol.
     files: LocalFiles,
+    messages: Messages,
     classifier: Classifier,
     groups: Groups,
     sessions: BTreeMap<SessionId, Script>,
@@ -116,11 +122,12 @@ pub(super) struct Open {
 }
 
 impl<'o> Builder<'o> {
-    fn new(options: &'o Options, protocol: Protocol) -> Self {
-        Self {
+    fn new(options: &'o Options, protocol: Protocol) -> Result<Self, Error> {
+        Ok(Self {
             options,
             protocol,
             files: LocalFiles::default(),
+            messages: Messages::create()?,
             classifier: Classifier::new(protocol),
             groups: Groups::default(),
             sessions: BTreeMap::new(),
@@ -129,23 +136,23 @@ impl<'o> Builder<'o> {
             cancels: Vec::new(),
             origin_ns: None,
             end_ns: 0,
-        }
+        })
     }
 
-    fn record(&mut self, record: &Record<'_>) {
+    fn record(&mut self, record: &Record<'_>) -> Result<(), Error> {
         if record.session().is_some() {
             self.end_ns = self.end_ns.max(record.time_ns());
         }
         let is_file = self.protocol == Protocol::Mysql && self.files.push(record);
         match record {
             Record::SessionStart(start) => self.start(start),
-            Record::Frontend(message) => self.frontend(message, is_file),
+            Record::Frontend(message) => self.frontend(message, is_file)?,
             Record::Response(response) => self.response(response),
             Record::Ready(ready) => self.ready(ready),
             Record::Backend(message)
                 if self.options.rows != Rows::Count && self.protocol == Protocol::Postgres =>
             {
-                let Some(script) = self.sessions.get_mut(&message.session) else { return };
+                let Some(script) = self.sessions.get_mut(&message.session) else { return Ok(()) };
                 if let Some((&kind, body)) = message.message.split_first() {
                     if matches!(kind, backend_tag::DATA_ROW | backend_tag::COPY_DATA) && body.len() >= 4 {
                         script.rows.push((message.offset, RowHash::of_row(&body[4..])));
@@ -153,7 +160,7 @@ impl<'o> Builder<'o> {
                 }
             }
             Record::PreparedFill(fill) => {
-                let Some(script) = self.sessions.get_mut(&fill.session) else { return };
+                let Some(script) = self.sessions.get_mut(&fill.session) else { return Ok(()) };
                 let mut message = Vec::new();
                 build::parse(&mut message, &fill.name, &fill.query, fill.param_types.iter().copied());
                 script.statements.insert(fill.name.to_vec(), self.classifier.classify(&fill.query));
@@ -181,6 +188,7 @@ impl<'o> Builder<'o> {
             Record::SessionEnd(end) => self.end(end),
             _ => {}
         }
+        Ok(())
     }
 
     fn start(&mut self, start: &SessionStart<'_>) {
@@ -223,7 +231,6 @@ impl<'o> Builder<'o> {
             prepared: Vec::new(),
             units: Vec::new(),
             steps: Vec::new(),
-            bytes: Vec::new(),
             type_oids: Vec::new(),
             statement_refs: Vec::new(),
             prepares: BTreeMap::new(),
@@ -257,17 +264,19 @@ impl<'o> Builder<'o> {
         self.sessions.insert(start.session, script);
     }
 
-    fn frontend(&mut self, message: &Frontend<'_>, is_file: bool) {
-        let Some(script) = self.sessions.get_mut(&message.session) else { return };
+    fn frontend(&mut self, message: &Frontend<'_>, is_file: bool) -> Result<(), Error> {
+        let Some(script) = self.sessions.get_mut(&message.session) else { return Ok(()) };
         let origin_ns = self.origin_ns.unwrap_or(message.time_ns);
         let when = self.options.filter.time(message.time_ns.saturating_sub(origin_ns));
+        let (classifier, messages) = (&mut self.classifier, &mut self.messages);
         match self.protocol {
-            Protocol::Postgres => script.frontend(message, &mut self.classifier, self.options, when),
-            Protocol::Mysql => script.command(message, is_file, &mut self.classifier, self.options, when),
+            Protocol::Postgres => script.frontend(message, classifier, self.options, when, messages)?,
+            Protocol::Mysql => script.command(message, is_file, classifier, self.options, when, messages)?,
         }
         if script.open.complete {
             script.name_group(&mut self.groups, &self.classifier);
         }
+        Ok(())
     }
 
     fn response(&mut self, response: &Response<'_>) {
@@ -283,7 +292,7 @@ impl<'o> Builder<'o> {
                     Some((number, parameters)) => {
                         script.prepared_as(index, number);
                         // The target gives a number of its own.
-                        Some(End::Complete(format!("PREPARE {parameters}").into_bytes().into()))
+                        Some(End::Complete(format!("PREPARE {parameters}").as_bytes().into()))
                     }
                     None => Some(End::Complete((**tag).into())),
                 }
@@ -316,7 +325,8 @@ impl<'o> Builder<'o> {
         script.cut(Reason::Incomplete);
     }
 
-    fn finish(mut self, meta: Meta, damaged_blocks: u64) -> Plan {
+    fn finish(mut self, meta: Meta, damaged_blocks: u64) -> Result<Plan, Error> {
+        self.messages.finish()?;
         let mut sessions = Vec::new();
         self.sessions.values_mut().for_each(|script| script.cut(Reason::Incomplete));
         for (session, time_ns) in std::mem::take(&mut self.cancels) {
@@ -332,7 +342,9 @@ impl<'o> Builder<'o> {
                     self.omitted.unit(reason);
                 }
             }
-            let session = script.session;
+            let mut session = script.session;
+            session.units.shrink_to_fit();
+            session.steps.shrink_to_fit();
             // Nothing of it is in the wanted time.
             let emptied = |unit: &Unit| unit.omitted == Some(Reason::Filter);
             if !session.units.is_empty() && session.units.iter().all(emptied) {
@@ -350,6 +362,7 @@ impl<'o> Builder<'o> {
         let mut plan = Plan {
             meta,
             sessions,
+            messages: self.messages,
             classifier: self.classifier,
             groups: self.groups.list,
             omitted: self.omitted,
@@ -361,7 +374,7 @@ impl<'o> Builder<'o> {
             damaged_blocks,
         };
         order::commits(&mut plan);
-        plan
+        Ok(plan)
     }
 }
 
@@ -447,8 +460,8 @@ impl Script {
             status: None,
             after: self.answered,
             group: 0,
-            executes: Vec::new(),
-            expected: Vec::new(),
+            executes: SmallVec::new(),
+            expected: SmallVec::new(),
             may_write: false,
             omitted,
             cancel_after_ns: None,
@@ -463,9 +476,10 @@ impl Script {
         classifier: &mut Classifier,
         options: &Options,
         when: Ordering,
-    ) {
+        messages: &mut Messages,
+    ) -> Result<(), Error> {
         let bytes = &*message.message;
-        let (Some(&kind), Some(body)) = (bytes.first(), bytes.get(5..)) else { return };
+        let (Some(&kind), Some(body)) = (bytes.first(), bytes.get(5..)) else { return Ok(()) };
         let gap = self.next_offset.is_some_and(|next| next != message.offset);
         self.next_offset = Some(message.offset + message.wire_len);
         if gap {
@@ -473,14 +487,14 @@ impl Script {
         }
         // Logins are not in the script: they are done anew.
         if matches!(kind, tag::TERMINATE | tag::PASSWORD) {
-            return;
+            return Ok(());
         }
         let copy_data = matches!(kind, tag::COPY_DATA | tag::COPY_DONE | tag::COPY_FAIL);
         if self.open.complete {
             match (copy_data, self.session.units.is_empty() || gap) {
                 // A Sync that came before the data was ignored by the server (manual, "COPY Operations").
                 (true, false) => self.open.complete = false,
-                (true, true) => return,
+                (true, true) => return Ok(()),
                 (false, _) => self.begin(message, when),
             }
         }
@@ -552,17 +566,24 @@ impl Script {
             }
         }
         if keep {
-            self.append(kind, replaced.as_deref().unwrap_or(bytes), copy_data);
+            self.append(kind, replaced.as_deref().unwrap_or(bytes), copy_data, messages)?;
         }
         self.open.complete = match kind {
             tag::QUERY | tag::SYNC | tag::FUNCTION_CALL => true,
             tag::COPY_DONE | tag::COPY_FAIL => self.open.simple,
             _ => false,
         };
+        Ok(())
     }
 
     /// Adds a message to the last unit.
-    fn append(&mut self, kind: u8, bytes: &[u8], copy_data: bool) {
+    fn append(
+        &mut self,
+        kind: u8,
+        bytes: &[u8],
+        copy_data: bool,
+        messages: &mut Messages,
+    ) -> Result<(), Error> {
         let Self { session, open, .. } = self;
         let barrier = match copy_data {
             true if open.in_copy => Barrier::None,
@@ -575,28 +596,39 @@ impl Script {
         let answers =
             usize::from(matches!(kind, tag::PARSE | tag::BIND | tag::DESCRIBE | tag::EXECUTE | tag::CLOSE));
         let asks = matches!(kind, tag::QUERY | tag::SYNC | tag::FUNCTION_CALL);
-        let from = session.bytes.len();
-        session.bytes.extend_from_slice(bytes);
-        let to = session.bytes.len();
+        let place = messages.add(bytes)?;
         if kind == tag::PARSE {
             let types = frontend::Parse::decode(&bytes[5..]).map(|parse| parse.param_types);
             let types = types.into_iter().flatten();
             let count = types.clone().count();
             for (at, oid) in types.enumerate().filter(|&(_, oid)| oid >= FIRST_NORMAL_OID) {
-                session.type_oids.push((to - 4 * (count - at), oid));
+                session.type_oids.push((place.end - 4 * (count - at) as u64, oid));
             }
         }
-        let Some(unit) = session.units.last_mut() else { return };
+        self.add_step(Step { barrier, copy_data, asks, answers, bytes: place });
+        Ok(())
+    }
+
+    /// Adds messages to the last unit; to its last step if they can be sent with that.
+    pub(super) fn add_step(&mut self, step: Step) {
+        let Session { units, steps, .. } = &mut self.session;
+        let Some(unit) = units.last_mut() else { return };
         let first = unit.steps.is_empty();
-        match session.steps.last_mut() {
-            Some(step) if !first && barrier == Barrier::None && step.copy_data == copy_data => {
-                step.bytes.end = to;
-                step.answers += answers;
-                step.asks |= asks;
+        match steps.last_mut() {
+            Some(last)
+                if !first
+                    && step.barrier == Barrier::None
+                    && step.copy_data == last.copy_data
+                    && step.bytes.start == last.bytes.end
+                    && last.bytes.end - last.bytes.start < STEP_BYTES_MAX =>
+            {
+                last.bytes.end = step.bytes.end;
+                last.answers += step.answers;
+                last.asks |= step.asks;
             }
             _ => {
-                session.steps.push(Step { barrier, copy_data, asks, answers, bytes: from..to });
-                unit.steps.end = session.steps.len();
+                steps.push(step);
+                unit.steps.end = steps.len();
             }
         }
     }
@@ -644,6 +676,8 @@ impl Script {
     }
 }
 
+/// A step of so many bytes grows no longer: it is in memory while it is sent. A single message may be longer.
+const STEP_BYTES_MAX: u64 = 1 << 20;
 /// Units of more statements are named by the first ones.
 const GROUP_STATEMENTS_MAX: usize = 4;
 

@@ -13,7 +13,8 @@ use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_trace::{Frontend, Redaction};
 
 use super::build::{Script, execute};
-use super::{Barrier, Options, Reason, Step};
+use super::{Barrier, Messages, Options, Reason, Step};
+use crate::Error;
 use crate::classify::Classifier;
 
 /// COM_REFRESH, COM_SHUTDOWN, COM_PROCESS_KILL, COM_DEBUG.
@@ -43,7 +44,8 @@ impl Script {
         classifier: &mut Classifier,
         options: &Options,
         when: Ordering,
-    ) {
+        messages: &mut Messages,
+    ) -> Result<(), Error> {
         let gap = self.next_offset.is_some_and(|next| next != message.offset);
         self.next_offset = Some(message.offset + message.wire_len);
         if gap {
@@ -52,14 +54,14 @@ impl Script {
         if is_file {
             if !gap && let Some(unit) = self.session.units.last_mut() {
                 unit.offset_end = message.offset + message.wire_len;
-                self.add_step(&message.message, Barrier::CopyIn);
+                self.append_file(&message.message, messages)?;
             }
-            return;
+            return Ok(());
         }
         let payload = packet::payload(&message.message);
-        let Some(&kind) = payload.first() else { return };
+        let Some(&kind) = payload.first() else { return Ok(()) };
         if kind == COM_QUIT {
-            return;
+            return Ok(());
         }
         if !command::is_answered(kind) {
             if kind == COM_STMT_CLOSE
@@ -67,17 +69,15 @@ impl Script {
             {
                 self.commands.statements.remove(&number);
             }
-            return self.commands.held.push(message.message.to_vec());
+            self.commands.held.push(message.message.to_vec());
+            return Ok(());
         }
         self.begin(message, when);
         self.session.commands.push(kind);
         for held in std::mem::take(&mut self.commands.held) {
-            self.add_step(&held, Barrier::None);
+            self.append_command(&held, false, messages)?;
         }
-        self.add_step(&message.message, Barrier::None);
-        if let Some(step) = self.session.steps.last_mut() {
-            step.asks = true;
-        }
+        self.append_command(&message.message, true, messages)?;
         let at = self.session.units.len() - 1;
         let unit = &mut self.session.units[at];
         unit.offset_end = message.offset + message.wire_len;
@@ -117,7 +117,7 @@ impl Script {
             }
             COM_RESET_CONNECTION => self.commands.statements.clear(),
             _ => {
-                let Some(number) = command::statement_number(&payload) else { return };
+                let Some(number) = command::statement_number(&payload) else { return Ok(()) };
                 let known = match number {
                     LAST_PREPARED => self.commands.last,
                     number => self.commands.statements.get(&number).copied(),
@@ -135,6 +135,7 @@ impl Script {
                 }
             }
         }
+        Ok(())
     }
 
     /// The answer to a COM_STMT_PREPARE said its number.
@@ -145,29 +146,25 @@ impl Script {
         self.session.prepares.insert(unit, number);
     }
 
-    /// Appends a message to the last unit.
-    fn add_step(&mut self, message: &[u8], barrier: Barrier) {
-        let session = &mut self.session;
-        let from = session.bytes.len();
-        session.bytes.extend_from_slice(message);
-        let to = session.bytes.len();
+    /// Appends a command to the last unit; whether it is the one that is answered.
+    fn append_command(&mut self, message: &[u8], asks: bool, messages: &mut Messages) -> Result<(), Error> {
+        let bytes = messages.add(message)?;
         // The number of a statement is in the first packet, behind the command.
         let payload = message.get(HEADER_BYTES..).unwrap_or_default();
-        if barrier == Barrier::None
-            && let Some(number) = command::statement_number(payload).filter(|number| *number != LAST_PREPARED)
-        {
-            session.statement_refs.push((from + HEADER_BYTES + 1, number));
+        if let Some(number) = command::statement_number(payload).filter(|number| *number != LAST_PREPARED) {
+            self.session.statement_refs.push((bytes.start + HEADER_BYTES as u64 + 1, number));
         }
-        let Some(unit) = session.units.last_mut() else { return };
-        let first = unit.steps.is_empty();
-        let copy_data = barrier == Barrier::CopyIn;
-        match session.steps.last_mut() {
-            Some(step) if !first && step.copy_data == copy_data => step.bytes.end = to,
-            _ => {
-                session.steps.push(Step { barrier, copy_data, asks: false, answers: 0, bytes: from..to });
-                unit.steps.end = session.steps.len();
-            }
-        }
+        self.add_step(Step { barrier: Barrier::None, copy_data: false, asks, answers: 0, bytes });
+        Ok(())
+    }
+
+    /// Appends a part of a local file to the last unit.
+    fn append_file(&mut self, message: &[u8], messages: &mut Messages) -> Result<(), Error> {
+        let goes_on = self.session.steps.last().is_some_and(|step| step.copy_data);
+        let barrier = if goes_on { Barrier::None } else { Barrier::CopyIn };
+        let bytes = messages.add(message)?;
+        self.add_step(Step { barrier, copy_data: true, asks: false, answers: 0, bytes });
+        Ok(())
     }
 }
 

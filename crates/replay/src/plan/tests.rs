@@ -76,7 +76,7 @@ impl Trace {
     fn plan(&self, options: &Options) -> Plan {
         let mut records = self.records.clone();
         records.sort_by_key(Record::time_ns);
-        from_records(Meta::default(), records, options)
+        from_records(Meta::default(), records, options).unwrap()
     }
 }
 
@@ -138,6 +138,64 @@ fn copy_data_belongs_to_the_unit_whose_sync_the_server_ignored() {
         [(Barrier::None, false, true), (Barrier::CopyIn, true, false), (Barrier::None, false, true)]
     );
     assert_eq!(session.units[0].ready_ns, Some(3));
+}
+
+/// What a unit sends, step by step.
+fn sent(plan: &Plan, session: usize, unit: usize) -> Vec<Vec<u8>> {
+    let session = &plan.sessions[session];
+    let steps = &session.steps[session.units[unit].steps.clone()];
+    steps.iter().map(|step| plan.messages.read(&step.bytes).unwrap()).collect()
+}
+
+#[test]
+fn a_long_copy_is_sent_in_steps_of_which_only_the_first_waits() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    let query = trace.send(1, 1, |out| build::query(out, b"copy t from stdin"));
+    let data = vec![b'x'; 400_000];
+    trace.send(1, 2, |out| {
+        (0..8).for_each(|_| build::copy_data(out, &data));
+        build::copy_done(out);
+    });
+    trace.ready(1, 3, query, I);
+    let plan = trace.plan(&Options::default());
+    let session = &plan.sessions[0];
+    let steps = &session.steps[session.units[0].steps.clone()];
+    assert!(steps.len() > 3 && steps[1].barrier == Barrier::CopyIn, "{steps:?}");
+    assert!(steps[2..].iter().all(|step| step.barrier == Barrier::None && step.copy_data), "{steps:?}");
+    let parts = sent(&plan, 0, 0);
+    assert!(parts.iter().all(|part| part.len() < 2 << 20));
+    let mut all = Vec::new();
+    build::query(&mut all, b"copy t from stdin");
+    (0..8).for_each(|_| build::copy_data(&mut all, &data));
+    build::copy_done(&mut all);
+    assert!(parts.concat() == all);
+}
+
+#[test]
+fn messages_of_sessions_that_come_in_turns_stay_apart() {
+    let mut trace = Trace::default();
+    let text = |session: u64, part: u64| format!("select {session}, {part}");
+    (1..=2).for_each(|session| {
+        trace.start(session, 0, false);
+    });
+    for part in 0..3 {
+        for session in 1..=2 {
+            let parse = |out: &mut Vec<u8>| build::parse(out, b"", text(session, part).as_bytes(), []);
+            trace.send(session, 1 + part, parse);
+        }
+    }
+    for session in 1..=2 {
+        let sync = trace.send(session, 5, build::sync);
+        trace.ready(session, 6, sync, I);
+    }
+    let plan = trace.plan(&Options::default());
+    for session in 1..=2 {
+        let mut all = Vec::new();
+        (0..3).for_each(|part| build::parse(&mut all, b"", text(session, part).as_bytes(), []));
+        build::sync(&mut all);
+        assert_eq!(sent(&plan, session as usize - 1, 0).concat(), all);
+    }
 }
 
 #[test]
@@ -352,14 +410,15 @@ fn read_only_drops_the_execution_and_keeps_the_transaction() {
     trace.ready(1, 4, sync, T);
     trace.query(1, 5, 6, "commit", I);
     let plan = trace.plan(&Options { read_only: true, ..Options::default() });
-    let session = &plan.sessions[0];
     assert_eq!(omitted(&plan), [None; 3]);
-    let sent = |unit: usize| session.step_bytes(&session.steps[session.units[unit].steps.start]);
     let mut begin = Vec::new();
     build::query(&mut begin, b"begin");
-    assert_eq!(sent(0), begin);
-    assert!(!sent(1).windows(5).any(|bytes| bytes == b"E\0\0\0\x09"), "an Execute is left");
-    assert!(sent(1).ends_with(b"S\0\0\0\x04"));
+    assert_eq!(sent(&plan, 0, 0), [begin]);
+    assert!(
+        !sent(&plan, 0, 1).concat().windows(5).any(|bytes| bytes == b"E\0\0\0\x09"),
+        "an Execute is left"
+    );
+    assert!(sent(&plan, 0, 1).concat().ends_with(b"S\0\0\0\x04"));
 }
 
 #[test]

@@ -173,7 +173,13 @@ pub fn play(plan: Plan, target: Target, options: Options) -> (Plan, Played, Repo
 
 /// The plan of records.
 pub fn plan(meta: &Meta, records: &[Record<'static>], options: &plan::Options) -> Plan {
-    plan::from_records(meta.clone(), records.iter().cloned(), options)
+    plan::from_records(meta.clone(), records.iter().cloned(), options).expect("a plan")
+}
+
+/// The messages of a unit.
+pub fn messages(plan: &Plan, session: &plan::Session, unit: &plan::Unit) -> Vec<u8> {
+    let steps = session.steps[unit.steps.clone()].iter();
+    steps.flat_map(|step| plan.messages.read(&step.bytes).expect("messages")).collect()
 }
 
 /// How many units were answered.
