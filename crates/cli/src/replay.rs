@@ -252,12 +252,14 @@ async fn play(
     target: Target,
     baseline: Option<Target>,
 ) -> anyhow::Result<ExitCode> {
-    let looked = preflight::check(&mut plan, &target).await?;
-    let mut problems = looked.problems.clone();
+    let mut looked = preflight::check(&mut plan, &target).await?;
+    let mut problems = Vec::new();
     if let Some(baseline) = &baseline {
         let other = preflight::check(&mut plan, baseline).await?;
+        looked.note_extensions(&other, &baseline.name());
         problems.extend(other.problems.into_iter().map(|problem| format!("{}: {problem}", baseline.name())));
     }
+    problems.splice(0..0, looked.problems.iter().cloned());
     if replay.dry_run {
         print(&dry_run(&plan, &target, &looked, &problems))?;
         return Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });

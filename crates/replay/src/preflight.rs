@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use underpass_trace::Protocol;
 use underpass_wire::frontend::build;
 
+use crate::classify::Statement;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::outcome::UnitOutcome;
@@ -30,12 +31,54 @@ pub struct Preflight {
     pub system_identifier: Option<String>,
     /// Connections that are free for us.
     pub connections_free: i64,
+    /// Extensions of PostgreSQL's databases and their versions.
+    pub extensions: BTreeMap<String, BTreeMap<String, String>>,
     /// Distinct statements that the target was asked to parse.
     pub statements_checked: usize,
     /// Why it does not fit.
     pub problems: Vec<String>,
     /// What is worth knowing all the same.
     pub notes: Vec<String>,
+}
+
+impl Preflight {
+    /// Notes that the captured server was of another version, of which `major` tells the part that counts. [`version`](Self::version)
+    /// is known.
+    pub(crate) fn note_version(&mut self, plan: &Plan, major: impl Fn(&str) -> String) {
+        let captured = &plan.meta.server.version;
+        if !captured.is_empty() && major(captured) != major(&self.version) {
+            self.notes.push(format!("captured on version {captured}, played on {}", self.version));
+        }
+    }
+
+    /// Compares its extensions with those of another server, whose name is given.
+    pub fn note_extensions(&mut self, other: &Self, name: &str) {
+        for (database, wanted) in &other.extensions {
+            let Some(own) = self.extensions.get(database) else { continue };
+            for (extension, version) in wanted {
+                match own.get(extension) {
+                    None => self
+                        .problems
+                        .push(format!("database {database}: no extension {extension}, which {name} has")),
+                    Some(here) if here != version => self.notes.push(format!(
+                        "database {database}: extension {extension} is {here} here, {version} on {name}"
+                    )),
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Notes whether all sessions can be connected at once.
+    pub(crate) fn note_connections(&mut self, plan: &Plan, free: i64) {
+        self.connections_free = free;
+        if (plan.sessions_peak as i64) > free {
+            self.problems.push(format!(
+                "{} sessions were open at once, and {free} connections are free here (max_connections)",
+                plan.sessions_peak
+            ));
+        }
+    }
 }
 
 /// Looks at the target. An error only if it cannot be reached. OIDs of types that the target does not have are cleared in the
@@ -63,7 +106,8 @@ pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error>
             Ok(mut connection) => {
                 let checked = statements_exist(plan, &statements, &mut connection, &login, &mut found).await;
                 let typed = types_exist(plan, target, &login, &mut connection, &mut found).await;
-                if let Err(error) = checked.and(typed) {
+                let extended = extensions(plan, &statements, &mut connection, &login, &mut found).await;
+                if let Err(error) = checked.and(typed).and(extended) {
                     found.problems.push(format!("database {}: {error}", login.database));
                 }
                 connection.terminate().await;
@@ -81,11 +125,7 @@ pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error>
 async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight) -> Result<(), ConnectError> {
     let version = connection.query("show server_version").await?;
     found.version = first(version).unwrap_or_default();
-    let major = |version: &str| version.split(['.', ' ']).next().unwrap_or_default().to_owned();
-    let captured = &plan.meta.server.version;
-    if !captured.is_empty() && major(captured) != major(&found.version) {
-        found.notes.push(format!("captured on version {captured}, played on {}", found.version));
-    }
+    found.note_version(plan, |version| version.split(['.', ' ']).next().unwrap_or_default().to_owned());
     match connection.query("select system_identifier from pg_control_system()").await {
         Ok(rows) => found.system_identifier = first(rows),
         Err(error) => found.notes.push(format!("cannot see the target's system_identifier: {error}")),
@@ -104,14 +144,8 @@ async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight)
         - case when (select rolsuper from pg_roles where rolname = current_user) then 0 \
           else current_setting('superuser_reserved_connections')::int end \
         - count(*) + 1 from pg_stat_activity where backend_type = 'client backend'";
-    found.connections_free =
-        first(connection.query(free).await?).and_then(|text| text.parse().ok()).unwrap_or(0);
-    if (plan.sessions_peak as i64) > found.connections_free {
-        found.problems.push(format!(
-            "{} sessions were open at once, and {} connections are free here (max_connections)",
-            plan.sessions_peak, found.connections_free
-        ));
-    }
+    let free = first(connection.query(free).await?).and_then(|text| text.parse().ok()).unwrap_or(0);
+    found.note_connections(plan, free);
     Ok(())
 }
 
@@ -177,15 +211,9 @@ async fn statements_exist(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     let all = plan.classifier.statements();
-    let created: BTreeSet<&str> =
-        all.iter().flat_map(|one| &one.summary.creates).map(String::as_str).collect();
     let moves = all.iter().any(|one| one.label.to_ascii_lowercase().contains("search_path"));
     let mut missing = Vec::new();
-    for statement in statements.iter().map(|&index| plan.classifier.get(index)) {
-        let made = statement.summary.relations.iter().any(|name| created.contains(name.as_str()));
-        if made || statement.sample.is_empty() {
-            continue;
-        }
+    for statement in to_prepare(plan, statements) {
         let mut messages = Vec::new();
         build::parse(&mut messages, b"", statement.sample.as_bytes(), []);
         build::sync(&mut messages);
@@ -203,6 +231,16 @@ async fn statements_exist(
     Ok(())
 }
 
+/// Those of the statements that can be prepared before anything is played: their text is known whole, and the trace itself makes
+/// none of the relations in it.
+pub(crate) fn to_prepare<'p>(plan: &'p Plan, statements: &BTreeSet<u32>) -> Vec<&'p Statement> {
+    let all = plan.classifier.statements().iter();
+    let created: BTreeSet<&str> = all.flat_map(|one| &one.summary.creates).map(String::as_str).collect();
+    let is_made = |one: &Statement| one.summary.relations.iter().any(|name| created.contains(name.as_str()));
+    let statements = statements.iter().map(|&index| plan.classifier.get(index));
+    statements.filter(|one| !one.sample.is_empty() && !is_made(one)).collect()
+}
+
 /// Says what the target does not have. Where the trace itself changes the place in which names are looked for (`moves`), what is not found
 /// now may be found then.
 pub(crate) fn note_missing(missing: Vec<String>, moves: bool, login: &Login, found: &mut Preflight) {
@@ -214,6 +252,53 @@ pub(crate) fn note_missing(missing: Vec<String>, moves: bool, login: &Login, fou
     let more = if count > list.len() { format!("; and {} more", count - list.len()) } else { String::new() };
     let text = format!("database {}: {}{more}", login.database, list.join("; "));
     if moves { found.notes.push(text) } else { found.problems.push(text) }
+}
+
+/// Extensions: which the database has, and whether those that the trace makes can be had. Which the captured server had, a trace does
+/// not tell: what they provide is missed where a statement names it.
+async fn extensions(
+    plan: &Plan,
+    statements: &BTreeSet<u32>,
+    connection: &mut Connection,
+    login: &Login,
+    found: &mut Preflight,
+) -> Result<(), ConnectError> {
+    let rows = connection.query("select extname, extversion from pg_extension").await?;
+    let pair = |row: Vec<Option<String>>| {
+        <[Option<String>; 2]>::try_from(row).ok().map(|row| row.map(Option::unwrap_or_default))
+    };
+    let installed = rows.into_iter().filter_map(pair).map(|[name, version]| (name, version)).collect();
+    found.extensions.insert(login.database.clone(), installed);
+    let texts = statements.iter().map(|&index| &plan.classifier.get(index).sample);
+    let wanted: BTreeSet<String> = texts.filter_map(|text| created_extension(text)).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let available = set(connection.query("select name from pg_available_extensions").await?);
+    for name in wanted.difference(&available) {
+        let text = format!(
+            "database {}: the trace creates the extension {name}, which is not installed here",
+            login.database
+        );
+        found.problems.push(text);
+    }
+    Ok(())
+}
+
+/// The name in `CREATE EXTENSION [IF NOT EXISTS] name`.
+fn created_extension(text: &str) -> Option<String> {
+    let mut words = text.split_ascii_whitespace();
+    let mut next_is = |wanted: &str| words.next().is_some_and(|word| word.eq_ignore_ascii_case(wanted));
+    if !next_is("create") || !next_is("extension") {
+        return None;
+    }
+    let mut words =
+        words.skip_while(|word| ["if", "not", "exists"].iter().any(|one| word.eq_ignore_ascii_case(one)));
+    let name = words.next()?.trim_end_matches(';');
+    Some(match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
+        Some(quoted) => quoted.replace("\"\"", "\""),
+        None => name.to_ascii_lowercase(),
+    })
 }
 
 /// Clears OIDs of types that the database does not have.
@@ -286,4 +371,22 @@ pub fn volatile(plan: &Plan, played: &crate::run::Played) -> BTreeMap<String, u6
         }
     }
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn created_extensions_are_read_from_texts() {
+        for (text, name) in [
+            ("create extension pg_trgm", Some("pg_trgm")),
+            ("CREATE EXTENSION IF NOT EXISTS \"uuid-ossp\" SCHEMA public;", Some("uuid-ossp")),
+            ("create extension Hstore;", Some("hstore")),
+            ("create table extension (a int)", None),
+            ("create extension", None),
+        ] {
+            assert_eq!(created_extension(text).as_deref(), name, "{text}");
+        }
+    }
 }

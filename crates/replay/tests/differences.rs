@@ -194,6 +194,31 @@ fn passwords_and_tls() {
 }
 
 #[test]
+fn extensions_that_the_target_lacks_are_named() {
+    let (original, copy) = (server(), server());
+    original.sql("alter role joe superuser").expect("a superuser");
+    copy.sql("drop extension plpgsql").expect("no extension");
+    let (meta, mut records) = record(&original, &["create extension if not exists plpgsql"]);
+    let target = |server: &Postgres| recorder::target(server.port(), Identities::default());
+    let (there, mut here) =
+        (look(&meta, &records, &target(&original)), look(&meta, &records, &target(&copy)));
+    // It is not there yet, and the trace makes it.
+    assert!(there.problems.len() == 1 && there.problems[0].contains("captured server itself"), "{there:?}");
+    assert_eq!(here.problems, Vec::<String>::new());
+    here.note_extensions(&there, "the other");
+    assert_eq!(here.problems, ["database postgres: no extension plpgsql, which the other has"]);
+
+    for record in &mut records {
+        if let Record::Frontend(message) = record {
+            let text = String::from_utf8_lossy(&message.message).replace("plpgsql", "plnoone");
+            message.message = text.into_bytes().into();
+        }
+    }
+    let found = look(&meta, &records, &target(&copy));
+    assert!(found.problems.len() == 1 && found.problems[0].contains("the extension plnoone"), "{found:?}");
+}
+
+#[test]
 fn a_stopped_replay_reports_what_it_did() {
     let (original, copy) = (server(), server());
     let (meta, records) = record(&original, &["select 1", "select pg_sleep(0.3)", "select 2"]);

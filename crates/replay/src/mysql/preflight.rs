@@ -7,7 +7,7 @@ use crate::Error;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::plan::Plan;
-use crate::preflight::{Preflight, first, logins, note_missing, set};
+use crate::preflight::{Preflight, first, logins, note_missing, set, to_prepare};
 use crate::target::{Login, Target};
 
 /// SQLSTATEs that say that something a statement names does not exist: table, column, database. And numbers of errors whose SQLSTATE is
@@ -60,10 +60,7 @@ async fn server(
     found.version = text(connection.run_sql("select version()").await?);
     found.product = if found.version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
     let captured = &plan.meta.server;
-    let major = |version: &str| version.split('.').take(2).collect::<Vec<_>>().join(".");
-    if !captured.version.is_empty() && major(&captured.version) != major(&found.version) {
-        found.notes.push(format!("captured on version {}, played on {}", captured.version, found.version));
-    }
+    found.note_version(plan, |version| version.split('.').take(2).collect::<Vec<_>>().join("."));
     // MariaDB has none.
     found.system_identifier = first(connection.run_sql("select @@server_uuid").await.unwrap_or_default());
     let host = text(connection.run_sql("select @@hostname").await?);
@@ -82,13 +79,7 @@ async fn server(
     let used: i64 =
         status.into_iter().flatten().flatten().next_back().and_then(|text| text.parse().ok()).unwrap_or(0);
     // Ours goes before the first session comes.
-    found.connections_free = most - used + 1;
-    if (plan.sessions_peak as i64) > found.connections_free {
-        found.problems.push(format!(
-            "{} sessions were open at once, and {} connections are free here (max_connections)",
-            plan.sessions_peak, found.connections_free
-        ));
-    }
+    found.note_connections(plan, most - used + 1);
     Ok(())
 }
 
@@ -100,17 +91,10 @@ async fn statements_exist(
     login: &Login,
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
-    let all = plan.classifier.statements();
-    let created: BTreeSet<&str> =
-        all.iter().flat_map(|one| &one.summary.creates).map(String::as_str).collect();
     // What is not found may be found then.
-    let moves = all.iter().any(|one| one.label.starts_with("use "));
+    let moves = plan.classifier.statements().iter().any(|one| one.label.starts_with("use "));
     let mut missing = Vec::new();
-    for statement in statements.iter().map(|&index| plan.classifier.get(index)) {
-        let made = statement.summary.relations.iter().any(|name| created.contains(name.as_str()));
-        if made || statement.sample.is_empty() {
-            continue;
-        }
+    for statement in to_prepare(plan, statements) {
         found.statements_checked += 1;
         match connection.try_prepare(&statement.sample).await {
             Err(ConnectError::Server { sqlstate, message })
