@@ -350,9 +350,9 @@ impl ClientLane {
         }
     }
 
-    /// Whether user space may write to the client.
+    /// Whether user space may write to the client. What cannot be told at this moment is asked again.
     pub fn is_clear(&mut self) -> bool {
-        self.drained = self.drained || self.lanes.datapath.client_drained(self.slot).unwrap_or(true);
+        self.drained = self.drained || self.lanes.datapath.client_drained(self.slot).unwrap_or(false);
         self.drained
     }
 
@@ -435,9 +435,9 @@ impl ServerLane {
         self.statements = held;
     }
 
-    /// Whether user space may write to the server.
+    /// Whether user space may write to the server, likewise.
     pub fn is_clear(&mut self) -> bool {
-        self.drained = self.drained || self.lanes.datapath.server_drained(self.slot).unwrap_or(true);
+        self.drained = self.drained || self.lanes.datapath.server_drained(self.slot).unwrap_or(false);
         self.drained
     }
 

@@ -377,7 +377,8 @@ impl Outbox {
 
     /// Keeps `data` for a [`Self::drain`] that follows at once.
     pub fn hold_back(&mut self, data: &[u8]) {
-        self.is_held_back = self.is_empty();
+        // Nothing is sent off: what comes later, and finds the socket full, would pass for held back.
+        self.is_held_back = self.is_empty() && !data.is_empty();
         self.bytes.extend_from_slice(data);
     }
 
@@ -388,5 +389,25 @@ impl Outbox {
 
     pub fn held(&self) -> usize {
         self.bytes.len() - self.sent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn what_a_full_socket_refuses_was_not_held_back() {
+        let (near, _far) = UnixStream::pair().expect("a pair");
+        near.set_nonblocking(true).expect("non-blocking");
+        let (mut transport, mut outbox) = (Transport::new(near.into()), Outbox::default());
+        outbox.hold_back(b"more");
+        assert!(outbox.is_unhindered() && outbox.held() == 4);
+        assert!(outbox.drain(&mut transport).expect("room") && outbox.is_unhindered());
+        outbox.hold_back(b"");
+        while outbox.send(&mut transport, &[0; 65_536]).expect("a peer") {}
+        assert!(!outbox.is_unhindered());
     }
 }

@@ -75,6 +75,7 @@ mod tests {
             ("SRV_LOCAL", super::SRV_LOCAL.into()),
             ("SRV_RETIRE", super::SRV_RETIRE.into()),
             ("CLEAR_KNOWN", super::CLEAR_KNOWN),
+            ("CLI_UNNAMED", super::CLI_UNNAMED.into()),
             ("CLI_BATCH", super::CLI_BATCH.into()),
             ("CLI_NAMED", super::CLI_NAMED.into()),
             ("POOL_CLOSED", super::POOL_CLOSED.into()),

@@ -28,6 +28,7 @@ use underpass_trace::{
 
 pub(crate) use tap::Tap;
 
+use crate::lanes::monotonic_ns as now_ns;
 use crate::shared::lock;
 
 /// What an event takes in memory besides its bytes, about.
@@ -287,11 +288,6 @@ fn meta(wanted: &Wanted, config: &Config) -> Meta {
         sources: vec!["pooler".to_owned()],
         ..Meta::default()
     }
-}
-
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn clock() -> Clock {

@@ -28,6 +28,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::Timespec;
 use underpass_pool::ServerId;
@@ -108,7 +109,7 @@ pub(crate) struct Worker {
     /// The same, but not before a millisecond has passed: what they wait for is the kernel's to do.
     again_soon: Vec<Again>,
     /// Clients whose lane tells what it forwards, by the index of their slot.
-    tapped: HashMap<u32, Key>,
+    tapped: HashMap<u32, Key, RandomState>,
     pub meters: Vec<PoolMeter>,
     /// Transactions that mirrors have answered, not passed on for comparison yet.
     compared: Vec<Compared>,
@@ -150,7 +151,7 @@ impl Worker {
             observed: Observed::default(),
             again: Vec::new(),
             again_soon: Vec::new(),
-            tapped: HashMap::new(),
+            tapped: HashMap::default(),
             meters: Vec::new(),
             compared: Vec::new(),
             stopping: false,

@@ -285,7 +285,7 @@ impl Worker {
             let linked = lane.lanes.datapath.client_info(lane.slot).ok().and_then(|info| info.server);
             let id = linked.and_then(|slot| lane.lanes.server_of(slot));
             let is_obsolete = id.is_some_and(|id| lock(&self.shared.core).is_close_needed(id));
-            let is_drained = lane.lanes.datapath.client_drained(lane.slot).unwrap_or(true);
+            let is_drained = lane.lanes.datapath.client_drained(lane.slot).unwrap_or(false);
             if is_obsolete && is_drained && matches!(client.phase, Phase::Lane) {
                 // Found below, if it is between transactions; if not, it comes here again.
                 self.lane_take(key);
