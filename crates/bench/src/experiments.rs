@@ -423,6 +423,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
         scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
         systems: &[
+            "direct",
             "ours-off",
             "ours-off-second",
             "ours-mirror-async",
@@ -440,7 +441,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 have no lane; each lane is compared with itself without a mirror.",
         paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
         scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
-        systems: &["ours-d", "ours-mirror-async-d", "ours-a", "ours-mirror-async-a"],
+        systems: &["direct", "ours-d", "ours-mirror-async-d", "ours-a", "ours-mirror-async-a"],
         plan: plans::mirroring_lanes,
     },
     Experiment {
