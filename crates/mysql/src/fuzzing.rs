@@ -5,7 +5,7 @@ use crate::capability::Capabilities;
 use crate::exchange::{Exchange, Session, Step};
 use crate::handshake::{AuthSwitch, First, Greeting};
 use crate::value::Parameter;
-use crate::{command, packet};
+use crate::{command, packet, response};
 
 /// The first byte is a command, the next four capabilities (the last of them also whether they are known); the rest is a stream of
 /// packets, read as everything that it may be.
@@ -40,6 +40,9 @@ fn request(payload: &[u8], capabilities: Capabilities, types: &mut Vec<u16>) {
     let _ = command::change_user(payload);
     let _ = command::LongData::decode(payload);
     let _ = command::statement_number(payload);
+    if let Ok(row) = response::text_row(payload) {
+        assert!(row.len() <= payload.len());
+    }
     if let Ok(First::Login(login)) = First::decode(payload) {
         assert!(login.attributes.len() <= payload.len());
     }

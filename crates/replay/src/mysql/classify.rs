@@ -57,15 +57,17 @@ const WRITES: [&str; 12] = [
     "setval",
     "update",
 ];
-/// Bytes of a text that are looked at: what follows is data.
+/// Bytes of a text without its literals that are looked at.
 const LOOKED_AT_BYTES: usize = 64 << 10;
 
 /// The text without literals, in lower case, and what it does.
 pub(crate) fn classify(text: &[u8]) -> (String, Summary) {
     let shape = fold(&strip_literals(text, Protocol::Mysql));
+    // Comments are not in the shape, and these are none. What is behind the part that is looked at may be anything.
+    let hides = shape.len() > LOOKED_AT_BYTES
+        || text.windows(3).any(|at| at == b"/*!")
+        || text.windows(4).any(|at| at == b"/*M!");
     let shape = String::from_utf8_lossy(&shape[..shape.len().min(LOOKED_AT_BYTES)]).into_owned();
-    // Comments are not in the shape, and these are none.
-    let hides = text.windows(3).any(|at| at == b"/*!") || text.windows(4).any(|at| at == b"/*M!");
     let summary = summary(&shape, hides);
     (shape, summary)
 }
@@ -120,8 +122,10 @@ fn class(words: &[&str]) -> Class {
             false => Class::Session,
         },
         ("use" | "prepare" | "deallocate", _) => Class::Session,
-        ("show" | "desc" | "describe" | "help" | "explain", _) => Class::Read,
-        ("select" | "table" | "values" | "with" | "do", _) => {
+        ("show" | "help", _) => Class::Read,
+        // With ANALYZE, MySQL runs what it explains.
+        ("desc" | "describe" | "explain", second) if second != "analyze" => Class::Read,
+        ("select" | "table" | "values" | "with" | "do" | "desc" | "describe" | "explain", _) => {
             let locks = pair("for", "share") || pair("share", "mode");
             match locks || words.iter().any(|word| WRITES.contains(word)) {
                 true => Class::Write,
@@ -148,6 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_to_read_writes() {
+        let long = format!("select {} from t; drop table t", "a, ".repeat(LOOKED_AT_BYTES));
         for (text, class_of, may_write) in [
             ("SELECT a, count(*) FROM t WHERE b IN (1,2) AND (c = 'x')", Class::Read, false),
             ("(select 1) union (select 2)", Class::Read, false),
@@ -175,6 +180,10 @@ mod tests {
             ("-- nothing", Class::Empty, false),
             ("analyze update t set a = 1", Class::Write, true),
             ("call p()", Class::Write, true),
+            ("explain delete from t", Class::Read, false),
+            ("explain analyze select * from t", Class::Read, false),
+            ("explain analyze delete t from t join u", Class::Write, true),
+            (long.as_str(), Class::Write, true),
         ] {
             let (shape, summary) = classify(text.as_bytes());
             assert_eq!((summary.class, summary.may_write), (class_of, may_write), "{text}: {shape}");
