@@ -550,6 +550,21 @@ pub(crate) mod tests {
         }
     }
 
+    /// docs/papers.md has a command for each experiment that follows one of a paper, and none that there is not.
+    #[test]
+    fn the_page_about_the_papers_names_the_experiments() {
+        let page = include_str!("../../../docs/papers.md");
+        let commands = page.split("`-e ").skip(1).filter_map(|rest| rest.split(['`', ' ']).next());
+        let named: BTreeSet<&str> = commands.flat_map(|names| names.split(',')).collect();
+        let unknown: Vec<_> = named.iter().filter(|name| find(name).is_none()).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+        let of_papers = EXPERIMENTS.iter().filter(|experiment| experiment.scale.clients != "-");
+        // Whole workloads at full speed are no experiment of a paper by themselves; its choice of them is.
+        let missing: Vec<_> =
+            of_papers.map(|experiment| experiment.name).filter(|name| !named.contains(name)).collect();
+        assert_eq!(missing, ["workloads"]);
+    }
+
     #[test]
     fn every_paragraph_is_one() {
         for experiment in EXPERIMENTS {
