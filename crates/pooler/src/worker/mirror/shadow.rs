@@ -104,14 +104,7 @@ impl Worker {
         if !self.shadow_is_behind(key) {
             return self.shadow_finish(key);
         }
-        while let Some(shadow) = self.shadow(key) {
-            match shadow.running.front() {
-                Some(unit) if unit.transaction.answers.len() <= shadow.answers.len() => {
-                    self.shadow_finish_one(key)
-                }
-                _ => return,
-            }
-        }
+        self.shadow_finish_answered(key);
     }
 
     /// Everything that it got was answered, and no transaction is open.
@@ -142,6 +135,20 @@ impl Worker {
         if let Some(shadow) = self.shadow(key).filter(|shadow| !shadow.state.is_sync()) {
             // Of a session that answers more often than it was asked to, nothing is carried over.
             shadow.answers.take(usize::MAX);
+        }
+    }
+
+    /// `mode = sync`: of the transactions under way, those are over whose last answer has come. One that its client left is not over by that.
+    fn shadow_finish_answered(&mut self, key: Key) {
+        while let Some(shadow) = self.shadow(key) {
+            let is_answered = shadow.running.front().is_some_and(|unit| {
+                let transaction = &unit.transaction;
+                transaction.abandoned.is_none() && transaction.answers.len() <= shadow.answers.len()
+            });
+            if !is_answered {
+                return;
+            }
+            self.shadow_finish_one(key);
         }
     }
 
@@ -204,14 +211,6 @@ impl Worker {
         }
     }
 
-    /// The owner of a shadow in `mode = sync` vanished in the middle of a transaction.
-    pub(super) fn shadow_end_abandoned(&mut self, key: Key) {
-        while self.shadow(key).is_some_and(|shadow| !shadow.running.is_empty()) {
-            self.shadow_finish_one(key);
-        }
-        self.shadow_leave(key);
-    }
-
     /// The mirror is not wanted any more: what is left for it is dropped.
     pub(super) fn shadow_give_up(&mut self, key: Key) {
         if let Some(shadow) = self.shadow(key) {
@@ -230,6 +229,10 @@ impl Worker {
         if matches!(shadow.state.state(), State::Disabled | State::Failed | State::Same) {
             return self.shadow_give_up(key);
         }
+        if shadow.state.is_sync() {
+            self.shadow_finish_answered(key);
+        }
+        let Some(shadow) = self.shadow(key) else { return };
         let ran = shadow.answers.running_for(now);
         let cycle = shadow.answers.len();
         let Some(unit) = shadow.running.front() else {
@@ -249,7 +252,8 @@ impl Worker {
             && unit.transaction.cancels.iter().any(|cancel| cancel.cycle == cycle && ran >= cancel.after);
         if is_abandoned {
             // Closing it does what its client's closing did: cancel, roll back.
-            self.shadow_end_abandoned(key);
+            self.shadow_finish(key);
+            self.shadow_leave(key);
         } else if is_cancelled && is_behind {
             shadow.cancelled = Some(cycle);
             self.shadow_cancel(key);

@@ -571,7 +571,7 @@ impl Worker {
             match tap.shadow {
                 Some(shadow) if is_sent && tap.is_stream => {
                     self.shadow_expect(shadow, unit);
-                    self.shadow_end_abandoned(shadow);
+                    self.shadow_leave(shadow);
                 }
                 Some(shadow) if is_sent => {
                     self.shadow_enqueue(shadow, unit);
