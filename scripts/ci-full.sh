@@ -35,9 +35,9 @@ soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random,
 soak-lane-a|2|the same through lane A
 soak-queue-d|2|the leak checker's 220 clients on 20 servers, whose answers the kernel forwards, lane D, 1000000 transactions
 soak-queue-a|2|the same in lane A
-soak-mirror|6|the leak checker with a mirror, ${SOAK_MIRROR_TRANSACTIONS:-1000000} transactions, TPC-B and others; equal data and an account that balances
-soak-mirror-d|10|the same with the clients in kernel lane D
-soak-mirror-a|10|the same in lane A
+soak-mirror|6|the leak checker with a mirror, ${SOAK_MIRROR_TRANSACTIONS:-1000000} transactions, TPC-B and others: equal data, an account that balances
+soak-mirror-d|4|the same with the clients in kernel lane D, ${SOAK_MIRROR_TRANSACTIONS:-300000} transactions
+soak-mirror-a|4|the same in lane A
 soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
 soak-direct|1|the checker itself: no pooler, 200000 transactions
@@ -76,7 +76,7 @@ part() {
         soak-mirror) scripts/soak-mirror.sh "${SOAK_MIRROR_TRANSACTIONS:-1000000}" ;;
         soak-mirror-d | soak-mirror-a)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
-            POOLER=lane-${1#soak-mirror-} scripts/soak-mirror.sh "${SOAK_MIRROR_TRANSACTIONS:-1000000}" ;;
+            POOLER=lane-${1#soak-mirror-} scripts/soak-mirror.sh "${SOAK_MIRROR_TRANSACTIONS:-300000}" ;;
         soak) scripts/soak.sh "${SOAK_TRANSACTIONS:-2000000}" ;;
         soak-broken) scripts/soak-broken.sh ;;
         soak-pgbouncer) POOLER=pgbouncer scripts/soak.sh 200000 ;;

@@ -5,7 +5,8 @@
 #   1. the leak checker with all its faults (a million transactions), asynchronous mirror, a queue that holds;
 #   2. pgbench TPC-B, a tenth of that in each of three protocols, compared without pgbench_history.mtime;
 #   3. a queue that does not hold: what is there and what was dropped are what was sent, and nothing is there in part;
-#   4. `set v = md5(v || n)` in sync mode, a tenth, one writer for each row.
+#   4. `set v = md5(v || n)` in sync mode, a tenth, one writer for each row;
+#   5. the leak checker in sync mode, a tenth.
 #
 # After each step both servers must hold the same data (3: the same transactions but for the dropped ones), and the account of SHOW MIRRORS
 # must agree with the servers' own pg_stat_statements.
@@ -93,11 +94,16 @@ INI
 }
 query() { psql -XAtq -h 127.0.0.1 -p "$1" -U postgres postgres -c "$2"; }
 both() { query "$here" "$1" >/dev/null && query "$there" "$1" >/dev/null; }
-console() { psql -XAq -P footer=off -h 127.0.0.1 -p "$port" -U admin pgbouncer -c "$1"; }
+console() { psql -XAq -P footer=off -F $'\t' -h 127.0.0.1 -p "$port" -U admin pgbouncer -c "$1"; }
 # A column of the mirror of database postgres.
 account() {
-    console 'SHOW MIRRORS' | awk -F '|' -v wanted="$1" \
+    console 'SHOW MIRRORS' | awk -F '\t' -v wanted="$1" \
         'NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next } $column["database"] == "postgres" { print $column[wanted] }'
+}
+# What differs so far and should not: how many results, as what, of which statement.
+differences() {
+    console 'SHOW MIRROR_DIFF' | awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
+        $column["differing"] > 0 { print $column["differing"], $column["differences"], $column["query"] }'
 }
 # Waits until the mirror is on: a client must have come.
 wait_on() {
@@ -137,11 +143,38 @@ bench() {
     pgbench -h 127.0.0.1 -p "$port" -U postgres -n -c 20 -j 2 -t $(((count + 19) / 20)) "$@" postgres >"$directory/pgbench.log" 2>&1 ||
         die "pgbench $*: $(cat "$directory/pgbench.log")"
 }
-# The clients that waited for the mirror came too early for it.
+# Nothing more than what came before the mirror was on, or in step 3.
 no_drops() { [ "$(account dropped)" = "$early" ] || die "$1: dropped: $(console 'SHOW MIRRORS')"; }
 
+# The leak checker, $2 transactions, table $1.
+check_leaks() {
+    local table=$1 late uncertain like one other before found
+    before=$(differences | awk '{ sum += $1 } END { print sum + 0 }')
+    both "create table $table (client int, sequence bigint, token text); create index on $table (client, sequence)"
+    begin_count
+    "$target/underpass-soak" --port "$port" --transactions "$2" --clients "$clients" --prepared --progress 10 \
+        --require-faults $(($2 / 2200)) --table "$table" | tee "$directory/checker.log"
+    settle checker
+    no_drops checker
+    # Where a client vanished while its commit ran, the servers may have decided it differently.
+    same "select * from $table where token not like '% uncertain' order by client, sequence, token"
+    uncertain="select count(*) from $table where token like '% uncertain'"
+    # A late cancel may strike a statement on the primary that was over on the mirror before its time came; the client left then.
+    late=$(sed -n 's/^ *own late cancels *//p' "$directory/checker.log")
+    for like in "insert into $table values%" "insert into $table select%" "copy $table from%"; do
+        one=$(calls "$here" "$like") other=$(calls "$there" "$like")
+        say "$like: $one executed on the primary, $other on the mirror"
+        [ "$one" -gt 0 ] && [ "$other" -ge "$one" ] && [ $((other - one)) -le "${late:-0}" ] || die "not the same"
+    done
+    # The audit at the end may read before others' last transactions have arrived; it is one statement.
+    found=$(differences | awk -v before="$before" '{ sum += $1 } END { print sum - before }')
+    [ "$found" -le $((${late:-0} + 1)) ] || die "SHOW MIRROR_DIFF: $(differences)"
+    say "$found results differ"
+    say "$(query "$there" "select count(*) from $table") rows, $(query "$there" "$uncertain") of uncertain commits, $(query "$here" "$uncertain") on the primary"
+}
+
 printf '"postgres" ""\n"admin" ""\n' >"$directory/userlist.txt"
-holds='queue_bytes = 4000000000'
+holds=$'queue_bytes = 4000000000\ncompare_rows = ordered'
 configure "$holds"
 if [ "$kind" = underpass ]; then
     binary=$(reachable "$target/underpass" "$directory")
@@ -158,23 +191,7 @@ settle start
 early=$(account dropped)
 
 say "=== 1. leak checker, $transactions transactions"
-both 'create table soak (client int, sequence bigint, token text); create index on soak (client, sequence)'
-begin_count
-"$target/underpass-soak" --port "$port" --transactions "$transactions" --clients "$clients" --prepared --progress 10 \
-    --require-faults $((transactions / 2200)) --table soak | tee "$directory/checker.log"
-settle checker
-no_drops checker
-# Where a client vanished while its commit ran, the servers may have decided it differently.
-same "select * from soak where token not like '% uncertain' order by client, sequence, token"
-uncertain=$(query "$there" "select count(*) from soak where token like '% uncertain'")
-# A late cancel may strike a statement on the primary that was over on the mirror before its time came; the client left then.
-late=$(sed -n 's/^ *own late cancels *//p' "$directory/checker.log")
-for like in 'insert into soak values%' 'insert into soak select%' 'copy soak from%'; do
-    one=$(calls "$here" "$like") other=$(calls "$there" "$like")
-    say "$like: $one executed on the primary, $other on the mirror"
-    [ "$one" -gt 0 ] && [ "$other" -ge "$one" ] && [ $((other - one)) -le "${late:-0}" ] || die "not the same"
-done
-say "$(query "$there" 'select count(*) from soak') rows, $uncertain of uncertain commits; $(account executed) transactions executed"
+check_leaks soak "$transactions"
 
 say "=== 2. TPC-B, 3 x $tenth transactions"
 for server in "$here" "$there"; do
@@ -222,7 +239,7 @@ say "$sent sent, $executed executed, $dropped dropped"
 if [ "$kind" != underpass ]; then
     lane=${kind#lane-}
     kernel=$(console 'SHOW KERNEL')
-    value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
+    value() { sed -n "s/^lane\t$1\t$2\t\([0-9]*\)\t.*/\1/p" <<<"$kernel"; }
     carried=$(value "${lane^^}" xacts)
     say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $(value mirrors chunks_told) pieces told," \
         "$(value mirrors chunks_lost) lost"
@@ -260,5 +277,9 @@ SQL
     one=$(calls "$here" 'update chain%') other=$(calls "$there" 'update chain%')
     say "$one updates on the primary, $other on the mirror; clients were held $(account holds) times"
     [ "$one" = "$other" ] && [ "$one" -ge "$tenth" ] || die "not the same"
+
+    say "=== 5. leak checker, sync, $tenth transactions"
+    early=$dropped
+    check_leaks soak_sync "$tenth"
 fi
 echo "$(account transactions) transactions in $SECONDS s: $(account executed) executed, $(account dropped) dropped in step 3 and before step 1, the same data on both"
