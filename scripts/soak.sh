@@ -106,7 +106,7 @@ case $kind in
         kernel=$(psql -XAtq -h 127.0.0.1 -p "$port" -U admin pgbouncer -c 'SHOW KERNEL')
         value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
         carried=$(value "${lane^^}" xacts) taken=$(value all taken) given=$(value all given)
-        say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $taken times taken, $given times given"
+        say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $taken times taken, $given times given, $(value all overlaps) segments cut"
         # Clients that queue are never given to the kernel. Of the checker's transactions, in which faults and statements of all kinds are
         # frequent, it forwarded the answers of 43 % so.
         if [ "$kind" = "lane-$lane" ]; then changes=10000 part=20; else changes=0 part=4; fi

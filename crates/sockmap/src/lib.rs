@@ -98,7 +98,7 @@
 //! # Memory
 //!
 //! Per client at most [`Config::request_budget_bytes`] of requests and [`Config::response_queue_bytes_max`] of responses
-//! plus one chunk of 64 KiB are outside of TCP's own accounting; lane A adds nothing to the send buffer's limit. Past that
+//! plus one chunk (64 KiB; on loopback, where the kernel merges what waits, up to 512 KiB were seen) are outside of TCP's own accounting; lane A adds nothing to the send buffer's limit. Past that
 //! the direction goes to user space, and the sender is held back by its TCP window.
 
 mod attach;

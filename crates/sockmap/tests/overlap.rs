@@ -3,9 +3,11 @@
 
 mod common;
 
+use std::os::fd::AsFd;
+
 use common::ends::on_each_lane;
 use common::forge::retransmit;
-use common::{answer, expect, expect_silence, query, send};
+use common::{answer, expect, expect_silence, pair, query, send};
 use underpass_sockmap::{Config, Counter, Lane};
 
 /// How much of the segment has come before, in bytes; a program cuts off at most 4,095 at a time.
@@ -68,5 +70,18 @@ fn user_space_does_not_read_them_twice_either() {
         expect(&mut c.near, b"second");
         send(&mut c.app, b"second");
         expect_silence(&mut c.near);
+    });
+}
+
+#[test]
+fn what_was_read_before_the_socket_was_registered_comes_no_more() {
+    on_each_lane(&Config::default(), |rig| {
+        let (mut app, mut near) = pair();
+        send(&mut app, b"first");
+        expect(&mut near, b"first");
+        rig.dp.register_client(near.as_fd(), rig.pool, 1).unwrap();
+        retransmit(&app, 3, b"rstsecond");
+        expect(&mut near, b"second");
+        assert_eq!(rig.dp.counter(Counter::Overlaps), 1);
     });
 }

@@ -119,6 +119,9 @@ static long idle_step(__u32 i, void *context)
 	if (s->fingerprint != f->client->fingerprint || s->flags & SRV_RETIRE ||
 	    (s->flags & SRV_LOCAL && !backend_caught_up(s))) {
 		push_idle(s);
+		/* User space may have claimed it while it was not in the set: it sets DIR_USER, then clears the bit. */
+		if (*(volatile __u64 *)&s->dir & DIR_USER)
+			drop_from_idle(s);
 		return 0;
 	}
 	/* User space claims by setting DIR_USER, then reading peer: one of the two sees the other. */
@@ -328,7 +331,7 @@ no_target:
  *
  * request_skb is called for every segment that a client's socket receives, in softirq, in the sender's system call (loopback)
  * or in the backlog of a system call on this socket; one at a time per socket. The chunk may hold any part of
- * the stream, 1 byte to 64 KiB.
+ * the stream: 1 byte to 64 KiB, and more where what waited was merged (523,864 bytes were seen on loopback).
  */
 SEC("sk_skb/verdict")
 int request_skb(struct __sk_buff *skb)
@@ -351,7 +354,7 @@ int request_skb(struct __sk_buff *skb)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		goto unknown;
-	if (cut_overlap(skb, &c->next_seq))
+	if (cut_overlap(skb, tp, &c->next_seq))
 		return SK_DROP;
 
 	before = __sync_fetch_and_add(&c->req_dir, skb->len);
@@ -453,7 +456,9 @@ int response_skb(struct __sk_buff *skb)
 	__u64 cookie = bpf_get_socket_cookie(skb), before;
 	struct response_commit done = {};
 	__u32 *found, index, reason, client = 0;
+	struct bpf_sock *sk = skb->sk;
 	struct server_slot *s;
+	struct tcp_sock *tp;
 
 	if (!skb->len)
 		return SK_PASS;
@@ -464,7 +469,10 @@ int response_skb(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&servers, &index);
 	if (!s)
 		goto unknown;
-	if (cut_overlap(skb, &s->next_seq))
+	tp = sk ? bpf_skc_to_tcp_sock(sk) : NULL;
+	if (!tp)
+		goto unknown;
+	if (cut_overlap(skb, tp, &s->next_seq))
 		return SK_DROP;
 
 	before = __sync_fetch_and_add(&s->dir, skb->len);

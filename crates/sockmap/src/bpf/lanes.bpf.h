@@ -26,7 +26,7 @@ const volatile __u32 old_verifier = 0;
  * because a link starts only when the queue is empty. */
 #define GAUGE_AFTER_BYTES (32u << 10)
 #define PENDING_MAX 4096u
-/* Walks per chunk: 64 KiB hold at most 13,107 messages of five bytes. */
+/* Walks per chunk: 64 KiB hold at most 13,107 messages of five bytes; of a longer chunk with more, user space takes care. */
 #define MESSAGES_MAX 16384
 /* A compare-and-swap loses only to the program of the other direction or to user space; more tries cost the verifier
  * more than they save. */
@@ -317,17 +317,19 @@ __noinline int cut_head(struct __sk_buff *skb, __u32 n)
  * which hands segments to a verdict, does not: program, target and user space would all take them for new ones. So they are cut off first,
  * whoever gets the segment; the kernel then adds the length that is left to copied_seq, which is right. Returns -1 for a segment with nothing new.
  */
-static __always_inline int cut_overlap(struct __sk_buff *skb, __u64 *next_seq)
+static __always_inline int cut_overlap(struct __sk_buff *skb, struct tcp_sock *tp, __u64 *next_seq)
 {
 	__u32 at = bpf_core_field_offset(struct sk_buff, cb) + bpf_core_field_offset(struct tcp_skb_cb, seq);
-	__u64 next = *next_seq;
+	__u32 next = *next_seq;
 	__s32 overlap;
 	__u32 seq;
 
 	if (bpf_probe_read_kernel(&seq, sizeof(seq), (void *)skb + at))
 		return 0;
-	overlap = (__u32)next - seq;
-	if (next && overlap > 0) {
+	if (!*next_seq) /* the first one here: user space had the socket before */
+		next = tp->copied_seq;
+	overlap = next - seq;
+	if (overlap > 0) {
 		count_counter(COUNTER_OVERLAPS);
 		if ((__u32)overlap >= skb->len || cut_head(skb, overlap))
 			return -1;
