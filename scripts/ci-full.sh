@@ -7,16 +7,17 @@
 #   scripts/ci-full.sh --list      the parts, about how long each takes, and its result if there is one
 #
 # A part's result is kept, with its log, under target/ci-full/REVISION: a run that was interrupted goes on where it was, and
-# parts can be run one by one. REVISION is the last commit that changed anything but the summary. A part that cannot run here is
+# parts can be run one by one. REVISION is the last commit that changed anything but documents and measurements. A part that cannot run here is
 # in the summary as skipped with its reason, never left out.
 # UNDERPASS_BIN names a program to use instead of building one; SOAK_TRANSACTIONS, SOAK_MIRROR_TRANSACTIONS and FUZZ_SECONDS make a run shorter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 summary=docs/ci-full.md
+code=(. ':!docs' ':!bench/results' ':!*.md')
 target=${CARGO_TARGET_DIR:-target}
-revision=$(git log -1 --format=%h --abbrev=12 -- . ":!$summary")
-git diff --quiet HEAD -- . ":!$summary" || revision="$revision-with-local-changes"
+revision=$(git log -1 --format=%h --abbrev=12 -- "${code[@]}")
+git diff --quiet HEAD -- "${code[@]}" || revision="$revision-with-local-changes"
 state=$target/ci-full/$revision
 
 # Name, minutes on two quiet processors with everything built and fetched, what it is.

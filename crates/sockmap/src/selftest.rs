@@ -7,8 +7,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 
-use crate::datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSpec};
+use crate::datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSlot, ServerSpec};
 use crate::error::Error;
 use crate::handover::Give;
 use crate::tap_stream::{TapStream, Tapped};
@@ -18,6 +19,12 @@ use crate::taps::TapBatch;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Transactions that are timed per lane.
 const TIMED_TRANSACTIONS: u32 = 200;
+/// Send buffer towards a client that reads late, and what it is sent: more than that and its window of 64 KiB hold, less than
+/// `response_queue_bytes_max`.
+const LATE_BUFFER_BYTES: usize = 16 << 10;
+const LATE_ANSWER_BYTES: usize = 200 << 10;
+/// How late it reads: the worker has met the full buffer by then.
+const LATE: Duration = Duration::from_millis(2);
 
 /// The capabilities that the lanes need, and whether this process has them in its effective set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,13 +194,15 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
     for _ in 0..TIMED_TRANSACTIONS {
         pass(&mut app, &mut backend, QUERY).map_err(Error::system("a request did not come through"))?;
         pass(&mut backend, &mut app, ANSWER).map_err(Error::system("a response did not come through"))?;
-        while dp.server_peer(server_slot)?.is_some() {
-            if start.elapsed() > PATIENCE {
-                return Err(Error::State("the server was not released"));
-            }
-        }
+        until_released(dp, server_slot)?;
     }
     let cost = start.elapsed() / TIMED_TRANSACTIONS;
+    if matches!(lane, LaneChoice::Remote) && !dp.has_tap() {
+        pass(&mut app, &mut backend, QUERY).map_err(Error::system("a request did not come through"))?;
+        read_late(&mut app, &client, &mut backend)
+            .map_err(Error::system("a response to a client that reads late"))?;
+        until_released(dp, server_slot)?;
+    }
 
     while dp.take(client_slot)?.is_none() {
         if start.elapsed() > 2 * PATIENCE {
@@ -208,6 +217,38 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
     dp.free_server(server_slot)?;
     dp.free_pool(pool)?;
     Ok(cost)
+}
+
+fn until_released(dp: &Datapath, server: ServerSlot) -> Result<(), Error> {
+    let start = Instant::now();
+    while dp.server_peer(server)?.is_some() {
+        if start.elapsed() > PATIENCE {
+            return Err(Error::State("the server was not released"));
+        }
+    }
+    Ok(())
+}
+
+/// Answers a client that does not read until its buffers are full, so that the kernel's worker can write a segment only in part. Kernels since 6.4 and
+/// their stable relatives write such a segment again from its beginning, until "bpf, sockmap: fix duplicated data transmission" (Linux 6.16).
+fn read_late(app: &mut TcpStream, client: &TcpStream, backend: &mut TcpStream) -> io::Result<()> {
+    set_socket_send_buffer_size(client, LATE_BUFFER_BYTES)?;
+    let mut answer = vec![b'D'];
+    answer.extend_from_slice(&(LATE_ANSWER_BYTES as u32 + 4).to_be_bytes());
+    // 251 is a prime: no piece of it looks like its neighbour.
+    answer.extend((0..LATE_ANSWER_BYTES).map(|at| (at % 251) as u8));
+    answer.extend_from_slice(b"C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I");
+    backend.write_all(&answer)?;
+    std::thread::sleep(LATE);
+    let mut got = vec![0u8; answer.len()];
+    app.read_exact(&mut got)?;
+    match got.iter().zip(&answer).position(|(got, wanted)| got != wanted) {
+        None => Ok(()),
+        Some(at) => Err(io::Error::other(format!(
+            "byte {at} of {} is another: this kernel forwards some bytes twice",
+            answer.len()
+        ))),
+    }
 }
 
 /// Every transaction must have been told, or be known as lost.
