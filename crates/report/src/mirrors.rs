@@ -229,10 +229,10 @@ fn accounts(snapshot: &Snapshot) -> String {
         "Mirrors",
         "Transactions = executed + waiting + dropped.",
         &[
-            "*mirror",
-            "*database",
-            "*mode",
-            "*state",
+            "mirror",
+            "database",
+            "mode",
+            "state",
             "transactions",
             "executed",
             "waiting",
@@ -277,7 +277,7 @@ fn differing(part: &Part, snapshot: &Snapshot, top: usize) -> String {
     table(
         part.title,
         part.what,
-        &["*mirror", "differing", "compared", "*as", "*statement", "*example"],
+        &["mirror", "differing", "compared", "as", "*statement", "*example"],
         top,
         rows.collect(),
     )
@@ -303,7 +303,7 @@ fn slower_there(snapshot: &Snapshot, top: usize) -> String {
         "Slower there",
         "Statements that took twice as long and a millisecond longer at least once; those first that lost most time in all.",
         &[
-            "*mirror",
+            "mirror",
             "ratio of means",
             "mean here",
             "mean there",
@@ -328,7 +328,7 @@ fn expected(snapshot: &Snapshot, top: usize) -> String {
     table(
         "Differs by its nature",
         "Not counted above.",
-        &["*mirror", "differing", "compared", "*because of", "*statement"],
+        &["mirror", "differing", "compared", "because of", "*statement"],
         top,
         rows.collect(),
     )
