@@ -644,3 +644,45 @@ fn a_queue_is_fed() -> Result<()> {
         },
     )
 }
+
+/// A notification that comes while user space gives a server back: the server is listened to, then given back all the same.
+#[test]
+fn a_server_that_speaks_while_it_is_given_back_is_not_lost() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |server, pooler, lane| {
+            let mut a = client(pooler)?;
+            // One after the other, so that all four exist and listen.
+            let mut all = (0..4).map(|_| client(pooler)).collect::<Result<Vec<_>>>()?;
+            all.iter_mut().try_for_each(|c| c.query("begin; listen news").map(drop))?;
+            all.iter_mut().try_for_each(|c| c.query("commit").map(drop))?;
+            let stop = Arc::new(AtomicU64::new(0));
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let (stop, options) = (stop.clone(), server.options("postgres", "postgres"));
+                    std::thread::spawn(move || -> Result<()> {
+                        let mut b = Client::connect(&options)?;
+                        while stop.load(Ordering::Relaxed) == 0 {
+                            b.query("notify news")?.ok()?;
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            // A Parse of a named statement is user space's.
+            for i in 0..1500 {
+                prepare(&mut a, &format!("s{i}"), "select 1")?;
+            }
+            stop.store(1, Ordering::Relaxed);
+            for thread in threads {
+                thread.join().expect("no panic")?;
+            }
+            for c in &mut all {
+                c.set_read_timeout(Duration::from_secs(10))?;
+                let begun = c.query("begin");
+                assert!(begun.is_ok(), "lane {lane}: a server is lost: {begun:?}");
+            }
+            Ok(())
+        },
+    )
+}

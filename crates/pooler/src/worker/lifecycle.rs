@@ -295,14 +295,15 @@ impl Worker {
             );
         }
         let Some(client_key) = server.client() else { return };
-        if !server.is_clear() {
-            // A COPY that failed ends before the server has read what it ignores: the next client's requests must not overtake that.
-            return self.again_soon.push(Again::Unclear(key));
-        }
+        // First, and again when it is clear, which is as nothing: the client may leave, or ask on, before that.
         if self.clients.get(client_key).is_some_and(|client| client.mirror.is_some()) {
             self.mirror_boundary(client_key);
         }
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        if !server.is_clear() {
+            // A COPY that failed ends before the server has read what it ignores: the next client's requests must not overtake that.
+            return self.again_soon.push(Again::Unclear(key));
+        }
         if server.dedicated || server.pool_mode() == PoolMode::Session {
             // There is room again for a client that was not read because too many answers were outstanding.
             if self.clients.get(client_key).is_some_and(|client| client.readable || client.ended) {

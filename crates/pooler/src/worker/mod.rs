@@ -270,7 +270,11 @@ impl Worker {
             for again in again.into_iter().chain(soon) {
                 match again {
                     Again::Client(key) => self.client_readable(key, EventFlags::empty()),
-                    Again::Server(key) => self.server_readable(key, false),
+                    Again::Server(key) => {
+                        self.server_readable(key, false);
+                        // The core may have refused to park it until it was listened to.
+                        self.rest_again(key);
+                    }
                     Again::LaneClient(key) => self.lane_client_up(key),
                     Again::LaneServer(slot) => self.lane_server_up(slot),
                     Again::Unclear(key) => self.lane_unclear(key),

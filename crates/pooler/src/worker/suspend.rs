@@ -15,6 +15,7 @@ use underpass_wire::SqlState;
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::Phase;
 use crate::control;
+use crate::server::Work;
 use crate::shared::phase;
 use crate::table::Key;
 
@@ -54,8 +55,17 @@ impl Worker {
             }
         }
         for (key, entry) in self.servers.iter() {
-            if matches!(entry, Entry::Here(server) if server.readable) {
+            let Entry::Here(server) = entry else { continue };
+            if server.readable {
                 self.again.push(Again::Server(key));
+            }
+            // A program may have held its link at the end of the transaction; then no byte comes that would tell.
+            if server.lane.is_some()
+                && !server.pool.is_session()
+                && matches!(server.work, Work::Client(_))
+                && server.link.is_quiescent()
+            {
+                self.again_soon.push(Again::Unclear(key));
             }
         }
     }
