@@ -79,10 +79,14 @@ impl Datapath {
         let wanted = self.clients.fingerprint(c).load(Relaxed);
         let taken = self.take_first(pool, Some(wanted), |s| {
             // User space claims by setting DIR_USER, then reading peer: one of the two sees the other.
-            self.servers.peer(s).store(PEER_LINKED | u64::from(c), SeqCst);
+            // What is not 0 is a link that was made meanwhile.
+            let (peer, mine) = (self.servers.peer(s), PEER_LINKED | u64::from(c));
+            if peer.compare_exchange(0, mine, SeqCst, SeqCst).is_err() {
+                return false;
+            }
             let free = self.servers.dir(s).load(SeqCst) & DIR_USER == 0;
             if !free {
-                self.servers.peer(s).store(0, SeqCst);
+                let _ = peer.compare_exchange(mine, 0, SeqCst, SeqCst);
             }
             free
         });

@@ -20,7 +20,7 @@ const BUDGET: [(&str, u32); 5] = [
 /// The same with a tap, whose branches nobody else loads.
 const TAPPED_BUDGET: [(&str, u32); 5] = [
     ("request_skb", 320_000),
-    ("response_skb", 60_000),
+    ("response_skb", 64_000),
     ("response_msg", 60_000),
     ("backend_queue", 100),
     ("socket_look", 300),

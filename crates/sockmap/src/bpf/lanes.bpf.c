@@ -81,9 +81,9 @@ static __always_inline __u32 lowest_bit(__u64 word)
 static long idle_step(__u32 i, void *context)
 {
 	struct idle_search *f = context;
+	__u64 bit, mine = PEER_LINKED | f->client_index;
 	struct server_slot *s;
 	__u32 ordinal, index;
-	__u64 bit;
 
 	if (!f->word) {
 		if (++f->word_index >= POOL_WORDS || f->word_index * 64 >= f->pool->ordinals) {
@@ -119,15 +119,17 @@ static long idle_step(__u32 i, void *context)
 	if (s->fingerprint != f->client->fingerprint || s->flags & SRV_RETIRE ||
 	    (s->flags & SRV_LOCAL && !backend_caught_up(s))) {
 		push_idle(s);
-		/* User space may have claimed it while it was not in the set: it sets DIR_USER, then clears the bit. */
-		if (*(volatile __u64 *)&s->dir & DIR_USER)
-			drop_from_idle(s);
+		/* User space may have claimed it while it was not in the set, by setting DIR_USER, then clearing the bit; and given it back since. */
+		if (*(volatile __u64 *)&s->dir & DIR_USER && drop_from_idle(s) &&
+		    !(*(volatile __u64 *)&s->dir & DIR_USER))
+			push_idle(s);
 		return 0;
 	}
-	/* User space claims by setting DIR_USER, then reading peer: one of the two sees the other. */
-	__sync_lock_test_and_set(&s->peer, PEER_LINKED | f->client_index);
+	/* User space claims by setting DIR_USER, then reading peer: one of the two sees the other. What is not 0 is user space's link. */
+	if (__sync_val_compare_and_swap(&s->peer, 0, mine))
+		return 0;
 	if (*(volatile __u64 *)&s->dir & DIR_USER) {
-		__sync_lock_test_and_set(&s->peer, 0);
+		__sync_val_compare_and_swap(&s->peer, mine, 0);
 		return 0;
 	}
 	f->server_index = index;

@@ -315,7 +315,8 @@ __noinline int cut_head(struct __sk_buff *skb, __u32 n)
 /*
  * A retransmission can bring, ahead of what is new, bytes that have come before. recv() skips those by their sequence numbers, but tcp_read_skb(),
  * which hands segments to a verdict, does not: program, target and user space would all take them for new ones. So they are cut off first,
- * whoever gets the segment; the kernel then adds the length that is left to copied_seq, which is right. Returns -1 for a segment with nothing new.
+ * whoever gets the segment; the kernel then adds the length that is left to copied_seq, which is right. Returns -1 for a segment with nothing new, and for all
+ * that follows one that could not be cut: a connection that stands still meets a timeout, one with a hole would lie.
  */
 static __always_inline int cut_overlap(struct __sk_buff *skb, struct tcp_sock *tp, __u64 *next_seq)
 {
@@ -324,6 +325,8 @@ static __always_inline int cut_overlap(struct __sk_buff *skb, struct tcp_sock *t
 	__s32 overlap;
 	__u32 seq;
 
+	if (*next_seq & NEXT_SEQ_LOST)
+		return -1;
 	if (bpf_probe_read_kernel(&seq, sizeof(seq), (void *)skb + at))
 		return 0;
 	if (!*next_seq) /* the first one here: user space had the socket before */
@@ -331,8 +334,12 @@ static __always_inline int cut_overlap(struct __sk_buff *skb, struct tcp_sock *t
 	overlap = next - seq;
 	if (overlap > 0) {
 		count_counter(COUNTER_OVERLAPS);
-		if ((__u32)overlap >= skb->len || cut_head(skb, overlap))
+		if ((__u32)overlap >= skb->len)
 			return -1;
+		if (cut_head(skb, overlap)) {
+			*next_seq |= NEXT_SEQ_LOST;
+			return -1;
+		}
 		seq = next;
 	}
 	*next_seq = NEXT_SEQ_KNOWN | (__u32)(seq + skb->len);

@@ -39,7 +39,9 @@
 
 #define CLEAR_KNOWN (1ULL << 63) /* in client_slot.clear, beside a generation */
 
-#define NEXT_SEQ_KNOWN (1ULL << 63) /* in next_seq, beside a sequence number */
+/* In next_seq, beside a sequence number. */
+#define NEXT_SEQ_KNOWN (1ULL << 63)
+#define NEXT_SEQ_LOST (1ULL << 62) /* bytes were lost for want of memory: nothing that follows may be heard */
 
 /* Peer word of a server: PEER_LINKED | client slot. */
 #define PEER_LINKED (1ULL << 63)

@@ -161,14 +161,15 @@ static __always_inline void release_server(struct server_slot *s)
 	count_counter(COUNTER_RELEASES);
 }
 
-/* A server that speaks without a client must not be granted to one before user space has listened. */
-static __always_inline void drop_from_idle(struct server_slot *s)
+/* A server that speaks without a client must not be granted to one before user space has listened. True if it was in the set. */
+static __always_inline int drop_from_idle(struct server_slot *s)
 {
 	__u32 key = s->pool, ordinal = s->ordinal;
 	struct pool_slot *p = bpf_map_lookup_elem(&pools, &key);
+	__u64 bit = 1ULL << (ordinal % 64);
 
-	if (p && ordinal < POOL_ORDINALS_MAX)
-		__sync_fetch_and_and(&p->idle[ordinal / 64], ~(1ULL << (ordinal % 64)));
+	return p && ordinal < POOL_ORDINALS_MAX &&
+	       __sync_fetch_and_and(&p->idle[ordinal / 64], ~bit) & bit;
 }
 
 #endif /* RESPONSE_BPF_H */
