@@ -233,10 +233,15 @@ fn until_released(dp: &Datapath, server: ServerSlot) -> Result<(), Error> {
 /// their stable relatives write such a segment again from its beginning, until "bpf, sockmap: fix duplicated data transmission" (Linux 6.16).
 fn read_late(app: &mut TcpStream, client: &TcpStream, backend: &mut TcpStream) -> io::Result<()> {
     set_socket_send_buffer_size(client, LATE_BUFFER_BYTES)?;
-    let mut answer = vec![b'D'];
-    answer.extend_from_slice(&(LATE_ANSWER_BYTES as u32 + 4).to_be_bytes());
-    // 251 is a prime: no piece of it looks like its neighbour.
-    answer.extend((0..LATE_ANSWER_BYTES).map(|at| (at % 251) as u8));
+    // Short messages, whatever the longest may be, and numbers: no piece looks like another.
+    let mut answer = Vec::with_capacity(LATE_ANSWER_BYTES + 64);
+    for number in 0u32.. {
+        if answer.len() >= LATE_ANSWER_BYTES {
+            break;
+        }
+        answer.extend_from_slice(b"D\0\0\0\x24");
+        (0..8).for_each(|_| answer.extend_from_slice(&number.to_be_bytes()));
+    }
     answer.extend_from_slice(b"C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I");
     backend.write_all(&answer)?;
     std::thread::sleep(LATE);
