@@ -18,6 +18,20 @@ need_rust() {
     [ "$(printf '%s\n%s\n' "$wanted" "$have" | sort -V | head -n 1)" = "$wanted" ] || die "rustc is $have. $help"
 }
 
+# Directory with the pooler and the leak checker: where UNDERPASS_BIN is, or where they are built.
+checker_programs() {
+    local target
+    if [ -n "${UNDERPASS_BIN:-}" ]; then
+        target=$(dirname "$(realpath "$UNDERPASS_BIN")")
+        [ -x "$target/underpass-soak" ] || die "no underpass-soak beside $UNDERPASS_BIN: build the workspace, or unset UNDERPASS_BIN"
+    else
+        # As `make build` does: another selection of packages would choose other features and build half of it again.
+        cargo build --release --workspace --bins >&2
+        target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
+    fi
+    printf '%s\n' "$target"
+}
+
 # Directory of PostgreSQL's programs: PG_BIN, else the newest that Debian has installed.
 pg_bin() {
     if [ -n "${PG_BIN:-}" ]; then

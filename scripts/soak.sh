@@ -12,14 +12,7 @@ cd "$(dirname "$0")/.."
 transactions=${1:-2000000}
 kind=${POOLER:-underpass}
 
-if [ -n "${UNDERPASS_BIN:-}" ]; then
-    target=$(dirname "$(realpath "$UNDERPASS_BIN")")
-    [ -x "$target/underpass-soak" ] || die "no underpass-soak beside $UNDERPASS_BIN: build the workspace, or unset UNDERPASS_BIN"
-else
-    # As `make build` does: another selection of packages would choose other features and build half of it again.
-    cargo build --release --workspace --bins
-    target=$(realpath "${CARGO_TARGET_DIR:-target}")/release
-fi
+target=$(checker_programs)
 directory=$(mktemp -d /tmp/underpass-soak.XXXXXX)
 chmod 755 "$directory"
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"

@@ -85,6 +85,7 @@ fn classify(text: &str) -> Statement {
         volatile: Vec::new(),
         creates: Vec::new(),
         relations: Vec::new(),
+        extensions: Vec::new(),
         notifies: false,
     });
     let fingerprint = fingerprint(text).unwrap_or_else(|_| hash_fingerprint(text.as_bytes()));

@@ -269,8 +269,8 @@ async fn extensions(
     };
     let installed = rows.into_iter().filter_map(pair).map(|[name, version]| (name, version)).collect();
     found.extensions.insert(login.database.clone(), installed);
-    let texts = statements.iter().map(|&index| &plan.classifier.get(index).sample);
-    let wanted: BTreeSet<String> = texts.filter_map(|text| created_extension(text)).collect();
+    let created = statements.iter().flat_map(|&index| &plan.classifier.get(index).summary.extensions);
+    let wanted: BTreeSet<String> = created.cloned().collect();
     if wanted.is_empty() {
         return Ok(());
     }
@@ -283,22 +283,6 @@ async fn extensions(
         found.problems.push(text);
     }
     Ok(())
-}
-
-/// The name in `CREATE EXTENSION [IF NOT EXISTS] name`.
-fn created_extension(text: &str) -> Option<String> {
-    let mut words = text.split_ascii_whitespace();
-    let mut next_is = |wanted: &str| words.next().is_some_and(|word| word.eq_ignore_ascii_case(wanted));
-    if !next_is("create") || !next_is("extension") {
-        return None;
-    }
-    let mut words =
-        words.skip_while(|word| ["if", "not", "exists"].iter().any(|one| word.eq_ignore_ascii_case(one)));
-    let name = words.next()?.trim_end_matches(';');
-    Some(match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
-        Some(quoted) => quoted.replace("\"\"", "\""),
-        None => name.to_ascii_lowercase(),
-    })
 }
 
 /// Clears OIDs of types that the database does not have.
@@ -371,22 +355,4 @@ pub fn volatile(plan: &Plan, played: &crate::run::Played) -> BTreeMap<String, u6
         }
     }
     counts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn created_extensions_are_read_from_texts() {
-        for (text, name) in [
-            ("create extension pg_trgm", Some("pg_trgm")),
-            ("CREATE EXTENSION IF NOT EXISTS \"uuid-ossp\" SCHEMA public;", Some("uuid-ossp")),
-            ("create extension Hstore;", Some("hstore")),
-            ("create table extension (a int)", None),
-            ("create extension", None),
-        ] {
-            assert_eq!(created_extension(text).as_deref(), name, "{text}");
-        }
-    }
 }

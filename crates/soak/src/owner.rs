@@ -119,7 +119,7 @@ pub fn classify(expected: Owner, wanted: &[u8], index: u32, got: &[u8]) -> Viola
     Violation { kind, client: expected.client, detail }
 }
 
-/// From where to where two rows of one length differ, and what is there: bytes of another row tell which way they came.
+/// From where to where two rows differ, as far as both go, and what is there: bytes of another row tell which way they came.
 fn difference(wanted: &[u8], got: &[u8]) -> String {
     let differs = |&at: &usize| wanted[at] != got[at];
     let common = wanted.len().min(got.len());

@@ -229,8 +229,9 @@ fn until_released(dp: &Datapath, server: ServerSlot) -> Result<(), Error> {
     Ok(())
 }
 
-/// Answers a client that does not read until its buffers are full, so that the kernel's worker can write a segment only in part. Kernels since 6.4 and
-/// their stable relatives write such a segment again from its beginning, until "bpf, sockmap: fix duplicated data transmission" (Linux 6.16).
+/// Answers a client that does not read until its buffers are full, so that the kernel's worker can write a segment only in part. From commit
+/// 405df89dd52c ("bpf, sockmap: Improved check for empty queue") to "bpf, sockmap: fix duplicated data transmission" (2025) kernels write such a segment again from
+/// its beginning.
 fn read_late(app: &mut TcpStream, client: &TcpStream, backend: &mut TcpStream) -> io::Result<()> {
     set_socket_send_buffer_size(client, LATE_BUFFER_BYTES)?;
     // Short messages, whatever the longest may be, and numbers: no piece looks like another.

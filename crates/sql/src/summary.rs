@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use pg_query::NodeEnum;
+
 use crate::traits::{CLOCK_WORDS, varying_function};
 use crate::{Error, syntax, tokens};
 
@@ -39,6 +41,8 @@ pub struct Summary {
     pub creates: Vec<String>,
     /// Relations that it names, without schema.
     pub relations: Vec<String>,
+    /// Extensions that it creates.
+    pub extensions: Vec<String>,
     /// Whether it registers for notifications, or sends them.
     pub notifies: bool,
 }
@@ -72,9 +76,26 @@ impl Summary {
             volatile,
             creates: if creating { relations.clone() } else { Vec::new() },
             relations,
+            extensions: if kinds().any(|kind| kind == "CreateExtensionStmt") {
+                extensions(text)?
+            } else {
+                Vec::new()
+            },
             notifies: kinds().any(|kind| ["ListenStmt", "UnlistenStmt", "NotifyStmt"].contains(&kind)),
         })
     }
+}
+
+/// The extensions that a text creates. The summary does not name them.
+fn extensions(text: &str) -> Result<Vec<String>, Error> {
+    let parsed = pg_query::parse(text, 0).map_err(syntax)?;
+    let statements = parsed.protobuf.stmts.into_iter().filter_map(|raw| raw.stmt?.node);
+    Ok(statements
+        .filter_map(|node| match node {
+            NodeEnum::CreateExtensionStmt(create) => Some(create.extname),
+            _ => None,
+        })
+        .collect())
 }
 
 /// Statements by their node in PostgreSQL's grammar, as libpg_query names them, that only touch the session.
@@ -322,6 +343,18 @@ mod tests {
         }
         assert_eq!(class(""), Class::Empty);
         assert_eq!(class(" ; -- nothing"), Class::Empty);
+    }
+
+    #[test]
+    fn created_extensions_are_named() {
+        for (text, name) in [
+            ("create extension pg_trgm", "pg_trgm"),
+            ("CREATE EXTENSION IF NOT EXISTS \"uuid-ossp\" SCHEMA public;", "uuid-ossp"),
+            ("select 1; create /* here */ extension Hstore", "hstore"),
+        ] {
+            assert_eq!(of(text).extensions, [name], "{text}");
+        }
+        assert!(of("create table extension (a int)").extensions.is_empty());
     }
 
     #[test]

@@ -295,7 +295,7 @@ impl Worker {
             );
         }
         let Some(client_key) = server.client() else { return };
-        // First, and again when it is clear, which is as nothing: the client may leave, or ask on, before that.
+        // Before the look at what is on its way, because the client may leave or ask on meanwhile. A second call for one boundary does nothing.
         if self.clients.get(client_key).is_some_and(|client| client.mirror.is_some()) {
             self.mirror_boundary(client_key);
         }

@@ -86,7 +86,7 @@ enum Again {
     /// To be taken from a lane, which was busy.
     LaneClient(Key),
     LaneServer(ServerSlot),
-    /// A server without requests of its client, to which a lane had still something on its way.
+    /// A server to which a lane had still something on its way when its transaction was over or its client left.
     Unclear(Key),
 }
 

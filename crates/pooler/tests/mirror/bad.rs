@@ -2,11 +2,11 @@
 //! Mirrors that are slow, absent, broken or wrong: clients notice nothing (`async`) or a bounded wait (`sync`), and every drop is counted.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass};
+use underpass_testkit::{
+    Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, SmallDisk, Step, Underpass,
+};
 
 use crate::pair::{Pair, eventually, table};
 
@@ -269,39 +269,14 @@ fn disable_and_enable() -> Result<()> {
     Ok(())
 }
 
-/// A file system of 4 MB, while it lives.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// Of a server's user. `None` where we may not mount.
-    fn of(server: &Postgres) -> Option<Self> {
-        let path = server.data_dir().with_file_name("small");
-        std::fs::create_dir(&path).expect("a directory beside the server's");
-        let owner = server.data_dir().metadata().expect("the server's directory").uid();
-        let options = format!("size=4m,mode=0700,uid={owner}");
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).output();
-        if mount.is_ok_and(|mount| mount.status.success()) {
-            return Some(Self(path));
-        }
-        println!("skipped: only root may mount a small file system");
-        None
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // The server may still have files open there.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_disk_of_the_mirror_is_found_and_harms_nobody() -> Result<()> {
     for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
         let pair = Pair::start(mode)?;
-        let Some(disk) = SmallDisk::of(&pair.there) else { return Ok(()) };
+        let owner = pair.there.data_dir().metadata().expect("the server's directory").uid();
+        let Some(disk) = SmallDisk::mount(4096, owner)? else { return Ok(()) };
         pair.here.sql("create table t (id int, v text)")?;
-        pair.there.sql(&format!("create tablespace small location '{}'", disk.0.display()))?;
+        pair.there.sql(&format!("create tablespace small location '{}'", disk.path().display()))?;
         pair.there.sql("create table t (id int, v text) tablespace small")?;
         pair.both("create table other (id int)")?;
         pair.wait_on()?;

@@ -100,6 +100,7 @@ fn summary(shape: &str, hides: bool) -> Summary {
         creates: created.into_iter().map(|name| (*name).to_owned()).collect(),
         // Names of tables are among them.
         relations: names.into_iter().map(str::to_owned).collect(),
+        extensions: Vec::new(),
         notifies: false,
     }
 }

@@ -386,8 +386,10 @@ impl Worker {
         let transaction = source.take_transaction(None);
         let bytes = Arc::new(std::mem::take(&mut source.bytes));
         let is_nothing = transaction.answers.is_empty() && transaction.statements.is_empty();
-        let retry = self.shared.settings.load().config.server_login_retry;
-        lost.iter().for_each(|(state, reason)| state.lost(reason, retry, self.now));
+        if !lost.is_empty() {
+            let retry = self.shared.settings.load().config.server_login_retry;
+            lost.iter().for_each(|(state, reason)| state.lost(reason, retry, self.now));
+        }
         let Some(source) = self.source(key) else { return };
         if was_partial || is_nothing {
             for tap in &mut source.taps {
