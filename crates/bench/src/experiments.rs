@@ -467,7 +467,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "tracing-mariadb",
         title: "Tracing MariaDB",
         shows: "Throughput of MariaDB under sysbench, whose statements are prepared, alone, with general_log, and with a tracer \
-                beside it in three stages.",
+                beside it in three stages, then with all rows, which come by the 100 MB a second: its rings may overflow where \
+                the recorder gets little of the processors.",
         paper: "none; ANTtrail's evaluation has YCSB on MySQL",
         scale: NONE,
         systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist", "trace-full"],

@@ -24,6 +24,8 @@ use crate::selftest;
 const POLL: Duration = Duration::from_millis(5);
 /// A ring as full as this is looked into again at once.
 const FILL_BUSY: f64 = 0.1;
+/// From here on compression gives way to reading: what does not fit into a ring is lost, what is not compressed is only large.
+const FILL_HURRY: f64 = 0.25;
 /// Housekeeping: holes, statistics, probes that have become necessary.
 const TICK: Duration = Duration::from_millis(200);
 /// Between two reports of progress and accounts.
@@ -320,6 +322,14 @@ impl Run<'_> {
             }
             let fill = self.kernel.fill();
             self.summary.fill_max = self.summary.fill_max.max(fill);
+            if let Some(writer) = &mut self.writer {
+                // Between the two it stays as it is.
+                match fill {
+                    FILL_HURRY.. => writer.hurry(true),
+                    ..FILL_BUSY => writer.hurry(false),
+                    _ => {}
+                }
+            }
             self.drain();
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
@@ -441,6 +451,13 @@ impl Run<'_> {
         if let Some(why) = self.recorder.refused() {
             let count = self.summary.totals.refused;
             self.summary.notes.push(format!("{count} connections are not recorded, because they use {why}"));
+        }
+        let lost: u64 = self.summary.accounts.iter().map(|(_, _, accounts)| accounts.lost.events).sum();
+        if lost > 0 {
+            self.summary.notes.push(format!(
+                "the rings between kernel and recorder were full for {lost} events: the server was faster than the recorder's share \
+                 of the processors. More --ring-size survives longer bursts, a lower --level or an idle core more load"
+            ));
         }
         let unheard: u64 = self.summary.accounts.iter().map(|(_, _, accounts)| accounts.unheard.events).sum();
         if unheard > 0 {

@@ -38,6 +38,8 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
     let trace = capture.end();
     let session = trace.session("burst");
     assert!(!trace.summary.lossless());
+    let notes = &trace.summary.notes;
+    assert!(notes.iter().any(|note| note.contains("--ring-size")), "why, and what helps: {notes:?}");
 
     // What is in the trace was sent, at that place.
     let starts = trace.starts();

@@ -68,9 +68,9 @@ pub(crate) struct Trace {
     /// Ends the trace at this size, MiB.
     #[arg(long, value_name = "MIB")]
     max_size: Option<u64>,
-    /// Memory between kernel and recorder, MiB. More of it survives longer bursts.
-    #[arg(long, value_name = "MIB", default_value_t = 64)]
-    ring_size: u64,
+    /// Memory between kernel and recorder, MiB; 64, or 256 with `--level full` and with MariaDB and MySQL. More of it survives longer bursts.
+    #[arg(long, value_name = "MIB")]
+    ring_size: Option<u64>,
     /// Exits with status 3 if anything is missing from the trace, or its accounts do not add up.
     #[arg(long)]
     require_lossless: bool,
@@ -153,7 +153,7 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
         },
         cgroup: arguments.cgroup.clone(),
         directory: directory.clone(),
-        ring_bytes: arguments.ring_size << 20,
+        ring_bytes: arguments.ring_size.unwrap_or_else(|| ring_mib(server.protocol, arguments.level)) << 20,
         duration,
         writer: underpass_trace::Options {
             max_bytes: arguments.max_size.map(|mib| mib << 20),
@@ -187,6 +187,15 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     print!("{}", report(&summary, persist.then_some(&directory)));
     let lossless = summary.lossless();
     Ok(if arguments.require_lossless && !lossless { ExitCode::from(LOSSY) } else { ExitCode::SUCCESS })
+}
+
+/// Memory of the rings if nothing is said, MiB. Whole responses are many times what clients send; MariaDB's and MySQL's are always
+/// handed over whole.
+fn ring_mib(protocol: Protocol, level: LevelArg) -> u64 {
+    match (protocol, level) {
+        (Protocol::Mysql, _) | (_, LevelArg::Full) => 256,
+        _ => 64,
+    }
 }
 
 /// What hides values, if it is wanted.

@@ -49,6 +49,28 @@ proptest! {
 }
 
 #[test]
+fn blocks_that_are_written_in_a_hurry_are_larger_and_say_the_same() {
+    let parent = tempfile::tempdir().unwrap();
+    let write = |name: &str, hurry: fn(u64) -> bool| {
+        let directory = parent.path().join(name);
+        let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+        for at in 1..=20_000 {
+            writer.hurry(hurry(at));
+            let text = format!("select {} from accounts where aid = {}\0", at % 7, at * 7919 % 100_000);
+            let frontend = Frontend::new(SessionId(at % 8), at, at * 50, text.into_bytes());
+            writer.write(&Record::Frontend(frontend)).unwrap();
+        }
+        (directory, writer.finish().unwrap().file_bytes)
+    };
+    let (calm, small) = write("calm", |_| false);
+    let (mixed, between) = write("mixed", |at| at / 7000 % 2 == 1);
+    let (hurried, large) = write("hurried", |_| true);
+    assert!(small < between && between < large, "{small} {between} {large}");
+    let expected = read_all(&calm).0;
+    assert!(expected.len() == 20_000 && read_all(&mixed).0 == expected && read_all(&hurried).0 == expected);
+}
+
+#[test]
 fn a_message_longer_than_many_blocks() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("trace");
