@@ -119,6 +119,9 @@ pub(crate) struct Server {
     pub dedicated: bool,
 }
 
+/// Terminate, as it is on the wire.
+const TERMINATE: &[u8] = b"X\0\0\0\x04";
+
 impl Server {
     /// Whether it is reached by TCP at none of `addresses`.
     pub fn has_moved(&self, addresses: &[IpAddr]) -> bool {
@@ -135,6 +138,20 @@ impl Server {
             peer_id: None,
             address: self.address.peer_address(),
         }
+    }
+
+    /// Ends the conversation, before the socket is closed. In the middle of a message Terminate would be a part of it, and PostgreSQL
+    /// would log the byte that follows as an "invalid frontend message type": there the end of the stream has to do, as it has
+    /// for one that has not logged in.
+    pub fn say_goodbye(&mut self) {
+        let may_speak = !matches!(self.work, Work::Login(_))
+            && self.outbox.is_empty()
+            && !self.link.is_cut()
+            && self.is_clear();
+        if may_speak {
+            let _ = self.transport.write(TERMINATE);
+        }
+        self.transport.close_notify();
     }
 
     pub fn process_id(&self) -> u32 {

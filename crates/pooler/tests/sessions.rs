@@ -34,6 +34,40 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
+/// With two bytes of a Query to come, the first two of a Terminate would complete it: PostgreSQL would execute what nobody said.
+#[test]
+fn nothing_is_said_behind_half_a_message() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut other = Client::connect(&options)?;
+    other.query("create table said(n int)")?.ok()?;
+    // Longer than what the pooler keeps until it is whole.
+    let text = format!("insert into said values (1) -- {}", "long ".repeat(2000));
+    let mut message = vec![b'Q'];
+    message.extend((text.len() as u32 + 5).to_be_bytes());
+    message.extend(text.as_bytes());
+    for missing in [2, 300] {
+        // In the middle of its life, not of its login: it has had a server before.
+        let mut client = Client::connect(&options)?;
+        let home = pid(&mut client)?;
+        client.send_bytes(&message[..message.len() + 1 - missing])?;
+        eventually("PostgreSQL has been sent the beginning", || {
+            let servers = pooler.console("show servers")?.ok()?.rows();
+            Ok(servers.iter().flatten().flatten().any(|cell| cell == "active"))
+        })?;
+        drop(client);
+        eventually("the server goes with its client", || Ok(pid(&mut other)? != home))?;
+    }
+    eventually("both backends have ended", || {
+        Ok(server.sql_value("select count(*) from pg_stat_activity where query like 'insert%'")? == "0")
+    })?;
+    assert_eq!(other.query("select count(*) from said")?.ok()?.value(), Some("0"));
+    let log = server.log();
+    assert!(!log.contains("invalid frontend message type"), "{log}");
+    Ok(())
+}
+
 #[test]
 fn cancel_reaches_the_running_statement_and_nothing_else() -> Result<()> {
     let server = Postgres::start()?;

@@ -415,6 +415,11 @@ impl Link {
         self.status == Status::Idle && self.is_settled()
     }
 
+    /// The server has got the beginning of a message and waits for its rest.
+    pub fn is_cut(&self) -> bool {
+        self.frontend_left > 0
+    }
+
     /// Nothing is outstanding and both directions stand between messages; a transaction may be open.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()

@@ -487,8 +487,7 @@ impl Worker {
             let age = self.now.saturating_duration_since(server.connected_at).as_secs();
             logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
-        let _ = server.transport.write(b"X\0\0\0\x04");
-        server.transport.close_notify();
+        server.say_goodbye();
         let key = server.key;
         if server.home == self.index {
             self.servers.remove(key);
@@ -612,10 +611,7 @@ impl Worker {
         if config.log_disconnections {
             logging::phrase(Some(server.label()), &text::closing(reason, age));
         }
-        if !matches!(server.work, Work::Login(_)) {
-            let _ = server.transport.write(b"X\0\0\0\x04");
-        }
-        server.transport.close_notify();
+        server.say_goodbye();
     }
 
     /// Ends a client: tells it why if that is wanted, takes it out of the queue, brings its server to rest.
@@ -779,7 +775,7 @@ impl Worker {
         }
         for key in self.servers.keys() {
             if let Some(Entry::Here(mut server)) = self.servers.remove(key) {
-                let _ = server.transport.write(b"X\0\0\0\x04");
+                server.say_goodbye();
             }
         }
     }
