@@ -38,6 +38,36 @@ def register_show(command):
             same(admin.query(f"SHOW {command}")[-1].columns, columns_of(command), f"columns of SHOW {command}")
 
 
+@check("show/fds/rows")
+def fds_rows(t):
+    # Listening sockets first; neither the console's own connection, nor one that logs in, nor TLS is listed.
+    p = t.tx({"server_tls_sslmode": "disable"})
+    with t.connect(p) as client, t.connect(p, handshake=False):
+        client.query("BEGIN")
+        rows = [line.split("\t") for line in unix_admin(p).run("SHOW FDS", "-A", "-t", "-F", "\t").splitlines()]
+    shown = [(task, user, database) for _, task, user, database, *_ in rows]
+    same(shown, [("pooler", "", ""), ("pooler", "", ""), ("client", "bob", "p0"), ("server", "bob", "p0")], "rows")
+    same(sorted(row[4:6] for row in rows[:2]), [["127.0.0.1", str(p.port)], ["unix", str(p.port)]], "listening")
+    same(len({row[0] for row in rows}), 4, "different descriptors")
+
+
+@check("console/errors-in-log")
+def errors_in_log(t):
+    # Two lines each, of which log_pooler_errors switches the second.
+    p = t.pooler()
+    admin, stats = t.keep(p.admin()), t.keep(p.admin(user="stats"))
+    for text, conn, sql in ((r"invalid command 'SHOW NOSUCH', use SHOW HELP;", admin, "SHOW NOSUCH"),
+                            ("no such database: nosuch", admin, "PAUSE nosuch"), ("SET failed", admin, "SET nosuch=1"),
+                            ("pooler is not paused/suspended", admin, "RESUME"), ("admin access needed", stats, "PAUSE")):
+        fails(re.escape(text), conn.query, sql)
+        user = "admin" if conn is admin else "stats"
+        p.wait_log(f" ERROR {re.escape(text)}\n.* WARNING C-\\S+ pgbouncer/{user}@\\S+ pooler error: {re.escape(text)}\n")
+    admin.query("SET log_pooler_errors = 0")
+    fails("a database is required", admin.query, "DISABLE")
+    p.wait_log(" ERROR a database is required\n")
+    assert "pooler error: a database" not in p.log(), p.log()[-500:]
+
+
 class PsqlAdmin:
     """psql as the pooler's own user: the login by peer UID."""
 

@@ -150,8 +150,8 @@ impl Show {
             Self::Config => "Every key of the configuration with its value in force.",
             Self::Databases => "Databases, configured or taken from the `*` entry.",
             Self::Fds => {
-                "File descriptors in use, with cancel keys and secrets; admin users only. Connections with \
-                 TLS are left out."
+                "File descriptors in use, the listening sockets first, with cancel keys and secrets; admin users \
+                 only. Connections with TLS, those of the console and those that log in are left out."
             }
             Self::Help => "The commands, as a notice; there is no row.",
             Self::Lists => "How many of everything there are.",

@@ -88,6 +88,12 @@ pub fn tls_setup_failed(error: &dyn fmt::Display) -> Phrase {
     phrase(Level::Error, "tls_setup_failed", format!("TLS setup failed: {error}"))
 }
 
+/// A console command was refused. [`pooler_error`] follows with the client's name.
+#[must_use]
+pub fn console_error(message: &str) -> Phrase {
+    phrase(Level::Error, "console_error", message.to_owned())
+}
+
 /// An error was sent to a client (`log_pooler_errors`).
 #[must_use]
 pub fn pooler_error(message: &str) -> Phrase {

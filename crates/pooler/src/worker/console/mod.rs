@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use underpass_console::command::QUERY_BYTES_MAX;
 use underpass_console::help::{HELP_DETAIL, HELP_MESSAGE};
 use underpass_console::session::WELCOME_PARAMETERS;
-use underpass_console::text::reason;
+use underpass_console::text::{self, reason};
 use underpass_console::{Access, ConsoleError, Table};
 use underpass_pool::core::ClientRef;
 use underpass_wire::backend::{FieldDescription, Report, Severity, TransactionStatus, build};
@@ -23,6 +23,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Farewell, Worker};
 use crate::client::Phase;
+use crate::logging;
 use crate::pool::DatabaseState;
 use crate::table::Key;
 
@@ -199,8 +200,21 @@ impl Worker {
 
     fn console_error(&mut self, key: Key, error: &ConsoleError) {
         let mut out = Vec::new();
-        error_message(&mut out, error);
+        self.refuse_command(key, error, &mut out);
         self.console_send(key, &out);
+    }
+
+    /// Logs a refusal in PgBouncer's two lines, of which the second can be switched off, and makes the message for the client.
+    fn refuse_command(&self, key: Key, error: &ConsoleError, out: &mut Vec<u8>) {
+        let text = error.to_string();
+        logging::phrase(None, &text::console_error(&text));
+        if let (Some(client), true) =
+            (self.clients.get(key), self.shared.settings.load().config.log_pooler_errors)
+        {
+            logging::phrase(Some(client.label()), &text::pooler_error(&text));
+        }
+        let code = SqlState::new(error.sqlstate().as_bytes()).unwrap_or(SqlState::PROTOCOL_VIOLATION);
+        build::error_response(out, &Report::new(Severity::Error, code, &text));
     }
 
     /// Sends an answer and ReadyForQuery. `tag` is the CommandComplete's.
@@ -227,7 +241,7 @@ impl Worker {
                     build::command_complete(&mut out, tag);
                 }
             }
-            Err(error) => error_message(&mut out, &error),
+            Err(error) => self.refuse_command(key, &error, &mut out),
         }
         build::ready_for_query(&mut out, TransactionStatus::Idle);
         self.console_send(key, &out);
@@ -244,11 +258,6 @@ impl Worker {
             self.client_io_failed(key, &error);
         }
     }
-}
-
-fn error_message(out: &mut Vec<u8>, error: &ConsoleError) {
-    let code = SqlState::new(error.sqlstate().as_bytes()).unwrap_or(SqlState::PROTOCOL_VIOLATION);
-    build::error_response(out, &Report::new(Severity::Error, code, &error.to_string()));
 }
 
 fn encode_table(out: &mut Vec<u8>, table: &Table) {

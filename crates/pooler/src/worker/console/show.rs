@@ -102,6 +102,7 @@ impl Worker {
             facts
         };
         let (shared, now) = (self.shared.clone(), self.now);
+        let listeners = self.listeners.clone();
         self.collect(key, part, move |parts| {
             let mut facts: Vec<SocketFacts> = parts.into_iter().flatten().collect();
             if with_servers {
@@ -109,7 +110,7 @@ impl Worker {
             }
             link_lanes(&mut facts);
             Ok(Reply::Rows(if show == Show::Fds {
-                fd_table(&facts)
+                fd_table(&listeners, &facts)
             } else {
                 socket_table(&shared, show, facts)
             }))

@@ -21,7 +21,7 @@ use crate::server::{Server, Work};
 use crate::shared::{Shared, lock};
 use crate::transport::{Outbox, Transport};
 use crate::worker::login::CONSOLE;
-use crate::worker::{Entry, Worker};
+use crate::worker::{Entry, Listener, Worker};
 
 /// A copy of what is shown of one socket.
 pub(super) struct SocketFacts {
@@ -258,10 +258,24 @@ pub(super) fn socket_table(shared: &Shared, show: Show, mut facts: Vec<SocketFac
     table
 }
 
-/// Rows of SHOW FDS. Descriptors are not handed over, so their secrets, which only a successor could use, are not told either.
-pub(super) fn fd_table(facts: &[SocketFacts]) -> Table {
+/// Rows of SHOW FDS: first the listening sockets, then connections, without those that log in or are on the console, as in PgBouncer.
+/// Descriptors are not handed over, so their secrets, which only a successor could use, are not told either.
+pub(super) fn fd_table(listeners: &[Listener], facts: &[SocketFacts]) -> Table {
     let mut table = Table::new(Show::Fds.columns());
-    for facts in facts.iter().filter(|facts| facts.tls.is_empty()) {
+    for listener in listeners {
+        let address = net::local_endpoint(&*listener.fd);
+        let addr = address.map_or("unix".to_owned(), |address| address.ip().to_string());
+        table.push(&FdRow {
+            fd: listener.fd.as_raw_fd().cast_unsigned(),
+            addr: &addr,
+            port: address.map_or(listener.unix_port.unwrap_or_default(), |address| address.port()),
+            ..FdRow::default()
+        });
+    }
+    let shown = |facts: &&SocketFacts| {
+        facts.tls.is_empty() && !facts.on_console && facts.state != SocketState::Client(ClientState::Login)
+    };
+    for facts in facts.iter().filter(shown) {
         let addr = facts.peer.host();
         table.push(&FdRow {
             fd: facts.fd,
