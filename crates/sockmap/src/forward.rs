@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
@@ -12,7 +12,10 @@ use crate::attach::{self, Attachment};
 use crate::error::Error;
 use crate::skel::forward::{ForwardSkel, ForwardSkelBuilder};
 
-/// Pairs of TCP sockets between which the kernel forwards. Everything ends with the value.
+/// linux/bpf.h: a redirect into the receive queue of its target.
+const BPF_F_INGRESS: u64 = 1;
+
+/// Pairs of TCP or unix stream sockets between which the kernel forwards. Everything ends with the value.
 pub struct Forwarder {
     // Before the programs: what is attached goes first.
     _attachment: Attachment,
@@ -26,36 +29,65 @@ impl fmt::Debug for Forwarder {
 }
 
 impl Forwarder {
-    /// Loads the program; needs root.
+    /// Loads the program; needs root. What arrives at one socket of a pair is sent by the other.
     ///
     /// # Errors
     /// When the kernel refuses it; carries the verifier's log.
     pub fn open() -> Result<Self, Error> {
+        Self::load(false)
+    }
+
+    /// As [`Self::open`], but what arrives at one socket of a pair becomes readable at the other.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub fn open_inward() -> Result<Self, Error> {
+        Self::load(true)
+    }
+
+    fn load(inward: bool) -> Result<Self, Error> {
         let log = attach::capture_log();
         // The skeleton borrows this storage for its whole life; it is a pointer in size and opened once.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
-        let open = ForwardSkelBuilder::default().open(storage).map_err(|e| log.error(&e))?;
+        let mut open = ForwardSkelBuilder::default().open(storage).map_err(|e| log.error(&e))?;
+        let rodata =
+            open.maps.rodata_data.as_deref_mut().ok_or(Error::State("the object has no settings"))?;
+        rodata.redirect_flags = if inward { BPF_F_INGRESS } else { 0 };
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
         let attachment = attach::skb_verdict(&skel.progs.forward_skb, &skel.maps.peers)?;
         Ok(Self { _attachment: attachment, skel })
     }
 
-    /// Joins two connected TCP sockets: what arrives at one from now on leaves by the other. What arrived before stays
+    /// Joins two connected sockets: what arrives at one from now on is forwarded to the other. What arrived before stays
     /// for the caller to read. A pair ends when either socket is closed.
     ///
     /// # Errors
     /// When a socket has no cookie, is not connected, or there are too many.
     pub fn join(&self, a: impl AsFd, b: impl AsFd) -> Result<(), Error> {
         let (a, b) = (a.as_fd(), b.as_fd());
-        for (socket, other) in [(a, b), (b, a)] {
-            let cookie = rustix::net::sockopt::socket_cookie(other)
-                .map_err(|error| Error::system("asking for the cookie of a socket")(error.into()))?;
-            let value = u64::try_from(socket.as_raw_fd()).expect("a descriptor is not negative");
-            self.skel.maps.peers.update(&cookie.to_ne_bytes(), &value.to_ne_bytes(), MapFlags::ANY).map_err(
-                |error| Error::system("putting a socket into the map")(std::io::Error::other(error)),
-            )?;
-        }
-        Ok(())
+        self.insert(cookie_of(b)?, a)?;
+        self.insert(cookie_of(a)?, b)
     }
+
+    /// Runs the program on what arrives at a connected socket, without a peer: it all goes to user space.
+    ///
+    /// # Errors
+    /// As of [`Self::join`].
+    pub fn watch(&self, socket: impl AsFd) -> Result<(), Error> {
+        let socket = socket.as_fd();
+        // No socket has such a cookie, so nobody's peer.
+        self.insert(!cookie_of(socket)?, socket)
+    }
+
+    fn insert(&self, key: u64, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        let value = u64::try_from(socket.as_raw_fd()).expect("a descriptor is not negative");
+        let inserted = self.skel.maps.peers.update(&key.to_ne_bytes(), &value.to_ne_bytes(), MapFlags::ANY);
+        inserted.map_err(|error| Error::system("putting a socket into the map")(std::io::Error::other(error)))
+    }
+}
+
+fn cookie_of(socket: BorrowedFd<'_>) -> Result<u64, Error> {
+    rustix::net::sockopt::socket_cookie(socket)
+        .map_err(|error| Error::system("asking for the cookie of a socket")(error.into()))
 }

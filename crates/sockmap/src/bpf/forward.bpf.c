@@ -7,7 +7,16 @@
  */
 #include "kernel.bpf.h"
 
+struct unix_sock {
+	struct sock sk;
+	struct sock *peer; /* the other end, while there is one */
+} KERNEL_STRUCT;
+
 #define SOCKETS_MAX 8192
+#define AF_UNIX 1
+
+/* 0: by the peer's send path. BPF_F_INGRESS: into its receive queue. */
+const volatile __u64 redirect_flags = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
@@ -16,15 +25,30 @@ struct {
 	__type(value, __u64);
 } peers SEC(".maps");
 
+/* The cookie of the socket at which the chunk has arrived; 0 if it has none. */
+static __always_inline __u64 receiver(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct unix_sock *sender;
+	struct sock *peer;
+
+	if (!sk || sk->family != AF_UNIX)
+		return bpf_get_socket_cookie(skb);
+	/* Between unix sockets a chunk stays its sender's until it is read, and skb->sk is that sender. */
+	sender = bpf_skc_to_unix_sock(sk);
+	peer = sender ? sender->peer : NULL;
+	return peer ? peer->__sk_common.skc_cookie.counter : 0;
+}
+
 SEC("sk_skb/verdict")
 int forward_skb(struct __sk_buff *skb)
 {
-	__u64 own = bpf_get_socket_cookie(skb);
+	__u64 own = receiver(skb);
 
 	if (!skb->len)
 		return SK_PASS; /* a bare FIN; lanes.bpf.c says what a redirect of it would do */
 	/* Without a peer there is no redirect, and SK_PASS alone means the socket's own queue. */
-	(void)bpf_sk_redirect_hash(skb, &peers, &own, 0);
+	(void)bpf_sk_redirect_hash(skb, &peers, &own, redirect_flags);
 	return SK_PASS;
 }
 
