@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -41,12 +40,12 @@ enum Command {
     /// A forwarder without a protocol: what the experiment `forward` measures.
     #[command(hide = true)]
     Forward {
-        /// Where clients connect.
+        /// Where clients connect, an address or the folder and port of a unix socket; as often as wanted.
+        #[arg(long, required = true)]
+        listen: Vec<forward::Place>,
+        /// Where they get to, likewise.
         #[arg(long)]
-        listen: SocketAddr,
-        /// Where they get to.
-        #[arg(long)]
-        to: SocketAddr,
+        to: forward::Place,
         /// By a program in the kernel; without it by a copy in user space.
         #[arg(long)]
         kernel: bool,
@@ -128,7 +127,7 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Forward { listen, to, kernel } => {
-            forward::run(listen, to, kernel)?;
+            forward::run(&listen, &to, kernel)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::List => {

@@ -230,7 +230,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 connection of its own; empty statements. What separates these two is all that a lane can save.",
         paper: "kpgpool 4.1.3, figure 4.1",
         scale: PaperScale { data: "none (sockperf)", clients: "not given", seconds: "not given" },
-        systems: &["direct", "forward-user", "forward-kernel", "pgbouncer"],
+        systems: &[
+            "direct",
+            "forward-user",
+            "forward-kernel",
+            "forward-user-unix",
+            "forward-kernel-unix",
+            "pgbouncer",
+            "pgbouncer-unix",
+        ],
         plan: plans::forward,
     },
     Experiment {

@@ -6,14 +6,18 @@
 //! socket waits, which is enough for requests and answers of a few bytes and nothing for copies.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::net::RecvFlags;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{RecvFlags, SendFlags};
 use underpass_sockmap::Forwarder;
 
 /// What is read at once.
@@ -22,25 +26,106 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// Events that are taken at once.
 const EVENTS: usize = 256;
 
-/// The key of the listener among the events; connections count from 0.
-const LISTENER: u64 = u64::MAX;
+/// The key of the first listener among the events, the others follow; connections count from 0.
+const LISTENERS: u64 = u64::MAX / 2;
+
+/// An end of a hop: an address or, as `/folder:port`, a unix socket named as PostgreSQL's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// An address.
+    Tcp(SocketAddr),
+    /// The path of a socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.rsplit_once(':') {
+            Some((folder, port)) if folder.starts_with('/') => {
+                Ok(Self::Unix(PathBuf::from(folder).join(format!(".s.PGSQL.{port}"))))
+            }
+            _ => text
+                .parse()
+                .map(Self::Tcp)
+                .map_err(|e| format!("{text}: neither address:port nor /folder:port: {e}")),
+        }
+    }
+}
+
+impl Place {
+    fn connect(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect(address)?;
+                stream.set_nodelay(true)?;
+                Ok(stream.into())
+            }
+            Self::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+        }
+    }
+
+    fn listen(&self) -> io::Result<Listener> {
+        match self {
+            Self::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
+            Self::Unix(path) => {
+                let listener = UnixListener::bind(path)?;
+                // The load generator may be another user.
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))?;
+                Ok(Listener::Unix(listener))
+            }
+        }
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Tcp(listener) => {
+                let stream = listener.accept()?.0;
+                stream.set_nodelay(true)?;
+                Ok(stream.into())
+            }
+            Self::Unix(listener) => Ok(listener.accept()?.0.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
 
 /// Both sockets of a pair by the keys 2n (client) and 2n + 1 (server).
 struct Pairs {
-    epoll: rustix::fd::OwnedFd,
-    sockets: BTreeMap<u64, TcpStream>,
+    epoll: OwnedFd,
+    sockets: BTreeMap<u64, OwnedFd>,
     next: u64,
     kernel: Option<Forwarder>,
 }
 
-/// Forwards between whoever connects to `listen` and `to`, until it is killed.
+/// Forwards between whoever connects to one of `listen` and `to`, until it is killed.
 ///
 /// # Errors
 /// When it cannot listen, or the kernel refuses the program.
-pub fn run(listen: SocketAddr, to: SocketAddr, kernel: bool) -> Result<()> {
-    let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+pub fn run(listen: &[Place], to: &Place, kernel: bool) -> Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+    let mut listeners = Vec::new();
+    for (key, place) in (LISTENERS..).zip(listen) {
+        let listener = place.listen().with_context(|| format!("cannot listen on {place:?}"))?;
+        epoll::add(&epoll, &listener, EventData::new_u64(key), EventFlags::IN)?;
+        listeners.push(listener);
+    }
     let kernel = kernel.then(Forwarder::open).transpose()?;
     let mut pairs = Pairs { epoll, sockets: BTreeMap::new(), next: 0, kernel };
     let mut events = Vec::with_capacity(EVENTS);
@@ -53,10 +138,10 @@ pub fn run(listen: SocketAddr, to: SocketAddr, kernel: bool) -> Result<()> {
         };
         for event in &events {
             let key = event.data.u64();
-            if key == LISTENER {
-                let client = listener.accept()?.0;
+            if let Some(listener) = key.checked_sub(LISTENERS) {
+                let client = listeners[listener as usize].accept()?;
                 // A client whose server is not there is told by its end.
-                if let Ok(server) = TcpStream::connect(to) {
+                if let Ok(server) = to.connect() {
                     pairs.join(client, server, &mut buffer)?;
                 }
             } else if pairs.copy(key, &mut buffer).is_err() {
@@ -67,12 +152,9 @@ pub fn run(listen: SocketAddr, to: SocketAddr, kernel: bool) -> Result<()> {
 }
 
 impl Pairs {
-    fn join(&mut self, client: TcpStream, server: TcpStream, buffer: &mut [u8]) -> Result<()> {
+    fn join(&mut self, client: OwnedFd, server: OwnedFd, buffer: &mut [u8]) -> Result<()> {
         let first = self.next;
         self.next += 2;
-        for stream in [&client, &server] {
-            stream.set_nodelay(true)?;
-        }
         // A reader that waits would be woken by each redirect, so in the kernel's form only the end is waited for.
         let flags = match &self.kernel {
             Some(forwarder) => {
@@ -82,7 +164,7 @@ impl Pairs {
             None => EventFlags::IN | EventFlags::RDHUP,
         };
         for (key, stream) in [(first, &client), (first + 1, &server)] {
-            epoll::add(&self.epoll, stream.as_fd(), EventData::new_u64(key), flags)?;
+            epoll::add(&self.epoll, stream, EventData::new_u64(key), flags)?;
         }
         self.sockets.insert(first, client);
         self.sockets.insert(first + 1, server);
@@ -100,7 +182,13 @@ impl Pairs {
         };
         match rustix::net::recv(from, &mut *buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok((read, _)) => (&mut &*to).write_all(&buffer[..read]),
+            Ok((read, _)) => {
+                let mut rest = &buffer[..read];
+                while !rest.is_empty() {
+                    rest = &rest[rustix::net::send(to, rest, SendFlags::NOSIGNAL)?..];
+                }
+                Ok(())
+            }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -115,40 +203,61 @@ impl Pairs {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{Read, Write};
 
     use super::*;
 
-    /// A server that answers each byte by its successor, behind a forwarder.
+    /// Answers each byte by its successor.
+    fn answer(mut stream: impl Read + Write) {
+        let mut byte = [0];
+        while stream.read(&mut byte).unwrap() == 1 {
+            byte[0] += 1;
+            stream.write_all(&byte).unwrap();
+        }
+    }
+
+    /// A server at an address and one at a unix socket, each behind a forwarder.
     fn answers(kernel: bool) {
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let to = server.local_addr().unwrap();
-        std::thread::spawn(move || {
-            for stream in server.incoming() {
-                let mut stream = stream.unwrap();
-                let mut byte = [0];
-                while stream.read(&mut byte).unwrap() == 1 {
-                    byte[0] += 1;
-                    stream.write_all(&byte).unwrap();
+        let to = Place::Tcp(server.local_addr().unwrap());
+        std::thread::spawn(move || server.incoming().for_each(|stream| answer(stream.unwrap())));
+        exchange(to, kernel);
+
+        let folder = tempfile::tempdir().unwrap();
+        let to: Place = format!("{}:5432", folder.path().display()).parse().unwrap();
+        assert_eq!(to, Place::Unix(folder.path().join(".s.PGSQL.5432")));
+        let server = UnixListener::bind(folder.path().join(".s.PGSQL.5432")).unwrap();
+        std::thread::spawn(move || server.incoming().for_each(|stream| answer(stream.unwrap())));
+        exchange(to, kernel);
+    }
+
+    /// Bytes through a forwarder of its own, there and back, of a client by TCP and of one by unix socket.
+    fn exchange(to: Place, kernel: bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let port = crate::postgres::free_port().unwrap();
+        let listen = [
+            Place::Tcp(SocketAddr::from(([127, 0, 0, 1], port))),
+            Place::Unix(folder.path().join(".s.PGSQL.1")),
+        ];
+        let places = listen.clone();
+        std::thread::spawn(move || run(&places, &to, kernel).unwrap());
+        for place in listen {
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            let client = loop {
+                match place.connect() {
+                    Ok(client) => break client,
+                    Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
                 }
+            };
+            // A stream of any kind: nothing but reads and writes follow.
+            let mut client = UnixStream::from(client);
+            client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+            for sent in 0..100 {
+                client.write_all(&[sent]).unwrap();
+                let mut got = [0];
+                client.read_exact(&mut got).unwrap();
+                assert_eq!(got[0], sent + 1);
             }
-        });
-        let listen = crate::postgres::free_port().unwrap();
-        let listen = SocketAddr::from(([127, 0, 0, 1], listen));
-        std::thread::spawn(move || run(listen, to, kernel).unwrap());
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-        let mut client = loop {
-            match TcpStream::connect(listen) {
-                Ok(client) => break client,
-                Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
-            }
-        };
-        client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
-        for sent in 0..100 {
-            client.write_all(&[sent]).unwrap();
-            let mut got = [0];
-            client.read_exact(&mut got).unwrap();
-            assert_eq!(got[0], sent + 1);
         }
     }
 

@@ -167,17 +167,24 @@ pub fn protocol(options: &Options) -> Vec<Step> {
     steps
 }
 
-/// Empty statements through forwarders without a protocol; PgBouncer in session pooling beside them.
+/// Empty statements through forwarders without a protocol, of clients by TCP and by unix socket; PgBouncer in session pooling beside them.
 pub fn forward(options: &Options) -> Vec<Step> {
     let clients = options.clients_or(if options.quick { &[8] } else { &[1, 8, 32] });
-    let steps = clients.iter().enumerate().map(|(index, &count)| {
-        let mut setup = Setup { pool_mode: PoolMode::Session, ..setup(options, most(&clients)) };
-        // A forwarder has a server connection for each client.
-        setup.pool_size = setup.pool_size.max(most(&clients) + SPARE_CLIENTS);
-        let point = Point::default().with("clients", count);
-        pgbench(index as u32, point, setup, Load::new(count, Protocol::Simple, ";\n"))
-    });
-    steps.collect()
+    let mut steps = Vec::new();
+    for &count in &clients {
+        for client_unix in [false, true] {
+            let mut setup =
+                Setup { pool_mode: PoolMode::Session, client_unix, ..setup(options, most(&clients)) };
+            // A forwarder has a server connection for each client.
+            setup.pool_size = setup.pool_size.max(most(&clients) + SPARE_CLIENTS);
+            let point = Point::default()
+                .with("clients", count)
+                .with("client", if client_unix { "unix" } else { "tcp" });
+            let load = Load::new(count, Protocol::Simple, ";\n");
+            steps.push(pgbench(steps.len() as u32, point, setup, load));
+        }
+    }
+    steps
 }
 
 /// BEGIN, a query, COMMIT over a range of clients.
