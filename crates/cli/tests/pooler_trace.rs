@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -28,6 +28,15 @@ fn run(program: &str, port: u16, arguments: &[&str]) {
         .env("PGSSLMODE", "disable");
     let output = command.stdin(Stdio::null()).output().expect("a program");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What a command of ours about a trace says.
+fn output(arguments: &[&str], trace: &Path) -> Output {
+    Command::new(binary()).args(arguments).arg(trace).output().expect("a command")
+}
+
+fn told(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
 /// Packets of the pooler's port, recorded while `work` runs.
@@ -223,6 +232,18 @@ fn a_trace_by_the_pooler_is_the_trace_by_packets_and_can_be_replayed() {
             assert_eq!(found.len(), expected.len());
             assert!(!found.iter().any(|text| text.contains(secret)));
         }
+        // The trace names the server behind the pooler: a replay there is refused, and the report tells it.
+        let identifier =
+            server.sql_value("select system_identifier from pg_control_system()").expect("a number");
+        let report = output(&["report"], &own);
+        let place = format!("at 127.0.0.1:{}, system identifier {identifier}: postgres", server.port());
+        assert!(report.status.success() && told(&report).contains(&place), "{}", told(&report));
+        let there =
+            format!("host=127.0.0.1 port={} user=postgres dbname=postgres sslmode=disable", server.port());
+        let refused = output(&["replay", "--dry-run", "--to", &there], &own);
+        let why = told(&refused);
+        let expected = format!("captured server of database postgres at 127.0.0.1:{} itself", server.port());
+        assert!(!refused.status.success() && why.contains(&expected), "{why}");
         if level == Level::Full {
             continue;
         }

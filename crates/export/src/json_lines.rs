@@ -177,6 +177,10 @@ fn object(record: &Record<'_>, utc: Utc, says: Says) -> Value {
                 .word("lost", r.lost)
                 .word("filtered", r.filtered);
         }
+        Record::Server(r) => {
+            o.bytes("database", &r.database).bytes("address", &r.address).bytes("version", &r.version);
+            o.optional_bytes("system_identifier", r.system_identifier.as_deref());
+        }
         _ => {}
     }
     Value::Object(o.0)
@@ -197,6 +201,7 @@ fn kind(record: &Record<'_>) -> &'static str {
         Record::SessionEnd(_) => "session_end",
         Record::Clock(_) => "clock",
         Record::Counters(_) => "counters",
+        Record::Server(_) => "server",
         _ => "unknown",
     }
 }

@@ -9,8 +9,8 @@ use underpass_testkit::{
     AuthMethod, Authority, Batch, Client, Ini, Options, Pooler, Postgres, Result, Tls, Underpass,
 };
 use underpass_trace::{
-    Direction, Frontend, LossReason, Outcome, PreparedFill, Reader, Record, SessionEnd, SessionId,
-    SessionStart, Transport,
+    Direction, Frontend, LossReason, Outcome, PreparedFill, Reader, Record, ServerIdentity, SessionEnd,
+    SessionId, SessionStart, Transport,
 };
 
 /// Longest wait for anything, on a loaded machine.
@@ -57,13 +57,20 @@ struct Trace(Vec<Record<'static>>);
 
 impl Trace {
     fn read(directory: &Path) -> Self {
+        let (trace, is_whole) = Self::so_far(directory);
+        assert!(is_whole);
+        trace
+    }
+
+    /// Also of a recording at work; whether the trace has ended in good order.
+    fn so_far(directory: &Path) -> (Self, bool) {
         let mut reader = Reader::open(directory).expect("a trace");
         let mut records = Vec::new();
         while let Some(record) = reader.next().expect("a record") {
             records.push(record.into_owned());
         }
-        assert!(reader.damage().none());
-        Self(records)
+        let is_whole = reader.damage().none();
+        (Self(records), is_whole)
     }
 
     /// Ends the pooler, and reads what it has recorded.
@@ -119,6 +126,13 @@ impl Trace {
             _ => None,
         });
         found.expect("an end")
+    }
+
+    fn servers(&self) -> impl Iterator<Item = &ServerIdentity<'static>> {
+        self.0.iter().filter_map(|record| match record {
+            Record::Server(server) => Some(server),
+            _ => None,
+        })
     }
 
     fn prepared(&self) -> impl Iterator<Item = &PreparedFill<'static>> {
@@ -283,6 +297,47 @@ fn a_reload_begins_and_ends_a_recording_among_sessions() -> Result<()> {
     let sent = trace.sent(start.session);
     assert!(!sent.is_empty() && sent.chunks(used.as_bytes().len()).all(|batch| batch == used.as_bytes()));
     assert_eq!(trace.starts().count(), 2);
+    Ok(())
+}
+
+#[test]
+fn the_server_of_each_database_is_asked_once() -> Result<()> {
+    let server = Postgres::start()?;
+    let at_server = |extra: &str| format!("host=127.0.0.1 port={} dbname=postgres {extra}", server.port());
+    let off = || {
+        Ini::for_server(&server)
+            .set("pool_mode", "session")
+            .database("shop", &at_server("pool_size=1"))
+            .database("old", &at_server(""))
+    };
+    let mut pooler = Underpass::start(&off().tail("[underpass]\nkernel_path = off"))?;
+    // A session that is there already, and holds its server.
+    let mut old = Client::connect(&pooler.options("postgres", "old"))?;
+    old.query("select 1")?.ok()?;
+    pooler.rewrite(&off().tail("[underpass]\nkernel_path = off\ntrace_dir = ."))?;
+    pooler.console("RELOAD")?.ok()?;
+    for _ in 0..3 {
+        let mut client = Client::connect(&pooler.options("postgres", "shop"))?;
+        assert_eq!(client.query("select 7")?.ok()?.value(), Some("7"), "the only server of the pool is free");
+        client.terminate()?;
+    }
+    pooler.console("RELOAD")?.ok()?;
+    eventually("both are in the trace", || {
+        Ok(Trace::so_far(&recordings(pooler.directory())[0]).0.servers().count() == 2)
+    })?;
+    drop(old);
+    let identifier = server.sql_value("select system_identifier from pg_control_system()")?;
+    let version = server.sql_value("show server_version")?;
+    let trace = Trace::of(&mut pooler)?;
+    let mut found: Vec<_> = trace.servers().collect();
+    found.sort_by_key(|server| server.database.clone());
+    let names: Vec<_> = found.iter().map(|server| String::from_utf8_lossy(&server.database)).collect();
+    assert_eq!(names, ["old", "shop"], "{}", pooler.log());
+    for one in found {
+        assert_eq!(one.address, format!("127.0.0.1:{}", server.port()).as_bytes());
+        assert_eq!(one.version, version.as_bytes());
+        assert_eq!(one.system_identifier.as_deref(), Some(identifier.as_bytes()));
+    }
     Ok(())
 }
 

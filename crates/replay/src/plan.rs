@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use underpass_trace::{EndReason, Meta, SessionId};
+use underpass_trace::{EndReason, Meta, ServerIdentity, SessionId};
 use underpass_wire::backend::TransactionStatus;
 
 use crate::classify::Classifier;
@@ -54,6 +54,8 @@ pub enum Rows {
 pub struct Plan {
     /// What the trace says about itself.
     pub meta: Meta,
+    /// The servers of a trace that a pooler made; none of others, whose server `meta` names.
+    pub servers: Vec<ServerIdentity<'static>>,
     /// The sessions, in the order of their start.
     pub sessions: Vec<Session>,
     /// All messages.

@@ -130,16 +130,7 @@ async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight)
         Ok(rows) => found.system_identifier = first(rows),
         Err(error) => found.notes.push(format!("cannot see the target's system_identifier: {error}")),
     }
-    match (&plan.meta.server.system_identifier, &found.system_identifier) {
-        (Some(captured), Some(target)) if captured == target => found.problems.push(format!(
-            "it is the captured server itself, or a physical copy of it (system_identifier {target})"
-        )),
-        (None, _) => found.notes.push(
-            "the trace does not say which server it is of, so nothing shows that the target is another"
-                .into(),
-        ),
-        _ => {}
-    }
+    note_captured(plan, found);
     let free = "select current_setting('max_connections')::int \
         - case when (select rolsuper from pg_roles where rolname = current_user) then 0 \
           else current_setting('superuser_reserved_connections')::int end \
@@ -147,6 +138,55 @@ async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight)
     let free = first(connection.query(free).await?).and_then(|text| text.parse().ok()).unwrap_or(0);
     found.note_connections(plan, free);
     Ok(())
+}
+
+/// Whether the target is the captured server, or one of those that a pooler led to.
+fn note_captured(plan: &Plan, found: &mut Preflight) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let itself = found.system_identifier.as_deref();
+    let behind_pooler = plan.servers.iter().find(|server| {
+        server
+            .system_identifier
+            .as_deref()
+            .is_some_and(|captured| itself.map(str::as_bytes) == Some(captured))
+    });
+    let which = match (&plan.meta.server.system_identifier, behind_pooler) {
+        (Some(captured), _) if Some(captured.as_str()) == itself => Some(String::new()),
+        (_, Some(server)) => {
+            Some(format!(" of database {} at {}", text(&server.database), text(&server.address)))
+        }
+        _ => None,
+    };
+    if let (Some(which), Some(target)) = (which, itself) {
+        found.problems.push(format!(
+            "it is the captured server{which} itself, or a physical copy of it (system_identifier {target})"
+        ));
+        return;
+    }
+    if plan.meta.server.system_identifier.is_some() {
+        return;
+    }
+    let known: BTreeSet<&[u8]> = plan
+        .servers
+        .iter()
+        .filter(|server| server.system_identifier.is_some())
+        .map(|server| &*server.database)
+        .collect();
+    let of_others = |database: &&[u8]| !known.contains(database);
+    let databases = plan.sessions.iter().filter_map(|session| session.database.as_deref());
+    let unknown: BTreeSet<&[u8]> = databases.filter(of_others).collect();
+    if known.is_empty() {
+        found.notes.push(
+            "the trace does not say which server it is of, so nothing shows that the target is another"
+                .into(),
+        );
+    } else if !unknown.is_empty() {
+        let shown: Vec<String> = unknown.iter().take(NAMED_MAX).map(|database| text(database)).collect();
+        found.notes.push(format!(
+            "the trace does not say which server these databases were on, so the target may be theirs: {}",
+            shown.join(", ")
+        ));
+    }
 }
 
 /// Databases and users. Returns the logins with the statements that each of them runs.

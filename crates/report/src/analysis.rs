@@ -20,6 +20,17 @@ const GROUPS_MAX: usize = 1_000;
 /// Characters of an error message that are kept as an example.
 const EXAMPLE_CHARS: usize = 200;
 
+/// A server behind a pooler that recorded.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KnownServer {
+    /// Where the pooler's configuration has it.
+    pub address: String,
+    /// Its `server_version`.
+    pub version: String,
+    /// Its `system_identifier`, if it said so.
+    pub system_identifier: Option<String>,
+}
+
 /// What a trace says.
 #[derive(Clone, Debug)]
 pub struct Analysis {
@@ -85,6 +96,8 @@ pub struct Analysis {
     pub unbalanced: u64,
     /// The recorder's last accounts.
     pub counters: Option<Counters>,
+    /// The servers of a trace that a pooler made, by the database as clients name it.
+    pub servers: BTreeMap<String, KnownServer>,
     pub(crate) bins: Bins,
     open: foldhash::HashMap<SessionId, Open>,
 }
@@ -202,6 +215,7 @@ impl Analysis {
             totals: [ByteTotals::default(); 2],
             unbalanced: 0,
             counters: None,
+            servers: BTreeMap::new(),
             bins: Bins::new(),
             open: foldhash::HashMap::default(),
         }
@@ -210,7 +224,7 @@ impl Analysis {
     fn record(&mut self, record: &Record<'_>) {
         self.records += 1;
         // The clock was read before the first record, and may be much older.
-        if !matches!(record, Record::Clock(_) | Record::Counters(_)) {
+        if !matches!(record, Record::Clock(_) | Record::Counters(_) | Record::Server(_)) {
             let now = record.time_ns();
             self.span_ns =
                 Some(self.span_ns.map_or((now, now), |(first, last)| (first.min(now), last.max(now))));
@@ -220,6 +234,15 @@ impl Analysis {
             Record::Cancel(_) => self.cancels += 1,
             Record::Clock(clock) => self.clock = self.clock.or(Some(*clock)),
             Record::Counters(counters) => self.counters = Some(*counters),
+            Record::Server(server) => {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let known = KnownServer {
+                    address: text(&server.address),
+                    version: text(&server.version),
+                    system_identifier: server.system_identifier.as_deref().map(text),
+                };
+                self.servers.insert(text(&server.database), known);
+            }
             Record::Loss(loss) => {
                 let sum = self.losses.entry(loss.reason).or_default();
                 *sum = (sum.0 + 1, sum.1.saturating_add(loss.len));

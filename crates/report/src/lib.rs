@@ -13,7 +13,7 @@ pub mod mirrors;
 mod page;
 mod text;
 
-pub use analysis::{Analysis, ErrorClass, Group, Statement};
+pub use analysis::{Analysis, ErrorClass, Group, KnownServer, Statement};
 pub use fingerprint::Fingerprints;
 pub use page::page;
 pub use text::text;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use underpass_charts::{Section, escape, figure};
 
 use crate::analysis::{DIRECTIONS, NEVER_RECORDED};
-use crate::text::{duration, protocol, when};
+use crate::text::{duration, protocol, servers, when};
 use crate::{Analysis, charts};
 
 /// The page, with this many statements in its table, and further sections at its end.
@@ -39,7 +39,11 @@ fn facts(analysis: &Analysis) -> String {
             let _ = write!(text, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(&value));
         }
     };
-    row("server", format!("{} {}", protocol(analysis), meta.server.version));
+    let servers = servers(analysis);
+    if servers.is_empty() {
+        row("server", format!("{} {}", protocol(analysis), meta.server.version));
+    }
+    servers.into_iter().for_each(|server| row("server", server));
     row("system identifier", meta.server.system_identifier.clone().unwrap_or_default());
     row("addresses", meta.server.addresses.join(", "));
     row("host", [&meta.host[..], &meta.kernel].join(" ").trim().to_owned());

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The summary for a terminal.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::Analysis;
-use crate::analysis::{DIRECTIONS, NEVER_RECORDED};
+use crate::analysis::{DIRECTIONS, KnownServer, NEVER_RECORDED};
+
+/// Databases of one server that are named.
+const DATABASES_MAX: usize = 10;
 
 /// The summary, with this many statements.
 pub fn text(analysis: &Analysis, top: usize) -> String {
@@ -13,8 +17,15 @@ pub fn text(analysis: &Analysis, top: usize) -> String {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "{name:<13} {value}");
     };
-    let version = if meta.server.version.is_empty() { "of unknown version" } else { &meta.server.version };
-    line("server", format!("{} {version}{}", protocol(analysis), on(&meta.host)));
+    let servers = servers(analysis);
+    if servers.is_empty() {
+        let version =
+            if meta.server.version.is_empty() { "of unknown version" } else { &meta.server.version };
+        line("server", format!("{} {version}{}", protocol(analysis), on(&meta.host)));
+    } else {
+        line("recorded by", format!("a pooler{}", on(&meta.host)));
+        servers.into_iter().for_each(|server| line("server", server));
+    }
     if let Some((first, last)) = analysis.span_ns {
         let (first, last) = (when(analysis, first), when(analysis, last));
         line(
@@ -127,6 +138,27 @@ fn errors(analysis: &Analysis, out: &mut String) {
     for (sqlstate, class) in classes.iter().take(10) {
         let _ = writeln!(out, "{:>9}  {sqlstate}  {}", class.count, shortened(&class.example, 100));
     }
+}
+
+/// The servers behind a pooler that recorded, each with its databases.
+pub(crate) fn servers(analysis: &Analysis) -> Vec<String> {
+    let mut databases = BTreeMap::<_, Vec<&str>>::new();
+    for (database, server) in &analysis.servers {
+        databases.entry(server).or_default().push(database);
+    }
+    let one = |(server, databases): (&KnownServer, Vec<&str>)| {
+        let shown = &databases[..databases.len().min(DATABASES_MAX)];
+        let more = if databases.len() > shown.len() { ", ..." } else { "" };
+        let identifier = server.system_identifier.as_deref().unwrap_or("unknown");
+        format!(
+            "{} {} at {}, system identifier {identifier}: {}{more}",
+            protocol(analysis),
+            server.version,
+            server.address,
+            shown.join(", ")
+        )
+    };
+    databases.into_iter().map(one).collect()
 }
 
 /// The protocol's name for readers.

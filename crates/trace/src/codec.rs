@@ -25,10 +25,12 @@ pub(crate) mod kind {
     pub(crate) const SESSION_END: u8 = 11;
     pub(crate) const CLOCK: u8 = 12;
     pub(crate) const COUNTERS: u8 = 13;
+    /// Since 1.1.
+    pub(crate) const SERVER: u8 = 14;
 
     /// Whether this version knows the kind. Readers pass over others, which a later minor version added.
     pub(crate) const fn is_known(kind: u8) -> bool {
-        matches!(kind, SESSION_START..=COUNTERS)
+        matches!(kind, SESSION_START..=SERVER)
     }
 }
 
@@ -74,6 +76,7 @@ pub(crate) fn kind_of(record: &Record<'_>) -> u8 {
         Record::SessionEnd(_) => kind::SESSION_END,
         Record::Clock(_) => kind::CLOCK,
         Record::Counters(_) => kind::COUNTERS,
+        Record::Server(_) => kind::SERVER,
     }
 }
 
@@ -178,6 +181,13 @@ pub(crate) fn encode(state: &mut State, record: &Record<'_>, out: &mut Vec<u8>) 
                 put(out, count.events);
                 put(out, count.bytes);
             }
+        }
+        Record::Server(r) => {
+            time(state, r.time_ns, out);
+            for text in [&r.database, &r.address, &r.version] {
+                put_bytes(out, text);
+            }
+            optional_bytes(r.system_identifier.as_deref(), out);
         }
     }
 }
@@ -301,6 +311,13 @@ fn decode_fields<'a>(state: &mut State, kind: u8, mut f: Fields<'a>) -> Option<R
             let mut count = || Some(Count { events: f.u64()?, bytes: f.u64()? });
             let (seen, recorded, lost, filtered) = (count()?, count()?, count()?, count()?);
             Record::Counters(Counters { time_ns, seen, recorded, lost, filtered })
+        }
+        kind::SERVER => {
+            let time_ns = decode_time(state, &mut f)?;
+            let mut text = || f.bytes().map(Cow::Borrowed);
+            let (database, address, version) = (text()?, text()?, text()?);
+            let system_identifier = decode_optional_bytes(&mut f)?;
+            Record::Server(ServerIdentity { time_ns, database, address, version, system_identifier })
         }
         _ => return None,
     })

@@ -71,6 +71,8 @@ pub enum Record<'a> {
     Clock(Clock),
     /// The recorder's own accounts so far.
     Counters(Counters),
+    /// Which server a database is, of a trace that a pooler made.
+    Server(ServerIdentity<'a>),
 }
 
 /// A session begins. Written when the login is over, so that all of it is known; also for a login that failed,
@@ -454,6 +456,22 @@ pub struct Counters {
     pub filtered: Count,
 }
 
+/// Which server stands behind a database of a pooler that records: a trace of such has as many as the pooler leads to. The last of
+/// a database counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerIdentity<'a> {
+    /// When it was asked.
+    pub time_ns: u64,
+    /// The database, as clients name it.
+    pub database: Bytes<'a>,
+    /// Where the pooler's configuration has it: `host:port` or the directory of a socket and its port, several with commas.
+    pub address: Bytes<'a>,
+    /// Its `server_version`; empty if it did not say.
+    pub version: Bytes<'a>,
+    /// Its `system_identifier` in decimal, if it said so.
+    pub system_identifier: Option<Bytes<'a>>,
+}
+
 /// A number of events and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
@@ -493,6 +511,7 @@ impl Record<'_> {
             Self::SessionEnd(r) => r.time_ns,
             Self::Clock(r) => r.monotonic_ns,
             Self::Counters(r) => r.time_ns,
+            Self::Server(r) => r.time_ns,
         }
     }
 
@@ -510,7 +529,7 @@ impl Record<'_> {
             Self::Withheld(r) => Some(r.session),
             Self::Loss(r) => r.session,
             Self::SessionEnd(r) => Some(r.session),
-            Self::Clock(_) | Self::Counters(_) => None,
+            Self::Clock(_) | Self::Counters(_) | Self::Server(_) => None,
         }
     }
 
@@ -539,6 +558,7 @@ impl Record<'_> {
             Self::SessionEnd(r) => Record::SessionEnd(r),
             Self::Clock(r) => Record::Clock(r),
             Self::Counters(r) => Record::Counters(r),
+            Self::Server(r) => Record::Server(r.into_owned()),
         }
     }
 }
@@ -621,6 +641,19 @@ impl PreparedFill<'_> {
             query: own(self.query),
             param_types: self.param_types,
             redaction: self.redaction,
+        }
+    }
+}
+
+impl ServerIdentity<'_> {
+    /// The same with bytes of its own.
+    pub fn into_owned(self) -> ServerIdentity<'static> {
+        ServerIdentity {
+            time_ns: self.time_ns,
+            database: own(self.database),
+            address: own(self.address),
+            version: own(self.version),
+            system_identifier: self.system_identifier.map(own),
         }
     }
 }

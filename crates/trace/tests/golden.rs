@@ -138,6 +138,13 @@ fn records() -> Vec<Record<'static>> {
             lost: count(1),
             filtered: count(0),
         }),
+        Record::Server(ServerIdentity {
+            time_ns: 8_500_000,
+            database: b"shop"[..].into(),
+            address: b"10.0.0.5:5432"[..].into(),
+            version: b"17.2"[..].into(),
+            system_identifier: Some(b"7421931650231287733"[..].into()),
+        }),
     ]
 }
 

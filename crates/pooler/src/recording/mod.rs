@@ -5,6 +5,7 @@
 //! ([`writer`]) lets the protocol's machine read them and writes records. No worker ever waits for it: what the queue has no room for is
 //! left out, and because every chunk carries its position in its stream, the thread records exactly which bytes that were.
 
+mod servers;
 mod tap;
 mod writer;
 
@@ -23,9 +24,12 @@ use underpass_console::rows::TraceRow;
 use underpass_console::{Show, Table};
 use underpass_trace::assemble::{Known, Origin};
 use underpass_trace::{
-    Clock, Direction, EndReason, Level, Meta, Options, Server, SessionId, Source, Transport, Writer,
+    Clock, Direction, EndReason, Level, Meta, Options, Server, ServerIdentity, SessionId, Source, Transport,
+    Writer,
 };
 
+pub(crate) use servers::Identity;
+use servers::Servers;
 pub(crate) use tap::Tap;
 
 use crate::lanes::monotonic_ns as now_ns;
@@ -46,6 +50,8 @@ enum Event {
     Forget(SessionId),
     /// It has gone; how long its streams were.
     End { session: SessionId, time_ns: u64, reason: EndReason, frontend: u64, backend: u64 },
+    /// Who the server of a database is.
+    Server(Box<ServerIdentity<'static>>),
     /// Recording ends.
     Stop,
 }
@@ -126,6 +132,7 @@ pub(crate) struct Recording {
     /// Why, if nobody asked for it.
     why: Mutex<Option<String>>,
     pub counts: Counts,
+    servers: Mutex<Servers>,
 }
 
 impl Recording {
@@ -143,6 +150,7 @@ impl Recording {
             is_over: AtomicBool::new(false),
             why: Mutex::default(),
             counts: Counts::default(),
+            servers: Mutex::default(),
         });
         let thread = std::thread::Builder::new().name("trace".into());
         let writing = writer::Writing::new(recording.clone(), writer);

@@ -238,6 +238,7 @@ impl Writing {
                 ended.machine.end(time_ns, reason, audit, out);
                 out.recording.release(EVENT_BYTES);
             }
+            Event::Server(server) => out.write(&Record::Server(*server)),
             Event::Stop => {}
         }
     }

@@ -587,6 +587,9 @@ impl Worker {
         if self.shared.mirrors.is_any() {
             self.mirror_attach(key);
         }
+        if self.shared.recordings.is_on() {
+            self.recording_identify(key);
+        }
         let Some(client) = self.clients.get_mut(key) else { return };
         if client.inbox.is_empty() {
             // The buffer of its login: ten thousand idle clients would keep 40 MB.

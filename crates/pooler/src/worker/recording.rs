@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients that are there when a recording begins or ends.
 
+use underpass_console::rows::Replication;
 use underpass_trace::assemble::Known;
 use underpass_wire::frontend::Parse;
 
 use super::Worker;
 use crate::client::{Client, Phase};
 use crate::recording::{Joined, Statement};
+use crate::table::Key;
 
 impl Worker {
     /// After a RELOAD: every client belongs to the present recording, or to none.
@@ -19,14 +21,33 @@ impl Worker {
                 (None, None) => true,
                 _ => false,
             };
-            if is_as_wanted || client.is_silent || matches!(client.phase, Phase::Console(_) | Phase::Closing)
-            {
+            if is_as_wanted {
+                self.recording_identify(key);
+                continue;
+            }
+            if client.is_silent || matches!(client.phase, Phase::Console(_) | Phase::Closing) {
                 continue;
             }
             let tap = current
                 .as_ref()
                 .and_then(|recording| recording.tap(client.address.socket_address(), Some(joined(client))));
             client.transport.set_tap(tap);
+            self.recording_identify(key);
+        }
+    }
+
+    /// Has the server behind a recorded client asked who it is, unless the recording knows or is about to.
+    pub(super) fn recording_identify(&mut self, key: Key) {
+        let Some(recording) = self.shared.recordings.current() else { return };
+        let Some(client) = self.clients.get(key) else { return };
+        let Some(pool) = client.pool.clone().filter(|_| {
+            let is_recorded = client.transport.tap().is_some_and(|tap| tap.is_of(&recording));
+            is_recorded && client.replication == Replication::None
+        }) else {
+            return;
+        };
+        if recording.begin_identify(&pool.database, self.now) {
+            self.probe_for_recording(&recording, &pool);
         }
     }
 }

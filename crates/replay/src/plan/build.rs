@@ -8,8 +8,8 @@ use std::path::Path;
 use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 use underpass_trace::{
-    Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, SessionEnd,
-    SessionId, SessionStart, WithheldReason, statements::LocalFiles,
+    Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, ServerIdentity,
+    SessionEnd, SessionId, SessionStart, WithheldReason, statements::LocalFiles,
 };
 use underpass_wire::backend::TransactionStatus;
 use underpass_wire::frontend::{self, Message, build};
@@ -66,6 +66,7 @@ struct Builder<'o> {
     omitted: Omitted,
     /// CancelRequests: session and time.
     cancels: Vec<(Option<SessionId>, u64)>,
+    servers: Vec<ServerIdentity<'static>>,
     origin_ns: Option<u64>,
     end_ns: u64,
 }
@@ -134,6 +135,7 @@ impl<'o> Builder<'o> {
             refused: HashSet::default(),
             omitted: Omitted::default(),
             cancels: Vec::new(),
+            servers: Vec::new(),
             origin_ns: None,
             end_ns: 0,
         })
@@ -167,6 +169,7 @@ impl<'o> Builder<'o> {
                 script.filled.insert(fill.name.to_vec());
                 script.session.prepared.push(message);
             }
+            Record::Server(server) => self.servers.push(server.clone().into_owned()),
             Record::Cancel(cancel) => self.cancels.push((cancel.session, cancel.time_ns)),
             Record::Loss(loss) if loss.direction == Direction::Frontend => {
                 // What follows shows the gap by its offset. A unit that misses its end never gets one.
@@ -360,6 +363,7 @@ impl<'o> Builder<'o> {
             None => sessions.first().map_or(0, |session| session.start_ns),
         };
         let mut plan = Plan {
+            servers: self.servers,
             meta,
             sessions,
             messages: self.messages,

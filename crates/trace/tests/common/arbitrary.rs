@@ -219,5 +219,10 @@ pub fn record() -> impl Strategy<Value = Record<'static>> {
                 Record::Counters(Counters { time_ns, seen, recorded, lost, filtered })
             }
         ),
+        (number(), bytes(), bytes(), bytes(), prop::option::of(bytes())).prop_map(
+            |(time_ns, database, address, version, system_identifier)| {
+                Record::Server(ServerIdentity { time_ns, database, address, version, system_identifier })
+            }
+        ),
     ]
 }

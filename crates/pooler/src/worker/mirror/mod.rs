@@ -5,7 +5,7 @@
 //! - a *shadow* is a session with one mirror on behalf of one source. It is a client without a socket ([`Transport::memory`]): what its source
 //!   said is put into its transport and goes the way of any client's requests, over servers of the mirror's pool, statements renamed and
 //!   parameters restored; what it is answered is noted and goes nowhere;
-//! - a *probe*, a client without a socket too, asks the primary and the mirror who they are.
+//! - a *probe*, a client without a socket too, asks a server who it is: the primary and the mirror, and for recordings any other.
 //!
 //! In `mode = async` a transaction is noted until it is over on the primary, then queued as a whole at the shadow, which plays one after the
 //! other. In `mode = sync` a shadow gets the bytes as they come, and the source is not read while a shadow of it is behind.
@@ -169,7 +169,8 @@ impl Worker {
 
     /// What time brings: cancels that are due, mirrors that keep clients waiting, comparisons that were collected.
     pub(super) fn sweep_mirrors(&mut self) {
-        if !self.shared.mirrors.is_any() && self.compared.is_empty() {
+        let is_any = self.shared.mirrors.is_any() || self.shared.recordings.is_on();
+        if !is_any && self.compared.is_empty() {
             return;
         }
         for key in self.clients.keys() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds out who the primary and a mirror are, before the mirror gets anything: the same server must not do everything twice.
+//! Asks a server who it is. The primary and a mirror are asked before the mirror gets anything: the same server must not do everything twice.
+//! Servers whose workload is recorded are asked so that the trace names them: it must not be replayed on them.
 
 use std::sync::Arc;
 
@@ -8,21 +9,31 @@ use underpass_wire::frontend::build;
 use super::Role;
 use crate::mirrors::MirrorState;
 use crate::pool::Pool;
+use crate::recording::{Identity, Recording};
 use crate::table::Key;
 use crate::worker::auth_query::columns;
 use crate::worker::{Again, Farewell, Worker};
 
 /// The system identifier alone would take a standby for its primary, and a restored copy for its origin. No two servers share both values.
 const IDENTITY: &[u8] = b"select system_identifier || ' ' || extract(epoch from pg_postmaster_start_time()) from pg_control_system()";
+/// Of a recorded server. What `underpass replay` compares is `system_identifier`, because copies are to be told from their origin by the user.
+const RECORDED: &[u8] =
+    b"select system_identifier, current_setting('server_version') from pg_control_system()";
 /// Longest answer that is kept, in bytes: it has some hundred.
 const ANSWER_MAX: usize = 8192;
 
 /// See the module documentation.
 pub(crate) struct Probe {
-    state: Arc<MirrorState>,
-    /// 0 = the primary, 1 = the mirror.
-    side: usize,
+    asks: Asks,
     answer: Vec<u8>,
+}
+
+/// Who wants to know.
+enum Asks {
+    /// A mirror, about the primary (0) or itself (1).
+    Mirror { state: Arc<MirrorState>, side: usize },
+    /// A recording, about the servers of a pool.
+    Recording { recording: Arc<Recording>, pool: Arc<Pool> },
 }
 
 impl Probe {
@@ -33,12 +44,20 @@ impl Probe {
 }
 
 impl Worker {
-    /// Asks a server of `pool` who it is.
+    /// Asks a server of `pool` who it is, for a mirror.
     pub(super) fn probe(&mut self, state: &Arc<MirrorState>, side: usize, pool: &Arc<Pool>) {
-        let role = Role::Probe(Probe { state: state.clone(), side, answer: Vec::new() });
-        let key = self.silent_client(pool, None, role);
+        self.send_probe(Asks::Mirror { state: state.clone(), side }, IDENTITY, pool);
+    }
+
+    /// Asks a server of `pool` who it is, for a recording.
+    pub(in crate::worker) fn probe_for_recording(&mut self, recording: &Arc<Recording>, pool: &Arc<Pool>) {
+        self.send_probe(Asks::Recording { recording: recording.clone(), pool: pool.clone() }, RECORDED, pool);
+    }
+
+    fn send_probe(&mut self, asks: Asks, question: &[u8], pool: &Arc<Pool>) {
+        let key = self.silent_client(pool, None, Role::Probe(Probe { asks, answer: Vec::new() }));
         let mut request = Vec::new();
-        build::query(&mut request, IDENTITY);
+        build::query(&mut request, question);
         if let Some(client) = self.clients.get_mut(key) {
             client.transport.put(Arc::new(request));
             client.readable = true;
@@ -50,11 +69,11 @@ impl Worker {
     pub(super) fn probe_done(&mut self, key: Key) {
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(Role::Probe(probe)) = client.mirror.take().map(|role| *role) else { return };
-        self.identified(&probe, identity(&probe.answer));
+        self.identified(&probe, first_row(&probe.answer));
         // Its link is being taken apart by the caller.
         self.post(
             self.index,
-            Box::new(move |worker| worker.close_client(key, Farewell::quiet("mirror checked"))),
+            Box::new(move |worker| worker.close_client(key, Farewell::quiet("server asked"))),
         );
     }
 
@@ -63,23 +82,37 @@ impl Worker {
         self.identified(probe, Err(reason.to_owned()));
     }
 
-    fn identified(&mut self, probe: &Probe, identity: Result<String, String>) {
+    fn identified(&mut self, probe: &Probe, answer: Result<Vec<String>, String>) {
         let retry = self.shared.settings.load().config.server_login_retry;
-        probe.state.identified(probe.side, identity, retry, self.now);
+        let answer = answer.map(Vec::into_iter);
+        match &probe.asks {
+            Asks::Mirror { state, side } => {
+                let identity = answer.map(|mut values| values.next().unwrap_or_default());
+                state.identified(*side, identity, retry, self.now);
+            }
+            Asks::Recording { recording, pool } => {
+                let identity = answer.map(|mut values| Identity {
+                    system_identifier: values.next(),
+                    version: values.next().unwrap_or_default(),
+                });
+                recording.identified(&pool.database, identity, self.now + retry);
+            }
+        }
     }
 }
 
-fn identity(mut answer: &[u8]) -> Result<String, String> {
+/// The values of the first row of an answer.
+fn first_row(mut answer: &[u8]) -> Result<Vec<String>, String> {
     while let Some(header) = answer.first_chunk::<5>() {
         let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
         let Some(body) = answer.get(5..length + 1) else { break };
         match header[0] {
             b'D' => {
-                let value =
-                    columns(body).and_then(|columns| columns.first().copied().flatten().map(<[u8]>::to_vec));
-                return value
-                    .map(|value| String::from_utf8_lossy(&value).into_owned())
-                    .ok_or_else(|| "malformed answer to the question who it is".to_owned());
+                let text =
+                    |value: Option<&[u8]>| value.map(|value| String::from_utf8_lossy(value).into_owned());
+                let values: Option<Vec<String>> =
+                    columns(body).and_then(|columns| columns.into_iter().map(text).collect());
+                return values.ok_or_else(|| "malformed answer to the question who it is".to_owned());
             }
             b'E' => return Err(format!("cannot tell who it is: {}", crate::error_message(body))),
             _ => {}
