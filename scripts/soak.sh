@@ -20,7 +20,13 @@ POSTGRES_PID= POOLER_PID=
 clean_up() {
     status=$?
     trap - EXIT INT TERM
-    if [ "$status" -ne 0 ]; then tail -n 40 "$directory"/*.log >&2 || true; fi
+    if [ "$status" -ne 0 ]; then
+        tail -n 40 "$directory"/*.log >&2 || true
+        # What a rare violation meant is said minutes before the end.
+        kept=$(mktemp -d /tmp/underpass-soak-failed.XXXXXX)
+        cp "$directory"/*.log "$kept"
+        say "logs of the server and the pooler: $kept"
+    fi
     [ -z "$POOLER_PID" ] || end_process QUIT "$POOLER_PID"
     [ -z "$POSTGRES_PID" ] || end_process INT "$POSTGRES_PID"
     rm -rf "$directory"
@@ -100,6 +106,7 @@ case $kind in
         value() { sed -n "s/^lane|$1|$2|\([0-9]*\)|.*/\1/p" <<<"$kernel"; }
         carried=$(value "${lane^^}" xacts) taken=$(value all taken) given=$(value all given)
         say "lane ${lane^^}: $carried transactions carried, $(value user xacts) in user space, $taken times taken, $given times given, $(value all overlaps) segments cut"
+        say "reasons: $(awk -F'|' '$1 == "exit" && $4 > 0 { printf "%s %s, ", $2, $4 }' <<<"$kernel" | sed 's/, $//')"
         # Clients that queue are never given to the kernel. Of the checker's transactions, in which faults and statements of all kinds are
         # frequent, it forwarded the answers of 43 % so.
         if [ "$kind" = "lane-$lane" ]; then changes=10000 part=20; else changes=0 part=4; fi

@@ -506,6 +506,7 @@ impl Datapath {
             s.sk_addr(index),
             s.active_ns(index),
             s.next_seq(index),
+            s.answered(index),
         ] {
             word.store(0, Ordering::Relaxed);
         }
@@ -589,6 +590,7 @@ impl Datapath {
         if self.clients.link(index).load(Ordering::SeqCst) & (LINK_LINKED | LINK_HELD) != LINK_HELD {
             return Err(Error::State("free_client before take and unlink"));
         }
+        self.retire_unanswered(index);
         let side = &self.client_side[index as usize];
         side.generation.fetch_add(1, Ordering::AcqRel);
         side.fd.store(-1, Ordering::Release);

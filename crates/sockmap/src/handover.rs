@@ -14,9 +14,10 @@ use crate::names::Reason;
 use crate::shared::{POOL_ORDINALS_MAX, StreamState};
 use crate::socket;
 use crate::words::{
-    CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD,
-    LINK_LINKED, LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT,
-    LINK_STATUS_MASK, LINK_STATUS_SHIFT, PEER_LINKED, SRV_LOCAL, SRV_RETIRE,
+    CLEAR_KNOWN, CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT,
+    LINK_HELD, LINK_LINKED, LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT,
+    LINK_STATUS_MASK, LINK_STATUS_SHIFT, PEER_LINKED, SENT_GEN_MASK, SENT_GEN_SHIFT, SENT_KNOWN, SRV_LOCAL,
+    SRV_RETIRE,
 };
 
 /// How often a take looks again for a program that is just running before it asks to be called later.
@@ -485,8 +486,51 @@ impl Datapath {
         Ok(taken.map(|s| self.server_slot(s)))
     }
 
-    /// Takes the first idle server of a pool that has this fingerprint, if one is given, is not marked to be retired, and that `take` agrees
-    /// to when it has left the set.
+    /// As `answer_lost()` of `bpf/lanes.bpf.h`: the client that this server answered last, in lane A, was reset before it had the answer, so the
+    /// backend's `send()` failed and PostgreSQL ends.
+    fn answer_lost(&self, s: u32) -> bool {
+        let sent = self.servers.answered(s).load(SeqCst);
+        let c = sent as u32;
+        if sent == 0 || self.clients.in_use(c).load(SeqCst) == 0 {
+            return false;
+        }
+        let generation = self.clients.link(c).load(SeqCst) >> LINK_GEN_SHIFT;
+        // It has been linked again, or asked again: then it had all its answers.
+        if (generation ^ sent >> SENT_GEN_SHIFT) & SENT_GEN_MASK != 0
+            || self.clients.clear(c).load(SeqCst) == CLEAR_KNOWN | generation
+        {
+            return false;
+        }
+        let client = self.client_slot(c);
+        // The client may be another worker's, which just closes it: what another socket says counts for nothing.
+        self.lost(c) && self.check_client(client).is_ok()
+    }
+
+    /// Whether a client's connection is over and its socket has not taken all that was forwarded to it.
+    fn lost(&self, c: u32) -> bool {
+        let written = socket::bytes_enqueued_at_end(socket::borrow(self.client_fd(c)));
+        let base = self.client_side[c as usize].seq_base.load(Acquire);
+        let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
+        matches!(written, Ok(Some(written))
+            if expected.wrapping_sub(base.wrapping_add(written as u32)).cast_signed() > 0)
+    }
+
+    /// A client leaves: servers whose answer it has not taken are marked to be retired. They end by themselves.
+    pub(crate) fn retire_unanswered(&self, c: u32) {
+        if !self.lost(c) {
+            return;
+        }
+        let generation = self.clients.link(c).load(SeqCst) >> LINK_GEN_SHIFT & SENT_GEN_MASK;
+        let answered = SENT_KNOWN | generation << SENT_GEN_SHIFT | u64::from(c);
+        for s in 0..self.server_side.len() as u32 {
+            if self.servers.in_use(s).load(SeqCst) != 0 && self.servers.answered(s).load(SeqCst) == answered {
+                self.servers.flags(s).fetch_or(SRV_RETIRE, SeqCst);
+            }
+        }
+    }
+
+    /// Takes the first idle server of a pool that has this fingerprint, if one is given, is not marked to be retired, did not lose its last answer, and
+    /// that `take` agrees to when it has left the set.
     pub(crate) fn take_first(
         &self,
         p: u32,
@@ -515,7 +559,7 @@ impl Datapath {
                     continue;
                 }
                 let s = member.load(SeqCst);
-                if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 {
+                if self.servers.flags(s).load(SeqCst) & SRV_RETIRE != 0 || self.answer_lost(s) {
                     continue;
                 }
                 if self.pools.idle(p, word).fetch_and(!bit, SeqCst) & bit == 0 {

@@ -90,7 +90,7 @@ words!(
     peer: AtomicU64, dir: AtomicU64, fwd: AtomicU64, passed: AtomicU64, tx_expect: AtomicU64, cookie: AtomicU64,
     pool: AtomicU32, ordinal: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32, run_bytes: AtomicU32,
     reason: AtomicU32, runs_begin: AtomicU32, runs_end: AtomicU32, in_use: AtomicU32, sk_addr: AtomicU64, active_ns: AtomicU64,
-    next_seq: AtomicU64,
+    next_seq: AtomicU64, answered: AtomicU64,
 );
 words!(
     types::pool_slot,

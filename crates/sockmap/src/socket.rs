@@ -5,11 +5,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// Offsets in `struct tcp_info` (linux/tcp.h; the layout only grows): `tcpi_unacked` (segments), `tcpi_bytes_acked`
+/// Offsets in `struct tcp_info` (linux/tcp.h; the layout only grows): `tcpi_state`, `tcpi_unacked` (segments), `tcpi_bytes_acked`
 /// (4.1), `tcpi_notsent_bytes` (4.6).
+const TCP_INFO_STATE: usize = 0;
 const TCP_INFO_UNACKED: usize = 24;
 const TCP_INFO_BYTES_ACKED: usize = 120;
 const TCP_INFO_NOTSENT_BYTES: usize = 144;
+
+/// `TCP_CLOSE` (net/tcp_states.h): reset, timed out, or closed by both.
+const TCP_CLOSE: u8 = 7;
 
 /// How often [`bytes_enqueued`] looks again when an acknowledgement came in between.
 const STEADY_TRIES: u32 = 64;
@@ -27,6 +31,8 @@ struct SendQueue {
     acked: u64,
     /// Everything that was ever enqueued is acknowledged.
     empty: bool,
+    /// There is no connection any more.
+    over: bool,
 }
 
 fn send_queue(fd: BorrowedFd<'_>) -> io::Result<SendQueue> {
@@ -54,6 +60,7 @@ fn send_queue(fd: BorrowedFd<'_>) -> io::Result<SendQueue> {
     Ok(SendQueue {
         acked: u64::from_ne_bytes(acked),
         empty: word(TCP_INFO_UNACKED) == 0 && word(TCP_INFO_NOTSENT_BYTES) == 0,
+        over: info[TCP_INFO_STATE] == TCP_CLOSE,
     })
 }
 
@@ -68,19 +75,34 @@ pub(crate) fn bytes_enqueued(fd: BorrowedFd<'_>) -> io::Result<Option<u64>> {
         if before.empty {
             return Ok(Some(before.acked));
         }
-        let mut queued: libc::c_int = 0;
-        // SAFETY: SIOCOUTQ (= TIOCOUTQ) writes one int.
-        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
-        if rc != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let queued = unacknowledged(fd)?;
         let after = send_queue(fd)?;
         if after.acked == before.acked {
-            return Ok(Some(before.acked.wrapping_add(queued as u64)));
+            return Ok(Some(before.acked.wrapping_add(queued)));
         }
         before = after;
     }
     Ok(None)
+}
+
+/// As [`bytes_enqueued`], of a connection that is over; `None` for one that is not. A reset forgets what was under way, but not how much that was.
+pub(crate) fn bytes_enqueued_at_end(fd: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    let queue = send_queue(fd)?;
+    if !queue.over {
+        return Ok(None);
+    }
+    Ok(Some(queue.acked.wrapping_add(unacknowledged(fd)?)))
+}
+
+/// `write_seq - snd_una`.
+fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut queued: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ (= TIOCOUTQ) writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(queued as u64)
 }
 
 /// Whether the peer has received, and acknowledged, all that was ever enqueued.

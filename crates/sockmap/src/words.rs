@@ -21,6 +21,10 @@ pub(crate) const CLEAR_KNOWN: u64 = 1 << 63;
 
 pub(crate) const PEER_LINKED: u64 = 1 << 63;
 
+pub(crate) const SENT_KNOWN: u64 = 1 << 63;
+pub(crate) const SENT_GEN_SHIFT: u32 = 32;
+pub(crate) const SENT_GEN_MASK: u64 = 0xf_ffff;
+
 pub(crate) const SRV_LOCAL: u32 = 1;
 pub(crate) const SRV_RETIRE: u32 = 2;
 

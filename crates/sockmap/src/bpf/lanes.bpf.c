@@ -115,9 +115,9 @@ static long idle_step(__u32 i, void *context)
 	if (!s || !s->in_use || s->pool != f->pool_index)
 		return 0;
 	/* Back with it: user space is just about to take it, and looks for it in the set. A backend that is not caught up
-	 * has CopyData of a failed COPY to read and to ignore. */
+	 * has CopyData of a failed COPY to read and to ignore; one whose last answer was lost ends. */
 	if (s->fingerprint != f->client->fingerprint || s->flags & SRV_RETIRE ||
-	    (s->flags & SRV_LOCAL && !backend_caught_up(s))) {
+	    (s->flags & SRV_LOCAL && (!backend_caught_up(s) || answer_lost(s)))) {
 		push_idle(s);
 		/* User space may have claimed it while it was not in the set, by setting DIR_USER, then clearing the bit; and given it back since. */
 		if (*(volatile __u64 *)&s->dir & DIR_USER && drop_from_idle(s) &&
@@ -528,18 +528,15 @@ static __always_inline int backend_passes(struct server_slot *s, __u64 end)
 static __always_inline __u32 room_reason(struct client_slot *c, __u32 size)
 {
 	struct tcp_sock *tp = socket_at(c->sk_addr, c->cookie);
-	struct sock *sk;
 	__s32 missing;
-	__u8 state;
+	struct sock *sk;
 
 	if (!bpf_rdonly_cast)
 		return REASON_ROOM;
 	if (!tp)
 		return REASON_TARGET;
 	sk = &tp->inet_conn.icsk_inet.sk;
-	state = sk->__sk_common.skc_state;
-	if ((state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT) || sk->sk_err ||
-	    sk->sk_shutdown & SEND_SHUTDOWN)
+	if (!takes_bytes(tp))
 		return REASON_TARGET;
 	missing = seq_missing(&c->tx_expect, &tp->write_seq);
 	if (missing > 0)
@@ -643,8 +640,10 @@ int response_msg(struct sk_msg_md *msg)
 	*(volatile __u64 *)&s->fwd += msg->size;
 	if (done.xacts)
 		add_counter(COUNTER_XACTS_A, done.xacts);
-	if (done.released)
+	if (done.released) {
+		*(volatile __u64 *)&s->answered = SENT_KNOWN | done.generation << SENT_GEN_SHIFT | client;
 		release_server(s);
+	}
 out:
 	*(volatile __u32 *)&s->runs_end += 1;
 	return verdict;

@@ -357,6 +357,37 @@ static __always_inline int backend_caught_up(struct server_slot *s)
 	return tp && !seq_missing(&s->tx_expect, &tp->copied_seq);
 }
 
+/* May bytes be sent to this socket? One that has been reset takes none and fails the send. */
+static __always_inline int takes_bytes(struct tcp_sock *tp)
+{
+	struct sock *sk = &tp->inet_conn.icsk_inet.sk;
+	__u8 state = sk->__sk_common.skc_state;
+
+	return (state == TCP_ESTABLISHED || state == TCP_CLOSE_WAIT) && !sk->sk_err &&
+	       !(sk->sk_shutdown & SEND_SHUTDOWN);
+}
+
+/*
+ * Lane A releases a server before the kernel puts its answer into the client's socket. If that was reset in between, the backend's send() has
+ * failed and PostgreSQL is about to end: nobody may be linked to it any more. A client that has been linked again since had all its answers.
+ */
+static __always_inline int answer_lost(struct server_slot *s)
+{
+	__u64 sent = *(volatile __u64 *)&s->answered;
+	__u32 client = sent;
+	struct client_slot *c;
+	struct tcp_sock *tp;
+
+	if (!sent)
+		return 0;
+	c = bpf_map_lookup_elem(&clients, &client);
+	if (!c || !c->in_use ||
+	    ((*(volatile __u64 *)&c->link >> LINK_GEN_SHIFT ^ sent >> SENT_GEN_SHIFT) & SENT_GEN_MASK))
+		return 0;
+	tp = socket_at(c->sk_addr, c->cookie);
+	return tp && !takes_bytes(tp) && seq_missing(&c->tx_expect, &tp->write_seq) > 0;
+}
+
 /* Returns a server to the idle set of its pool. The caller owns it and has cleared its peer. */
 static __always_inline void push_idle(struct server_slot *s)
 {

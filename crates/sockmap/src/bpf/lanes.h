@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 7
+#define LANES_ABI 8
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -45,6 +45,11 @@
 
 /* Peer word of a server: PEER_LINKED | client slot. */
 #define PEER_LINKED (1ULL << 63)
+
+/* In server_slot.answered: SENT_KNOWN | generation of the client's link word << SENT_GEN_SHIFT | client slot. */
+#define SENT_KNOWN (1ULL << 63)
+#define SENT_GEN_SHIFT 32
+#define SENT_GEN_MASK 0xfffffULL
 
 /* Flags of a server slot, user space only. */
 #define SRV_LOCAL 1u   /* lane A: the backend's own socket is in backend_socks */
@@ -118,7 +123,7 @@ struct server_slot {
 	__u64 sk_addr;		/* user (lane A): kernel address of the backend's socket */
 	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
 	__u64 next_seq;		/* program (lane D): as in client_slot */
-	__u64 pad;
+	__u64 answered;		/* program (lane A): which link it ended last; 0: none */
 };
 
 /* A server of the pool: which slot, and whose parameters it carries. */

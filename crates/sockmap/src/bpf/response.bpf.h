@@ -36,6 +36,7 @@ struct response_commit {
 	__u32 hold;	 /* not NONE: forward the chunk, then the server goes to user space */
 	__u32 released;
 	__u32 xacts;	 /* transactions that ended here */
+	__u64 generation; /* of the link word, if released */
 	struct tap_commit tap;
 };
 
@@ -120,6 +121,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 			else {
 				new &= ~(LINK_LINKED | LINK_SERVER_MASK | LINK_EXTENDED);
 				out->released = 1;
+				out->generation = old >> LINK_GEN_SHIFT;
 			}
 		}
 		s->resp = scan->w;

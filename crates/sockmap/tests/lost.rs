@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lane A: a client that is reset at the moment when its answer is sent. The program has released the server, then the kernel refuses the bytes, and the
+//! backend's `send()` fails: PostgreSQL ends. Nobody may be linked to that server any more.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use common::ends::{Client, Rig, on_each_lane};
+use common::{answer, eventually, expect, query, send};
+use rustix::net::sockopt::set_socket_linger;
+use underpass_sockmap::{Config, Give, Lane, Reason};
+
+/// As `close()` does with unread bytes or SO_LINGER 0.
+fn reset(socket: TcpStream) {
+    set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+    drop(socket);
+}
+
+fn leave(rig: &Rig, client: &Client) {
+    rig.take(client);
+    rig.dp.unlink(client.slot).unwrap();
+    rig.dp.free_client(client.slot).unwrap();
+}
+
+#[test]
+fn a_server_whose_answer_was_lost_is_given_to_nobody() {
+    on_each_lane(&Config::default(), |rig| {
+        if rig.lane != Lane::A {
+            return;
+        }
+        let (mut first, mut second, mut server) = (rig.client(), rig.client(), rig.server(0));
+        send(&mut first.app, &query("a"));
+        expect(&mut server.backend, &query("a"));
+        server.backend.write_all(&answer(b"a", b'I')).unwrap();
+        expect(&mut first.app, &answer(b"a", b'I'));
+        rig.expect_released(&server);
+
+        // As if the answer had been 10 bytes longer than what the socket took.
+        rig.take(&first);
+        assert_eq!(rig.dp.give_client_before(first.slot, 0, 10).unwrap(), Give::Done);
+        send(&mut second.app, &query("b"));
+        expect(&mut server.backend, &query("b"));
+        server.backend.write_all(&answer(b"b", b'I')).unwrap();
+        expect(&mut second.app, &answer(b"b", b'I'));
+        println!("a client that lives may still take its answer: its last server is free");
+
+        rig.expect_released(&server);
+        rig.take(&second);
+        assert_eq!(rig.dp.give_client_before(second.slot, 0, 10).unwrap(), Give::Done);
+        reset(second.app);
+        eventually("the reset came", || second.near.take_error().is_ok_and(|error| error.is_some()));
+        rig.events();
+        rig.take(&first);
+        assert_eq!(rig.dp.give_client(first.slot, 0).unwrap(), Give::Done);
+        send(&mut first.app, &query("c"));
+        let taken = rig.expect_up(&first, Reason::NoServer);
+        assert_eq!(taken.server, None, "a program linked a server that ends");
+        assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "user space took a server that ends");
+    });
+}
+
+/// Resets race with answers until some have hit the moment, which `send()` itself tells.
+#[test]
+fn resets_at_the_moment_of_the_answer() {
+    /// Hits after which it is enough, and the longest time to wait for them.
+    const ENOUGH: u32 = 5;
+    const PATIENCE: Duration = Duration::from_secs(15);
+    on_each_lane(&Config::default(), |rig| {
+        if rig.lane != Lane::A {
+            return;
+        }
+        let begun = Instant::now();
+        let (mut lost, mut tries, mut ordinal) = (0, 0u32, 0);
+        let mut server = rig.server(ordinal);
+        while lost < ENOUGH && begun.elapsed() < PATIENCE {
+            tries += 1;
+            let mut client = rig.client();
+            send(&mut client.app, &query("q"));
+            expect(&mut server.backend, &query("q"));
+            let app = client.app;
+            let ready = AtomicU32::new(0);
+            let outcome = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    set_socket_linger(&app, Some(Duration::ZERO)).unwrap();
+                    ready.store(1, Ordering::SeqCst);
+                    for _ in 0..tries % 400 {
+                        std::hint::spin_loop();
+                    }
+                    drop(app);
+                });
+                while ready.load(Ordering::SeqCst) == 0 {
+                    std::hint::spin_loop();
+                }
+                for _ in 0..tries / 400 % 400 {
+                    std::hint::spin_loop();
+                }
+                server.backend.write_all(&answer(b"q", b'I'))
+            });
+            client = Client { app: client.near.try_clone().unwrap(), ..client };
+            let is_released = rig.dp.server_peer(server.slot).unwrap().is_none();
+            let is_idle = !rig.dp.idle_ordinals(rig.pool).unwrap().is_empty();
+            if outcome.is_err() && is_released && is_idle {
+                lost += 1;
+                assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "before the client left");
+                leave(rig, &client);
+                assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "after the client left");
+                rig.dp.take_idle(server.slot).unwrap();
+            } else {
+                leave(rig, &client);
+                assert!(outcome.is_err() || !is_idle || rig.dp.pop_idle(rig.pool, None).unwrap().is_some());
+            }
+            rig.events();
+            // A fresh server for each try: user space may have this one, or half of its answer.
+            eventually("it can be claimed", || {
+                !matches!(rig.dp.claim_server(server.slot).unwrap(), underpass_sockmap::Claim::Busy)
+            });
+            rig.dp.free_server(server.slot).unwrap();
+            ordinal = (ordinal + 1) % 8;
+            server = rig.server(ordinal);
+        }
+        println!("{lost} answers lost in {tries} tries");
+    });
+}
