@@ -174,6 +174,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "pgbouncer-unix",
             "ours-off",
             "ours-off-1",
+            "ours-off-unix",
             "ours-d",
             "ours-a",
             "ours-b",
@@ -227,7 +228,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "Naive byte forwarding",
         shows: "What a hop costs without any protocol or pool: a copy in user space by one thread and one epoll instance, and a \
                 redirect between the two sockets by a program of one line in the kernel. Each client has a server \
-                connection of its own; empty statements. What separates these two is all that a lane can save.",
+                connection of its own; empty statements. What separates these two is all that a lane can save. With \
+                unix sockets too, which have no lane: beside what one could gain is lane A to the same server by TCP.",
         paper: "kpgpool 4.1.3, figure 4.1",
         scale: PaperScale { data: "none (sockperf)", clients: "not given", seconds: "not given" },
         systems: &[
@@ -238,6 +240,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "forward-kernel-unix",
             "pgbouncer",
             "pgbouncer-unix",
+            "ours-a",
         ],
         plan: plans::forward,
     },

@@ -50,6 +50,16 @@ fn text(report: &Report) -> String {
         (false, true) => "lanes         A for servers on this host (same_host = server)\n",
         (false, false) => "lanes         none: all traffic goes through user space\n",
     };
+    // Nothing that a kernel could have or lack: docs/lanes.md, "Unix sockets".
+    let by_tcp = match (report.works(Lane::D), report.works(Lane::A)) {
+        (_, true) => "A",
+        (true, false) => "D",
+        (false, false) => return text,
+    };
+    text += &format!(
+        "unix sockets  in user space, because the kernel bounds nothing that a program passes on from them; a server of this \
+         host at host = 127.0.0.1 has lane {by_tcp}\n"
+    );
     text
 }
 
@@ -75,5 +85,20 @@ mod tests {
         assert!(text.contains("missing CAP_BPF\n"), "{text}");
         assert!(text.contains("load programs  fails: not permitted\n"), "{text}");
         assert!(text.contains("none: all traffic"), "{text}");
+        assert!(!text.contains("unix sockets"), "{text}");
+    }
+
+    #[test]
+    fn what_unix_sockets_have_instead_of_a_lane_is_said() {
+        let works = |name| Feature { name, works: true, why_not: String::new(), cost: None };
+        let mut report = Report {
+            kernel: "6.18.0".into(),
+            privileges: Privileges { bpf: true, net_admin: true, perfmon: true, sys_ptrace: true },
+            features: vec![works("lane D")],
+        };
+        assert!(text(&report).contains("unix sockets  in user space"), "{}", text(&report));
+        assert!(text(&report).contains("has lane D\n"), "{}", text(&report));
+        report.features.push(works("lane A"));
+        assert!(text(&report).contains("has lane A\n"), "{}", text(&report));
     }
 }

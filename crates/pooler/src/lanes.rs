@@ -4,13 +4,13 @@
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use underpass_config::{Config, KernelPath, PoolMode, SameHost};
+use underpass_config::{Config, Database, Host, KernelPath, PoolMode, SameHost};
 use underpass_pool::core::ClientRef;
 use underpass_pool::prepared::{ClientStatements, ServerStatements, Statement};
 use underpass_pool::{ServerId, SharedIdle};
@@ -104,6 +104,12 @@ impl Lanes {
         match opened {
             Ok(datapath) => {
                 log::info!("kernel lanes: D on{}", if local { ", A for servers on this host" } else { "" });
+                if let Some(names) = by_unix_socket(config) {
+                    log::info!(
+                        "kernel lanes: in user space, because their servers are at a unix socket: {names}; at host = 127.0.0.1 \
+                         a lane carries them"
+                    );
+                }
                 Ok(Some(Self {
                     datapath: Arc::new(datapath),
                     local,
@@ -166,7 +172,7 @@ impl Lanes {
             waiters: Cell::new(0),
             own: BTreeSet::new(),
         };
-        Some((LanePool { slot, pressure }, Box::new(idle)))
+        Some((LanePool { slot, pressure, servers: Arc::default() }, Box::new(idle)))
     }
 
     pub fn client_of(&self, slot: ClientSlot) -> Option<ClientRef> {
@@ -239,14 +245,17 @@ impl Lanes {
             fingerprint: server.parameters.fingerprint(),
             lane,
         };
+        let Some(place) = &server.pool.lane else { return };
         match self.datapath.register_server(server.transport.fd(), &spec) {
             Ok((slot, lane)) => {
+                place.servers.fetch_add(1, Ordering::Relaxed);
                 lock(&self.servers).insert(slot, server.id);
                 lock(&self.slots).insert(server.id, slot);
                 server.lane = Some(Box::new(ServerLane {
                     lanes: self.clone(),
                     slot,
                     lane,
+                    siblings: place.servers.clone(),
                     read_total: 0,
                     drained: true,
                     statements: HashSet::default(),
@@ -256,6 +265,22 @@ impl Lanes {
             }
             Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
         }
+    }
+}
+
+/// Databases with a server at a unix socket, as far as they are named, for a log line.
+fn by_unix_socket(config: &Config) -> Option<String> {
+    let at_socket = |database: &&Database| {
+        database.host.as_ref().is_none_or(|hosts| {
+            hosts.hosts().iter().any(|host| matches!(host, Host::Unix(_) | Host::Abstract(_)))
+        })
+    };
+    let databases = config.databases.named.values().chain(&config.databases.fallback);
+    let names: Vec<&str> = databases.filter(at_socket).map(|database| database.name.as_str()).collect();
+    match names.as_slice() {
+        [] => None,
+        few @ ([_] | [_, _] | [_, _, _]) => Some(few.join(", ")),
+        [first, second, rest @ ..] => Some(format!("{first}, {second} and {} more", rest.len())),
     }
 }
 
@@ -273,6 +298,8 @@ fn tap_ring_bytes(config: &Config) -> u32 {
 pub(crate) struct LanePool {
     pub slot: PoolSlot,
     pub pressure: Arc<Pressure>,
+    /// Servers that are in a map. Without one, all requests of a client in a lane would come up again.
+    pub servers: Arc<AtomicU32>,
 }
 
 fn why_not(report: &Report) -> String {
@@ -401,6 +428,8 @@ pub(crate) struct ServerLane {
     lanes: Arc<Lanes>,
     pub slot: ServerSlot,
     lane: Lane,
+    /// [`LanePool::servers`] of its pool.
+    siblings: Arc<AtomicU32>,
     /// Bytes read from the socket since registration.
     pub read_total: u64,
     /// All that programs forwarded to it has arrived: user space may write.
@@ -449,6 +478,7 @@ impl ServerLane {
 
 impl Drop for ServerLane {
     fn drop(&mut self) {
+        self.siblings.fetch_sub(1, Ordering::Relaxed);
         let _ = self.lanes.datapath.take_idle(self.slot);
         for &number in &self.statements {
             let _ = self.lanes.datapath.forget_server_statement(self.slot, number);

@@ -266,6 +266,11 @@ impl Pool {
         self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))
     }
 
+    /// As [`lane`](Self::lane), if a lane has a server of it: those at unix sockets or with TLS are in none.
+    pub fn carries(&self) -> Option<&LanePool> {
+        self.lane().filter(|lane| lane.servers.load(Ordering::Relaxed) > 0)
+    }
+
     pub fn welcome(&self) -> Option<SharedParameters> {
         self.welcome.load_full()
     }

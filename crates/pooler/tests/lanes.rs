@@ -9,6 +9,8 @@ use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Signal, Un
 
 #[path = "lanes/session.rs"]
 mod session;
+#[path = "lanes/unix.rs"]
+mod unix;
 
 const LANES: [(&str, &str); 2] = [("D", "off"), ("A", "server")];
 

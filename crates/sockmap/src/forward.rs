@@ -60,14 +60,15 @@ impl Forwarder {
     }
 
     /// Joins two connected sockets: what arrives at one from now on is forwarded to the other. What arrived before stays
-    /// for the caller to read. A pair ends when either socket is closed.
+    /// for the caller to read. A pair ends when either socket is closed. A socket may be its own peer.
     ///
     /// # Errors
     /// When a socket has no cookie, is not connected, or there are too many.
     pub fn join(&self, a: impl AsFd, b: impl AsFd) -> Result<(), Error> {
         let (a, b) = (a.as_fd(), b.as_fd());
-        self.insert(cookie_of(b)?, a)?;
-        self.insert(cookie_of(a)?, b)
+        let (of_a, of_b) = (cookie_of(a)?, cookie_of(b)?);
+        self.insert(of_b, a)?;
+        if of_a == of_b { Ok(()) } else { self.insert(of_a, b) }
     }
 
     /// Runs the program on what arrives at a connected socket, without a peer: it all goes to user space.

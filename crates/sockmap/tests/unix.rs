@@ -337,6 +337,24 @@ fn what_is_passed_is_bounded_by_nothing() {
     assert!(got == bytes, "other bytes came out");
 }
 
+/// A way around the first hole: by the worker, into the socket's own queue. It costs a wake-up that a pass does not.
+#[test]
+fn what_goes_to_its_own_queue_by_a_redirect_is_bounded_by_the_two_buffers() {
+    let Some(forwarder) = forwarder(true) else { return };
+    let (mut outer, mut server) = unix_pair();
+    forwarder.join(&outer, &outer).unwrap();
+    let bytes = numbered(16 * MIB);
+    let done = write_until_stalled(&mut server, &bytes);
+    println!("{} KiB for a pooler that does not read", done / KIB);
+    assert!(done < MIB, "{done} bytes");
+    assert!(!ready(&server, PollFlags::OUT));
+    let rest = bytes[done..].to_vec();
+    let writer = thread::spawn(move || server.write_all(&rest).unwrap());
+    outer.set_nonblocking(true).unwrap();
+    assert!(read_by_polling(&mut outer, bytes.len()) == bytes, "other bytes came out");
+    writer.join().unwrap();
+}
+
 #[test]
 fn chunks_from_before_the_map_are_never_caught_up_with() {
     let Some(forwarder) = forwarder(false) else { return };

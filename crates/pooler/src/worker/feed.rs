@@ -48,7 +48,7 @@ impl Worker {
     /// Whether clients of the pool of the client at `key` are fed now.
     pub(super) fn is_fed_pool(&self, key: Key) -> bool {
         let Some(pool) = self.clients.get(key).and_then(|client| client.pool.as_ref()) else { return false };
-        pool.lane().is_some_and(|lane| lane.pressure.is_high(self.now))
+        pool.carries().is_some_and(|lane| lane.pressure.is_high(self.now))
             && pool.mode() == PoolMode::Transaction
             && !self.draining
             && self.suspension.is_none()

@@ -81,7 +81,7 @@ impl Worker {
             return self.lane_offer_session(key, server);
         }
         let Some((pool, session)) =
-            client.pool.as_ref().and_then(|pool| Some((pool.lane()?, pool.is_session())))
+            client.pool.as_ref().and_then(|pool| Some((pool.carries()?, pool.is_session())))
         else {
             return;
         };
@@ -174,11 +174,11 @@ impl Worker {
         if !server.pool.is_session() || server.dedicated || is_suspended || !client_rests || !server_rests {
             return;
         }
-        if client.lane.is_none() && !lanes.register_client(client, pool, me) {
-            return;
-        }
         if server.lane.is_none() && !server.lane_tried {
             lanes.register_server(server, pool, epoll.clone());
+        }
+        if server.lane.is_none() || (client.lane.is_none() && !lanes.register_client(client, pool, me)) {
+            return;
         }
         if !client.is_clear() || !server.is_clear() {
             return;
@@ -236,7 +236,7 @@ impl Worker {
             && client
                 .pool
                 .as_ref()
-                .and_then(|pool| Some((pool.lane()?, pool.is_session())))
+                .and_then(|pool| Some((pool.carries()?, pool.is_session())))
                 .is_some_and(|(pool, session)| session || pool.pressure.is_calm(now))
             && client.outbox.is_empty()
     }
