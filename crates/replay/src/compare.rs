@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use underpass_wire::backend::TransactionStatus as Status;
 
-use crate::outcome::{Actual, Answered, UnitOutcome};
+use crate::outcome::{Actual, UnitOutcome};
 use crate::plan::{End, Expected, Plan, Unit};
 use crate::run::Played;
 
@@ -95,18 +96,18 @@ pub struct Compared {
 /// Compares a replay with the capture.
 pub fn with_capture(plan: &Plan, played: &Played) -> Compared {
     let mut compared = Compared::default();
-    for (session, outcome) in plan.sessions.iter().zip(&played.sessions) {
+    for (session, actual) in plan.sessions.iter().zip(&played.sessions) {
         let mut walk = Walk::new(&mut compared, session.id.0);
-        for (unit, outcome) in session.units.iter().zip(&outcome.units) {
+        for (unit, outcome) in session.units.iter().zip(&actual.units) {
             match outcome {
                 UnitOutcome::NotSent => {}
                 UnitOutcome::NoConnection => walk.broken(unit, "no connection"),
-                UnitOutcome::Broken(_) => walk.broken(unit, "no answer"),
+                UnitOutcome::Broken => walk.broken(unit, "no answer"),
                 UnitOutcome::Answered(answered) => {
-                    let expected: Vec<Side<'_>> = unit.expected.iter().map(Side::expected).collect();
-                    let known = unit.ready_ns.is_some() && unit.expected.iter().all(|one| one.end.is_some());
+                    let expected: Vec<Side<'_>> = plan.expected(unit).iter().map(Side::expected).collect();
+                    let known = unit.ready_ns().is_some() && expected.iter().all(|one| one.end.is_some());
                     if known && !(expected.is_empty() && plan.meta.level == underpass_trace::Level::None) {
-                        walk.unit(unit, &expected, unit.status, answered);
+                        walk.unit(unit, &expected, unit.status, actual.statements(answered), answered.status);
                     } else {
                         walk.compared.unknown += 1;
                     }
@@ -122,14 +123,15 @@ pub fn with_other(plan: &Plan, baseline: &Played, played: &Played) -> Compared {
     let mut compared = Compared::default();
     for (at, session) in plan.sessions.iter().enumerate() {
         let mut walk = Walk::new(&mut compared, session.id.0);
-        let pairs = baseline.sessions[at].units.iter().zip(&played.sessions[at].units);
+        let (those, these) = (&baseline.sessions[at], &played.sessions[at]);
+        let pairs = those.units.iter().zip(&these.units);
         for (unit, pair) in session.units.iter().zip(pairs) {
             match pair {
                 (UnitOutcome::Answered(there), UnitOutcome::Answered(here)) => {
-                    let expected: Vec<Side<'_>> = there.statements.iter().map(Side::actual).collect();
-                    walk.unit(unit, &expected, there.status, here);
+                    let expected: Vec<Side<'_>> = those.statements(there).iter().map(Side::actual).collect();
+                    walk.unit(unit, &expected, there.status, these.statements(here), here.status);
                 }
-                (UnitOutcome::Answered(_), UnitOutcome::Broken(_)) => walk.broken(unit, "no answer"),
+                (UnitOutcome::Answered(_), UnitOutcome::Broken) => walk.broken(unit, "no answer"),
                 (UnitOutcome::Answered(_), UnitOutcome::NoConnection) => walk.broken(unit, "no connection"),
                 (UnitOutcome::NotSent, _) | (_, UnitOutcome::NotSent) => {}
                 _ => walk.compared.unknown += 1,
@@ -209,16 +211,16 @@ impl<'c> Walk<'c> {
         &mut self,
         unit: &Unit,
         expected: &[Side<'_>],
-        expected_status: Option<underpass_wire::backend::TransactionStatus>,
-        answered: &Answered,
+        expected_status: Option<Status>,
+        actual: &[Actual],
+        status: Option<Status>,
     ) {
-        use underpass_wire::backend::TransactionStatus as Status;
         let before = self.compared.divergences.len();
         self.compared.units += 1;
         let mut folded = false;
-        let count = expected.len().max(answered.statements.len());
+        let count = expected.len().max(actual.len());
         for at in 0..count {
-            let (there, here) = (expected.get(at), answered.statements.get(at).map(Side::actual));
+            let (there, here) = (expected.get(at), actual.get(at).map(Side::actual));
             match (there, here) {
                 (Some(there), Some(here)) => {
                     let cascades = here.sqlstate() == Some(IN_FAILED_TRANSACTION)
@@ -242,14 +244,14 @@ impl<'c> Walk<'c> {
                 }
             }
         }
-        if answered.status == Some(Status::Failed) && expected_status != Some(Status::Failed) {
+        if status == Some(Status::Failed) && expected_status != Some(Status::Failed) {
             if self.root.is_none() && self.compared.divergences.len() > before {
                 self.root = Some(before);
             }
         }
         let differs = self.compared.divergences.len() > before;
         if !differs && !folded && self.root.is_none() {
-            match (expected_status, answered.status) {
+            match (expected_status, status) {
                 (Some(there), Some(here)) if there != here => {
                     self.add(unit, Kind::Status, format!("{there:?}"), format!("{here:?}"));
                 }
@@ -259,7 +261,7 @@ impl<'c> Walk<'c> {
             // In a transaction that failed here only: COMMIT becomes ROLLBACK, and nothing else is new.
             self.compared.equal += 1;
         }
-        if answered.status != Some(Status::Failed) {
+        if status != Some(Status::Failed) {
             self.root = None;
         }
     }
@@ -312,27 +314,9 @@ fn split_tag(tag: &[u8]) -> (&[u8], Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smallvec::SmallVec;
-    use underpass_wire::backend::TransactionStatus as Status;
 
     fn unit() -> Unit {
-        Unit {
-            steps: 0..0,
-            offset: 7,
-            offset_end: 9,
-            sent_ns: 0,
-            ready_ns: Some(1),
-            status: None,
-            after: 0,
-            group: 0,
-            executes: SmallVec::new(),
-            expected: SmallVec::new(),
-            may_write: false,
-            omitted: None,
-            commit: None,
-            cancel_after_ns: None,
-            after_commits: 0,
-        }
+        Unit::new(7, 0, 0, 0)
     }
 
     fn complete(tag: &str) -> Actual {
@@ -349,9 +333,7 @@ mod tests {
         let mut walk = Walk::new(&mut compared, 1);
         for (there, status_there, here, status_here) in units {
             let expected: Vec<Side<'_>> = there.iter().map(Side::actual).collect();
-            let answered =
-                Answered { statements: (*here).into(), status: Some(*status_here), ..Answered::default() };
-            walk.unit(&unit(), &expected, Some(*status_there), &answered);
+            walk.unit(&unit(), &expected, Some(*status_there), here, Some(*status_here));
         }
         compared
     }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long units took, there and here, and how late they were sent.
 
-use std::time::Duration;
-
 use serde::Serialize;
 use underpass_stats::{Estimate, quantile_sorted};
 
@@ -29,10 +27,10 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of durations in microseconds.
-    pub fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let at = |q| quantile_sorted(&values, q).unwrap_or(0.0);
+    /// Of durations in seconds.
+    pub fn of(mut values: Vec<f32>) -> Self {
+        values.sort_unstable_by(f32::total_cmp);
+        let at = |q| quantile_sorted(&values, q).map_or(0.0, |seconds| seconds * 1e6);
         Self { count: values.len(), p50_us: at(0.5), p95_us: at(0.95), p99_us: at(0.99), max_us: at(1.0) }
     }
 }
@@ -66,8 +64,8 @@ pub struct Lag {
     pub latency_from_due: Quantiles,
 }
 
-fn us(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e6
+fn us(seconds: f32) -> f64 {
+    f64::from(seconds) * 1e6
 }
 
 fn answered(outcome: &UnitOutcome) -> Option<&Answered> {
@@ -83,41 +81,39 @@ fn all(played: &Played) -> impl Iterator<Item = &Answered> {
 
 /// Latencies by group, the group with the most time here first. `baseline` is the other target; without it, the capture.
 pub fn by_group(plan: &Plan, baseline: Option<&Played>, played: &Played) -> Vec<GroupLatency> {
-    let mut groups: Vec<(Vec<f64>, Vec<f64>, Vec<f64>)> = vec![Default::default(); plan.groups.len()];
+    // There and here, seconds. One that is not known there is not a number.
+    let mut groups: Vec<Vec<(f32, f32)>> = vec![Vec::new(); plan.groups.len()];
     for (at, session) in plan.sessions.iter().enumerate() {
         for (index, unit) in session.units.iter().enumerate() {
             let Some(here) = played.sessions[at].units.get(index).and_then(answered) else { continue };
-            let here_us = us(here.ready.saturating_sub(here.sent));
-            let there_us = match baseline {
-                Some(baseline) => baseline.sessions[at]
-                    .units
-                    .get(index)
-                    .and_then(answered)
-                    .map(|there| us(there.ready.saturating_sub(there.sent))),
-                None => unit.ready_ns.map(|ready_ns| ready_ns.saturating_sub(unit.sent_ns) as f64 / 1e3),
+            let there = match baseline {
+                Some(baseline) => {
+                    baseline.sessions[at].units.get(index).and_then(answered).map(|there| there.latency_s)
+                }
+                None => unit
+                    .ready_ns()
+                    .map(|ready_ns| (ready_ns.saturating_sub(unit.sent_ns) as f64 / 1e9) as f32),
             };
             let Some(group) = groups.get_mut(unit.group as usize) else { continue };
-            group.1.push(here_us);
-            if let Some(there_us) = there_us {
-                group.0.push(there_us);
-                if there_us > 0.0 {
-                    group.2.push(here_us / there_us);
-                }
-            }
+            group.push((there.unwrap_or(f32::NAN), here.latency_s));
         }
     }
     let mut latencies: Vec<(f64, GroupLatency)> = groups
         .into_iter()
         .enumerate()
-        .filter(|(_, (_, here, _))| !here.is_empty())
-        .map(|(group, (there, here, ratios))| {
-            let total = here.iter().sum();
-            let step = ratios.len().div_ceil(BOOTSTRAP_MAX).max(1);
-            let picked: Vec<f64> = ratios.iter().copied().step_by(step).collect();
+        .filter(|(_, pairs)| !pairs.is_empty())
+        .map(|(group, pairs)| {
+            let total = pairs.iter().map(|&(_, here)| us(here)).sum();
+            let ratios = || pairs.iter().filter(|(there, _)| *there > 0.0);
+            let step = ratios().count().div_ceil(BOOTSTRAP_MAX).max(1);
+            let picked: Vec<f64> =
+                ratios().step_by(step).map(|&(there, here)| f64::from(here) / f64::from(there)).collect();
             let latency = GroupLatency {
                 group: group as u32,
-                there: Quantiles::of(there),
-                here: Quantiles::of(here),
+                there: Quantiles::of(
+                    pairs.iter().map(|&(there, _)| there).filter(|there| !there.is_nan()).collect(),
+                ),
+                here: Quantiles::of(pairs.iter().map(|&(_, here)| here).collect()),
                 ratio: Estimate::of(&picked),
             };
             (total, latency)
@@ -129,12 +125,15 @@ pub fn by_group(plan: &Plan, baseline: Option<&Played>, played: &Played) -> Vec<
 
 /// How late units were sent.
 pub fn lag(played: &Played) -> Lag {
-    let of = |value: fn(&Answered) -> Duration| Quantiles::of(all(played).map(value).map(us).collect());
+    let of = |value: fn(&Answered) -> f32| Quantiles::of(all(played).map(value).collect());
+    let total = |unit: &Answered| unit.server_busy_s + unit.order_wait_s + unit.replayer_late_s;
     Lag {
-        total: of(|unit| unit.sent.saturating_sub(unit.due)),
-        server_busy: of(|unit| unit.free.saturating_sub(unit.due).saturating_sub(unit.order_wait)),
-        order_wait: of(|unit| unit.order_wait),
-        replayer_late: of(|unit| unit.sent.saturating_sub(unit.free)),
-        latency_from_due: of(|unit| unit.ready.saturating_sub(unit.due)),
+        total: of(total),
+        server_busy: of(|unit| unit.server_busy_s),
+        order_wait: of(|unit| unit.order_wait_s),
+        replayer_late: of(|unit| unit.replayer_late_s),
+        latency_from_due: of(|unit| {
+            unit.server_busy_s + unit.order_wait_s + unit.replayer_late_s + unit.latency_s
+        }),
     }
 }

@@ -17,6 +17,7 @@ pub mod compare;
 mod connection;
 mod error;
 pub mod latency;
+pub mod lists;
 mod mysql;
 pub mod outcome;
 pub mod page;

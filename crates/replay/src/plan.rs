@@ -4,7 +4,8 @@
 //! A *unit* is what a client sends up to the server's ReadyForQuery: a Query, a FunctionCall, or the messages of the
 //! extended protocol up to Sync; of MariaDB and MySQL, a command. Units are the steps of time and order; inside one the messages go out as they came.
 //!
-//! The messages are in a file ([`Messages`]). What is in memory is the plan without them: some hundred bytes for each unit.
+//! The messages are in a file ([`Messages`]). What is in memory is the plan without them. A trace has millions of units, so a unit is small, and
+//! what many have in common is in tables of the plan ([`Lists`]).
 
 mod build;
 mod filter;
@@ -14,6 +15,7 @@ mod omitted;
 mod order;
 
 use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -21,6 +23,7 @@ use underpass_trace::{EndReason, Meta, ServerIdentity, SessionId};
 use underpass_wire::backend::TransactionStatus;
 
 use crate::classify::Classifier;
+use crate::lists::{ListId, Lists};
 pub use build::{from_records, read};
 pub use filter::Filter;
 pub use messages::Messages;
@@ -64,6 +67,10 @@ pub struct Plan {
     pub classifier: Classifier,
     /// What units are compared and reported by.
     pub groups: Vec<Group>,
+    /// What units execute: lists of statements in `classifier`.
+    pub executes: Lists<u32>,
+    /// How the statements of units ended at capture.
+    pub expected: Lists<Expected>,
     /// What will not be played.
     pub omitted: Omitted,
     /// When the first of the sessions begins, nanoseconds of the recording host's `CLOCK_MONOTONIC`.
@@ -127,6 +134,8 @@ pub struct Session {
     pub prepares: BTreeMap<usize, u32>,
     /// In MySQL's protocol: the command of each unit.
     pub commands: Vec<u8>,
+    /// Units that the client asked to cancel, and so long after they were sent, nanoseconds.
+    pub cancels: BTreeMap<usize, u64>,
     /// How many of the sessions had ended when it began.
     pub after_ended: usize,
     /// Its place among the sessions by their end; `None` if it does not end within the trace.
@@ -136,51 +145,130 @@ pub struct Session {
 /// See the head of this module.
 #[derive(Debug)]
 pub struct Unit {
-    /// Its parts, in `Session::steps`.
-    pub steps: Range<usize>,
     /// Offset of its first message in the frontend direction, as the trace counts.
     pub offset: u64,
-    /// Offset behind its last message.
-    pub offset_end: u64,
     /// When its first message was seen.
     pub sent_ns: u64,
-    /// When the server was ready after it; `None` if that was not seen.
-    pub ready_ns: Option<u64>,
-    /// The transaction status after it.
-    pub status: Option<TransactionStatus>,
+    /// When the server was ready after it.
+    ready: Option<NonZeroU64>,
+    /// Bytes from there to the end of its last message; the largest number also stands for all larger ones.
+    len: u32,
+    /// Its parts, in `Session::steps`.
+    steps: Range<u32>,
     /// It was sent when so many of the session's units were answered: fewer than its index in a pipeline.
-    pub after: usize,
+    pub after: u32,
     /// What it is reported by, in `Plan::groups`.
     pub group: u32,
-    /// Statements that it executes, in `Plan::classifier`.
-    pub executes: SmallVec<[u32; 2]>,
-    /// How they ended at capture.
-    pub expected: SmallVec<[Expected; 1]>,
+    /// Statements that it executes, in `Plan::executes`.
+    pub executes: ListId,
+    /// How they ended at capture, in `Plan::expected`.
+    pub expected: ListId,
+    /// How many commits must be done before it is sent, with order `commit`.
+    pub after_commits: u32,
+    /// Its number among the commits, from 1.
+    commit: Option<NonZeroU32>,
+    /// The transaction status after it.
+    pub status: Option<TransactionStatus>,
     /// Whether it can change what others see.
     pub may_write: bool,
     /// Why it is not sent.
     pub omitted: Option<Reason>,
-    /// The client asked to cancel it so long after it was sent, nanoseconds.
-    pub cancel_after_ns: Option<u64>,
+}
+
+impl Unit {
+    /// A unit that begins at this place of its session's stream, at this time, when `after` units were answered; without parts, which
+    /// follow those that the session has.
+    pub(crate) fn new(offset: u64, sent_ns: u64, after: u32, steps: usize) -> Self {
+        let steps = steps as u32;
+        Self {
+            offset,
+            len: 0,
+            sent_ns,
+            ready: None,
+            steps: steps..steps,
+            after,
+            group: 0,
+            executes: ListId::default(),
+            expected: ListId::default(),
+            after_commits: 0,
+            commit: None,
+            status: None,
+            may_write: false,
+            omitted: None,
+        }
+    }
+
+    /// Its parts, in `Session::steps`.
+    pub fn steps(&self) -> Range<usize> {
+        self.steps.start as usize..self.steps.end as usize
+    }
+
+    /// Its last message, so far, ends at this offset.
+    pub(crate) fn ends_at(&mut self, offset: u64) {
+        self.len = u32::try_from(offset.saturating_sub(self.offset)).unwrap_or(u32::MAX);
+    }
+
+    /// Whether a message of it begins at this offset, at which no other unit does.
+    pub(crate) fn has(&self, offset: u64) -> bool {
+        offset >= self.offset && (offset - self.offset < self.len.into() || self.len == u32::MAX)
+    }
+
+    /// When the server was ready after it; `None` if that was not seen.
+    pub fn ready_ns(&self) -> Option<u64> {
+        self.ready.map(NonZeroU64::get)
+    }
+
+    /// The server was ready after it.
+    pub(crate) fn is_ready(&mut self, time_ns: u64) {
+        self.ready = NonZeroU64::new(time_ns);
+    }
+
     /// Its place among the commits of the trace, if it ends a transaction that may have written.
-    pub commit: Option<usize>,
-    /// How many commits must be done before it is sent, with order `commit`.
-    pub after_commits: usize,
+    pub fn commit(&self) -> Option<usize> {
+        self.commit.map(|number| number.get() as usize - 1)
+    }
+
+    fn is_commit(&mut self, place: usize) {
+        self.commit = NonZeroU32::new(place as u32 + 1);
+    }
 }
 
 /// A part of a unit that can be sent without waiting: messages that are neighbours in the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
+    /// Where its messages begin, in `Plan::messages`.
+    start: u64,
+    /// Their length. A step is not much longer than a message, which has 2 GiB at most.
+    len: u32,
+    /// How many of its messages the server answers one by one (extended protocol).
+    pub answers: u16,
     /// What must have happened before it is sent.
     pub barrier: Barrier,
-    /// Whether it is data of COPY IN, which is pointless if the server does not want it.
-    pub copy_data: bool,
-    /// Whether it asks for ReadyForQuery: by Query, Sync or FunctionCall.
-    pub asks: bool,
-    /// How many of its messages the server answers one by one (extended protocol).
-    pub answers: usize,
+    /// What it is to the server.
+    pub says: Says,
+}
+
+impl Step {
+    /// Messages at this place of `Plan::messages`.
+    pub(crate) fn new(bytes: Range<u64>, barrier: Barrier, says: Says, answers: u16) -> Self {
+        Self { start: bytes.start, len: (bytes.end - bytes.start) as u32, answers, barrier, says }
+    }
+
     /// Its messages, in `Plan::messages`.
-    pub bytes: Range<u64>,
+    pub fn bytes(&self) -> Range<u64> {
+        self.start..self.start + u64::from(self.len)
+    }
+}
+
+/// What the messages of a step are to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Says {
+    /// Requests after which it is not ready.
+    Part,
+    /// They ask for ReadyForQuery: by Query, Sync or FunctionCall.
+    Asks,
+    /// Data of COPY IN, which is pointless if the server does not want it.
+    CopyData,
 }
 
 /// What a step waits for.
@@ -195,7 +283,7 @@ pub enum Barrier {
 }
 
 /// How a statement ended at capture.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expected {
     /// How; `None`: not seen whole.
     pub end: Option<End>,
@@ -209,7 +297,7 @@ pub struct Expected {
 pub type Tag = SmallVec<[u8; 16]>;
 
 /// How a statement ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     /// CommandComplete with this tag.
     Complete(Tag),
@@ -222,6 +310,16 @@ pub enum End {
 }
 
 impl Plan {
+    /// The statements that a unit executes, in `classifier`.
+    pub fn executes(&self, unit: &Unit) -> &[u32] {
+        self.executes.get(unit.executes)
+    }
+
+    /// How the statements of a unit ended at capture.
+    pub fn expected(&self, unit: &Unit) -> &[Expected] {
+        self.expected.get(unit.expected)
+    }
+
     /// Units that will be sent.
     pub fn units(&self) -> usize {
         self.sessions.iter().flat_map(|session| &session.units).filter(|unit| unit.omitted.is_none()).count()

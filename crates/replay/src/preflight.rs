@@ -226,7 +226,11 @@ pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<(Login, BTreeSet<u32>)
     let mut logins: Vec<(Login, BTreeSet<u32>)> = Vec::new();
     for session in &plan.sessions {
         let login = target.login(session.user.as_deref(), session.database.as_deref());
-        let worth = session.units.iter().filter(|unit| worth_checking(unit)).flat_map(|unit| &unit.executes);
+        let worth = session
+            .units
+            .iter()
+            .filter(|unit| worth_checking(plan, unit))
+            .flat_map(|unit| plan.executes(unit));
         // Few, however many sessions there are.
         match logins.iter_mut().find(|(known, _)| *known == login) {
             Some((_, statements)) => statements.extend(worth),
@@ -237,8 +241,8 @@ pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<(Login, BTreeSet<u32>)
 }
 
 /// Whether a unit's statements should exist on the target: those that worked at capture.
-fn worth_checking(unit: &Unit) -> bool {
-    let failed = unit.expected.iter().any(|one| matches!(one.end, Some(End::Error(..))));
+fn worth_checking(plan: &Plan, unit: &Unit) -> bool {
+    let failed = plan.expected(unit).iter().any(|one| matches!(one.end, Some(End::Error(..))));
     unit.omitted.is_none() && !failed
 }
 
@@ -384,8 +388,8 @@ pub fn volatile(plan: &Plan, played: &crate::run::Played) -> BTreeMap<String, u6
             .zip(&outcome.units)
             .filter(|(_, outcome)| !matches!(outcome, UnitOutcome::NotSent));
         for (unit, _) in sent {
-            let names: BTreeSet<&String> = unit
-                .executes
+            let names: BTreeSet<&String> = plan
+                .executes(unit)
                 .iter()
                 .flat_map(|&index| &plan.classifier.get(index).summary.volatile)
                 .collect();

@@ -244,7 +244,7 @@ impl Run {
     /// Waits until a session that has nothing more to say may end.
     pub async fn wait_end(&self, session: &Session, last_ready: Option<Instant>) -> Result<(), Stop> {
         let Some(end_ns) = session.end_ns else { return Ok(()) };
-        match (self.options.pace, last_ready, session.units.last().and_then(|unit| unit.ready_ns)) {
+        match (self.options.pace, last_ready, session.units.last().and_then(Unit::ready_ns)) {
             (Pace::Timed, ..) => self.until(self.moment(end_ns)).await,
             (Pace::Think, Some(now), Some(then_ns)) => {
                 self.until(now + self.scaled(end_ns.saturating_sub(then_ns))).await
@@ -279,7 +279,7 @@ impl Run {
 
     /// If the unit is a commit: it is over, one way or another.
     pub fn commit_over(&self, unit: &Unit) {
-        if let Some(commit) = unit.commit {
+        if let Some(commit) = unit.commit() {
             self.commits.over(commit);
         }
     }

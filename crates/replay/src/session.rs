@@ -13,8 +13,8 @@ use underpass_wire::tag::backend as tag;
 
 use crate::connection::{Connection, set_session_authorization};
 use crate::error::ConnectError;
-use crate::outcome::{Actual, Answered, SessionOutcome, UnitOutcome};
-use crate::plan::{Barrier, End, Messages, Rows, Session, Step, Tag, Unit};
+use crate::outcome::{Actual, Sending, SessionOutcome, UnitOutcome};
+use crate::plan::{Barrier, End, Messages, Rows, Says, Session, Step, Tag, Unit};
 use crate::rowhash::RowHash;
 use crate::run::{Pace, Run, Stop};
 
@@ -53,7 +53,7 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
 /// A unit that was sent, or is being sent.
 pub(crate) struct Flight {
     pub unit: usize,
-    pub answered: Answered,
+    pub sending: Sending,
     /// Answers that the server owes (extended protocol).
     owed: usize,
     /// CopyInResponses, or wishes for a local file, that no data has answered yet.
@@ -72,7 +72,6 @@ pub(crate) struct Flight {
     cancel_at: Option<Instant>,
     pub rows: u64,
     pub hash: Option<RowHash>,
-    pub seen: bool,
 }
 
 pub(crate) struct Player<'r> {
@@ -181,7 +180,7 @@ impl Player<'_> {
                 }
                 continue;
             }
-            while self.done < unit.after && !self.flights.is_empty() {
+            while self.done < unit.after as usize && !self.flights.is_empty() {
                 self.receive(connection).await?;
             }
             if self.run.stop() >= Stop::Finish {
@@ -193,7 +192,7 @@ impl Player<'_> {
                 }
             }
             // Ahead of its moment: what the system has to fetch from the disk makes nothing late.
-            let first = session.steps[unit.steps.clone()].first().map(|step| self.read(step)).transpose()?;
+            let first = session.steps[unit.steps()].first().map(|step| self.read(step)).transpose()?;
             let flight = match self.wait(index, unit, connection).await {
                 // What is under way is still waited for.
                 Err(Break::Stopped) if self.run.stop() == Stop::Finish => break,
@@ -232,13 +231,14 @@ impl Player<'_> {
         let paced = Instant::now();
         let mut released = false;
         if run.options.order_commit {
-            let commits = run.wait_commits(unit.after_commits);
+            let commits = run.wait_commits(unit.after_commits as usize);
             released = !self.meanwhile(commits, connection).await??;
         }
         let ordered = Instant::now();
-        let order_wait = if run.options.order_commit { ordered - paced } else { Duration::ZERO };
+        let order_wait =
+            Some(ordered - paced).filter(|&wait| run.options.order_commit && wait > ORDER_WAIT_MIN);
         // Lateness of the timer is ours; what was waited for besides is the server's, or other sessions'.
-        let free = if order_wait > ORDER_WAIT_MIN { ordered } else { due.max(arrived) };
+        let free = if order_wait.is_some() { ordered } else { due.max(arrived) };
         let hash = match self.rows {
             Rows::Count => None,
             Rows::Ordered => Some(RowHash::ordered()),
@@ -246,12 +246,12 @@ impl Player<'_> {
         };
         Ok(Flight {
             unit: index,
-            answered: Answered {
+            sending: Sending {
                 due: run.since_start(due),
                 free: run.since_start(free),
-                order_wait,
+                order_wait: order_wait.unwrap_or_default(),
                 released,
-                ..Answered::default()
+                ..Sending::default()
             },
             owed: 0,
             copy_in: 0,
@@ -263,7 +263,6 @@ impl Player<'_> {
             cancel_at: None,
             rows: 0,
             hash,
-            seen: false,
         })
     }
 
@@ -274,8 +273,8 @@ impl Player<'_> {
         let (then_ns, now) = match previous {
             None => (session.login_ns, None),
             // In a pipeline it did not wait for an answer.
-            Some(previous) if unit.after < index => (previous.sent_ns, self.last_sent),
-            Some(previous) => (previous.ready_ns.unwrap_or(previous.sent_ns), self.last_ready),
+            Some(previous) if (unit.after as usize) < index => (previous.sent_ns, self.last_sent),
+            Some(previous) => (previous.ready_ns().unwrap_or(previous.sent_ns), self.last_ready),
         };
         let pause = self.run.scaled(unit.sent_ns.saturating_sub(then_ns));
         Some(now.unwrap_or_else(Instant::now) + pause)
@@ -301,7 +300,7 @@ impl Player<'_> {
     }
 
     fn read(&self, step: &Step) -> Result<Vec<u8>, Break> {
-        let bytes = self.messages.read(&step.bytes);
+        let bytes = self.messages.read(&step.bytes());
         bytes.map_err(|error| Break::Lost(format!("the messages of the trace cannot be read back: {error}")))
     }
 
@@ -315,11 +314,11 @@ impl Player<'_> {
         let now = Instant::now();
         self.last_sent = Some(now);
         if let Some(flight) = self.flights.back_mut() {
-            flight.answered.sent = self.run.since_start(now);
-            flight.cancel_at = unit.cancel_after_ns.map(|ns| now + self.run.scaled(ns));
+            flight.sending.sent = self.run.since_start(now);
+            flight.cancel_at = self.session.cancels.get(&flight.unit).map(|&ns| now + self.run.scaled(ns));
         }
         let mut wants_data = false;
-        for step in &self.session.steps[unit.steps.clone()] {
+        for step in &self.session.steps[unit.steps()] {
             let at_hand = first.take();
             match step.barrier {
                 Barrier::None => {}
@@ -342,11 +341,11 @@ impl Player<'_> {
                 wants_data = flight.copy_in > 0;
                 flight.copy_in = flight.copy_in.saturating_sub(1);
             }
-            if step.copy_data && !wants_data {
+            if step.says == Says::CopyData && !wants_data {
                 continue;
             }
-            flight.owed += step.answers;
-            flight.asked |= step.asks;
+            flight.owed += usize::from(step.answers);
+            flight.asked |= step.says == Says::Asks;
             let mut bytes = match at_hand {
                 Some(bytes) => bytes,
                 None => self.read(step)?,
@@ -432,10 +431,6 @@ impl Player<'_> {
                 fields.and_then(Fields::message).map(|text| String::from_utf8_lossy(text).into_owned());
             return Err(Break::Lost(text.unwrap_or_else(|| "the server sent an answer to nothing".into())));
         };
-        let now = self.run.since_start(Instant::now());
-        if !std::mem::replace(&mut flight.seen, true) {
-            flight.answered.first = now;
-        }
         match kind {
             tag::DATA_ROW | tag::COPY_DATA => {
                 flight.rows += 1;
@@ -455,7 +450,7 @@ impl Player<'_> {
                 let status = TransactionStatus::decode(body).map_err(|error| {
                     Break::Lost(format!("the server does not speak the protocol: {error}"))
                 })?;
-                self.ready(now, status);
+                self.ready(status);
             }
             _ => {
                 let end = match Message::decode(kind, body) {
@@ -471,7 +466,7 @@ impl Player<'_> {
                 };
                 flight.owed = flight.owed.saturating_sub(1);
                 let hash = flight.hash.as_ref().map_or(0, RowHash::value);
-                flight.answered.statements.push(Actual { end, rows: std::mem::take(&mut flight.rows), hash });
+                flight.sending.statements.push(Actual { end, rows: std::mem::take(&mut flight.rows), hash });
                 flight.hash = flight.hash.take().map(RowHash::again);
             }
         }
@@ -479,18 +474,19 @@ impl Player<'_> {
     }
 
     /// The oldest unit is answered.
-    pub(crate) fn ready(&mut self, now: Duration, status: TransactionStatus) {
-        let Some(mut flight) = self.flights.pop_front() else { return };
-        flight.answered.ready = now;
-        flight.answered.status = Some(status);
-        self.last_ready = Some(Instant::now());
+    pub(crate) fn ready(&mut self, status: TransactionStatus) {
+        let Some(flight) = self.flights.pop_front() else { return };
+        let now = Instant::now();
+        self.last_ready = Some(now);
         // These make the session the login user's again.
         let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if [&b"DISCARD ALL"[..], b"RESET"].contains(&&**tag));
-        self.reset |= flight.answered.statements.iter().any(resets);
-        let failed = flight.answered.statements.iter().any(|actual| matches!(actual.end, End::Error(..)));
+        self.reset |= flight.sending.statements.iter().any(resets);
+        let failed = flight.sending.statements.iter().any(|actual| matches!(actual.end, End::Error(..)));
         self.run.unit_over(&self.session.units[flight.unit], failed);
         self.done = self.flights.front().map_or(flight.unit + 1, |next| next.unit);
-        self.outcome.units[flight.unit] = UnitOutcome::Answered(flight.answered);
+        let statements = &mut self.outcome.statements;
+        let answered = flight.sending.answered(self.run.since_start(now), status, statements);
+        self.outcome.units[flight.unit] = UnitOutcome::Answered(answered);
     }
 
     /// Settles what was not answered.
@@ -502,10 +498,8 @@ impl Player<'_> {
             }
             _ => false,
         };
-        let now = self.run.since_start(Instant::now());
-        for mut flight in std::mem::take(&mut self.flights) {
-            flight.answered.ready = now;
-            self.outcome.units[flight.unit] = UnitOutcome::Broken(flight.answered);
+        for flight in std::mem::take(&mut self.flights) {
+            self.outcome.units[flight.unit] = UnitOutcome::Broken;
         }
         for (unit, outcome) in self.session.units.iter().zip(&mut self.outcome.units) {
             if !matches!(outcome, UnitOutcome::Answered(_)) {

@@ -150,7 +150,7 @@ fn filters_leave_the_rest_out() {
     assert_eq!(units(Filter { databases: name("shop"), ..Filter::default() }), (0, 0));
     assert_eq!(units(Filter { sessions: [7].into(), ..Filter::default() }), (0, 0));
     let plan = recorder::plan(&meta, &records, &plan::Options::default());
-    let fingerprint = &plan.classifier.get(plan.sessions[0].units[0].executes[0]).fingerprint;
+    let fingerprint = &plan.classifier.get(plan.executes(&plan.sessions[0].units[0])[0]).fingerprint;
     assert_eq!(units(Filter { fingerprints: name(fingerprint), ..Filter::default() }), (1, 3));
     assert_eq!(units(Filter { from: Some(Duration::from_secs(100)), ..Filter::default() }), (0, 0));
     assert_eq!(units(Filter { to: Some(Duration::ZERO), ..Filter::default() }), (0, 0));

@@ -288,7 +288,7 @@ fn order_in_trace(plan: &Plan, row: usize) -> Vec<String> {
                     break;
                 }
             }
-            if let (Some(commit), Some(tag)) = (unit.commit, updated.clone()) {
+            if let (Some(commit), Some(tag)) = (unit.commit(), updated.clone()) {
                 let (fighter, round) = tag.split_once('.').expect("a tag");
                 let of_row = 1
                     + (fighter.parse::<usize>().expect("a number")
@@ -513,7 +513,7 @@ fn what_differs_is_told_and_what_is_not_played_is_named() {
         plan.sessions
             .iter()
             .flat_map(|one| &one.units)
-            .flat_map(|one| &one.expected)
+            .flat_map(|one| plan.expected(one))
             .all(|one| one.hash.is_none())
     );
 }

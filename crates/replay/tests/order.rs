@@ -69,7 +69,7 @@ fn order_in_trace(plan: &Plan, row: usize) -> Vec<String> {
                 let tag = rest.split('\'').next().expect("tag").to_owned();
                 updated = Some((id.parse::<usize>().expect("id"), tag));
             }
-            if let (Some(commit), Some((id, tag))) = (unit.commit, updated.clone()) {
+            if let (Some(commit), Some((id, tag))) = (unit.commit(), updated.clone()) {
                 order.push((commit, id, tag));
             }
         }

@@ -179,13 +179,13 @@ fn pipelines_stay_pipelines_and_queries_stay_alone() {
     let ahead: Vec<usize> = units
         .iter()
         .enumerate()
-        .filter(|(index, unit)| unit.after < *index)
+        .filter(|(index, unit)| (unit.after as usize) < *index)
         .map(|(index, _)| index)
         .collect();
     // The second and third unit of the pipeline, and nothing else, were sent before an answer.
     assert_eq!(ahead.len(), 2, "{ahead:?}");
     assert_eq!(ahead[1], ahead[0] + 1);
-    assert!(units.iter().all(|unit| unit.ready_ns.is_some()));
+    assert!(units.iter().all(|unit| unit.ready_ns().is_some()));
     let failed = units.iter().filter(|unit| unit.status == Some(TransactionStatus::Failed)).count();
     assert_eq!(failed, 2);
 }

@@ -89,17 +89,18 @@ impl Estimate {
 
 /// The `q` quantile (0 to 1) of ascending values, interpolated between neighbours.
 #[must_use]
-pub fn quantile_sorted(sorted: &[f64], q: f64) -> Option<f64> {
+pub fn quantile_sorted<T: Copy + Into<f64>>(sorted: &[T], q: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let at = q.clamp(0.0, 1.0) * last as f64;
     let below = at.floor() as usize;
     let above = (below + 1).min(last);
     let part = at - below as f64;
+    let (below, above): (f64, f64) = (sorted[below].into(), sorted[above].into());
     // No arithmetic between equals: infinity minus infinity is not a number.
-    if part == 0.0 || sorted[below] == sorted[above] {
-        return Some(sorted[below]);
+    if part == 0.0 || below == above {
+        return Some(below);
     }
-    Some(sorted[below] * (1.0 - part) + sorted[above] * part)
+    Some(below * (1.0 - part) + above * part)
 }
 
 fn sorted(values: &[f64]) -> Vec<f64> {
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!(quantile_sorted(&values, 0.0), Some(1.0));
         assert_eq!(quantile_sorted(&values, 0.5), Some(2.5));
         assert_eq!(quantile_sorted(&values, 1.0), Some(4.0));
-        assert_eq!(quantile_sorted(&[], 0.5), None);
+        assert_eq!(quantile_sorted::<f64>(&[], 0.5), None);
     }
 
     #[test]

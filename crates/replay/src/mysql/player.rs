@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A session while it is played: statements get the numbers that they have here, answers are followed to their ends.
 
-use std::time::Instant;
-
 use underpass_mysql::command::{COM_STMT_PREPARE, is_statement};
 use underpass_mysql::exchange::{End as Ending, Step as Part};
 use underpass_mysql::response::{self, status};
@@ -22,10 +20,10 @@ impl Player<'_> {
     pub(crate) fn renumber(&self, step: &Step, bytes: &mut [u8], connection: &Connection) {
         let Some(numbers) = &connection.mysql else { return };
         let refs = &self.session.statement_refs;
-        let from = refs.partition_point(|&(at, _)| at < step.bytes.start);
-        let to = refs.partition_point(|&(at, _)| at < step.bytes.end);
+        let from = refs.partition_point(|&(at, _)| at < step.bytes().start);
+        let to = refs.partition_point(|&(at, _)| at < step.bytes().end);
         for &(at, captured) in &refs[from..to] {
-            let at = (at - step.bytes.start) as usize;
+            let at = (at - step.bytes().start) as usize;
             bytes[at..at + 4].copy_from_slice(&numbers.statement(captured).to_le_bytes());
         }
     }
@@ -57,10 +55,6 @@ impl Player<'_> {
                 .map(|error| String::from_utf8_lossy(error.message).into_owned());
             return Err(Break::Lost(text.unwrap_or_else(|_| "the server sent an answer to nothing".into())));
         };
-        let now = self.run.since_start(Instant::now());
-        if !std::mem::replace(&mut flight.seen, true) {
-            flight.answered.first = now;
-        }
         let step = flight.exchange.message(payload, payload.len(), &mut session.exchange);
         let step =
             step.map_err(|error| Break::Lost(format!("the server does not speak the protocol: {error}")))?;
@@ -115,12 +109,12 @@ impl Player<'_> {
                 let hash = flight.hash.as_ref().map_or(0, RowHash::value);
                 let rows = std::mem::take(&mut flight.rows);
                 if is_statement(command) || failed {
-                    flight.answered.statements.push(Actual { end, rows, hash });
+                    flight.sending.statements.push(Actual { end, rows, hash });
                 }
                 flight.hash = flight.hash.take().map(RowHash::again);
                 if last {
                     let status = self.mysql_status;
-                    self.ready(now, status);
+                    self.ready(status);
                 }
             }
         }

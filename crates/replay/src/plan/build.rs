@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use foldhash::{HashMap, HashSet};
-use smallvec::SmallVec;
 use underpass_trace::{
     Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, ServerIdentity,
     SessionEnd, SessionId, SessionStart, WithheldReason, statements::LocalFiles,
@@ -18,10 +17,11 @@ use underpass_wire::tag::{backend as backend_tag, frontend as tag};
 use super::mysql::{Commands, prepare_tag};
 use super::order;
 use super::{
-    Barrier, End, Expected, Group, Messages, Omitted, Options, Plan, Reason, Rows, Session, Step, Unit,
+    Barrier, End, Expected, Group, Messages, Omitted, Options, Plan, Reason, Rows, Says, Session, Step, Unit,
 };
 use crate::Error;
 use crate::classify::Classifier;
+use crate::lists::Lists;
 use crate::rowhash::RowHash;
 use underpass_sql::Class;
 
@@ -61,6 +61,8 @@ struct Builder<'o> {
     messages: Messages,
     classifier: Classifier,
     groups: Groups,
+    executes: Lists<u32>,
+    expected: Lists<Expected>,
     sessions: BTreeMap<SessionId, Script>,
     refused: HashSet<SessionId>,
     omitted: Omitted,
@@ -103,6 +105,8 @@ pub(super) struct Script {
     cut_transaction: bool,
     /// What MySQL's protocol needs to know.
     pub(super) commands: Commands,
+    /// How statements ended of units that the server is not yet ready after.
+    answers: BTreeMap<usize, Vec<Expected>>,
     /// Executes that were left out of a unit that is sent without them.
     dropped: HashSet<u64>,
 }
@@ -119,6 +123,8 @@ pub(super) struct Open {
     /// It began with Query.
     pub(super) simple: bool,
     pub(super) parses: Vec<u32>,
+    /// Statements that it executes.
+    pub(super) executes: Vec<u32>,
     calls: bool,
 }
 
@@ -131,6 +137,8 @@ impl<'o> Builder<'o> {
             messages: Messages::create()?,
             classifier: Classifier::new(protocol),
             groups: Groups::default(),
+            executes: Lists::default(),
+            expected: Lists::default(),
             sessions: BTreeMap::new(),
             refused: HashSet::default(),
             omitted: Omitted::default(),
@@ -238,6 +246,7 @@ impl<'o> Builder<'o> {
             statement_refs: Vec::new(),
             prepares: BTreeMap::new(),
             commands: Vec::new(),
+            cancels: BTreeMap::new(),
             after_ended: 0,
             ended: None,
         };
@@ -262,6 +271,7 @@ impl<'o> Builder<'o> {
             prepared: BTreeMap::new(),
             cut_transaction: false,
             commands: Commands::default(),
+            answers: BTreeMap::new(),
             dropped: HashSet::default(),
         };
         self.sessions.insert(start.session, script);
@@ -277,7 +287,7 @@ impl<'o> Builder<'o> {
             Protocol::Mysql => script.command(message, is_file, classifier, self.options, when, messages)?,
         }
         if script.open.complete {
-            script.name_group(&mut self.groups, &self.classifier);
+            script.name_group(&mut self.groups, &self.classifier, &mut self.executes);
         }
         Ok(())
     }
@@ -308,7 +318,7 @@ impl<'o> Builder<'o> {
             _ => None,
         };
         let hash = hash.filter(|_| end.is_some());
-        script.session.units[index].expected.push(Expected { end, rows: response.rows, hash });
+        script.answers.entry(index).or_default().push(Expected { end, rows: response.rows, hash });
     }
 
     fn ready(&mut self, ready: &Ready) {
@@ -316,8 +326,9 @@ impl<'o> Builder<'o> {
         script.status = Some(ready.status);
         let Some(index) = script.unit_of(ready.request) else { return };
         let unit = &mut script.session.units[index];
-        unit.ready_ns = Some(ready.time_ns);
+        unit.is_ready(ready.time_ns);
         unit.status = Some(ready.status);
+        script.keep_answers(index, &mut self.expected);
         script.answered = script.answered.max(index + 1);
     }
 
@@ -339,7 +350,7 @@ impl<'o> Builder<'o> {
             }
         }
         for (_, mut script) in std::mem::take(&mut self.sessions) {
-            script.settle();
+            script.settle(&mut self.expected);
             for unit in &script.session.units {
                 if let Some(reason) = unit.omitted {
                     self.omitted.unit(reason);
@@ -369,6 +380,8 @@ impl<'o> Builder<'o> {
             messages: self.messages,
             classifier: self.classifier,
             groups: self.groups.list,
+            executes: self.executes,
+            expected: self.expected,
             omitted: self.omitted,
             origin_ns,
             end_ns: self.end_ns.max(origin_ns),
@@ -388,7 +401,16 @@ impl Script {
         let units = &self.session.units;
         let after = units.partition_point(|unit| unit.offset <= request);
         let index = after.checked_sub(1)?;
-        (request < units[index].offset_end).then_some(index)
+        units[index].has(request).then_some(index)
+    }
+
+    /// The answers to a unit are complete.
+    fn keep_answers(&mut self, index: usize, expected: &mut Lists<Expected>) {
+        let Some(mut answers) = self.answers.remove(&index) else { return };
+        let unit = &mut self.session.units[index];
+        // None, unless the server said so twice.
+        answers.splice(0..0, expected.get(unit.expected).iter().cloned());
+        unit.expected = expected.add(&answers);
     }
 
     fn claim_rows(&mut self, response: &Response<'_>) -> Option<u64> {
@@ -418,22 +440,18 @@ impl Script {
 
     /// Notes a CancelRequest for the unit that was executed then; `false` if there was none that is played.
     fn cancel(&mut self, time_ns: u64) -> bool {
-        let units = &mut self.session.units;
+        let units = &self.session.units;
         // The server answers in order: before an answer everything is over, also what has lost its own.
-        let over = |unit: &Unit| unit.ready_ns.is_some_and(|ready_ns| ready_ns < time_ns);
+        let over = |unit: &Unit| unit.ready_ns().is_some_and(|ready_ns| ready_ns < time_ns);
         let from = units.iter().rposition(over).map_or(0, |last| last + 1);
         let asked = units.partition_point(|unit| unit.sent_ns <= time_ns).max(from);
-        let asked = &mut units[from..asked];
+        let asked = &units[from..asked];
         // One that has lost its answer was over, as a rule, when the next was sent.
-        let answered = asked.iter().position(|unit| unit.ready_ns.is_some());
+        let answered = asked.iter().position(|unit| unit.ready_ns().is_some());
         let executed = answered.or(asked.len().checked_sub(1));
-        match executed.map(|at| &mut asked[at]) {
-            Some(unit) if unit.omitted.is_none() => {
-                unit.cancel_after_ns.get_or_insert(time_ns - unit.sent_ns);
-                true
-            }
-            _ => false,
-        }
+        let Some(at) = executed.filter(|&at| asked[at].omitted.is_none()) else { return false };
+        self.session.cancels.entry(from + at).or_insert(time_ns - asked[at].sent_ns);
+        true
     }
 
     pub(super) fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
@@ -455,23 +473,9 @@ impl Script {
         };
         self.cut_transaction = omitted.is_some();
         let at = self.session.steps.len();
-        self.session.units.push(Unit {
-            steps: at..at,
-            offset: message.offset,
-            offset_end: message.offset,
-            sent_ns: message.time_ns,
-            ready_ns: None,
-            status: None,
-            after: self.answered,
-            group: 0,
-            executes: SmallVec::new(),
-            expected: SmallVec::new(),
-            may_write: false,
-            omitted,
-            cancel_after_ns: None,
-            commit: None,
-            after_commits: 0,
-        });
+        let mut unit = Unit::new(message.offset, message.time_ns, self.answered as u32, at);
+        unit.omitted = omitted;
+        self.session.units.push(unit);
     }
 
     fn frontend(
@@ -504,7 +508,7 @@ impl Script {
         }
         let at = self.session.units.len() - 1;
         let unit = &mut self.session.units[at];
-        unit.offset_end = message.offset + message.wire_len;
+        unit.ends_at(message.offset + message.wire_len);
         if message.redaction == Redaction::Password {
             unit.omitted.get_or_insert(Reason::Password);
         }
@@ -513,7 +517,7 @@ impl Script {
         match Message::decode(kind, body) {
             Ok(Message::Query(query)) => {
                 let index = classifier.classify(query.query);
-                if execute(unit, index, classifier, options) {
+                if execute(unit, &mut self.open, index, classifier, options) {
                     replaced = begin_instead(query.query);
                     if replaced.is_none() {
                         unit.omitted.get_or_insert(Reason::ReadOnly);
@@ -541,7 +545,7 @@ impl Script {
                 }
             },
             Ok(Message::Execute(portal)) => match self.portals.get(portal.portal) {
-                Some(&index) if execute(unit, index, classifier, options) => {
+                Some(&index) if execute(unit, &mut self.open, index, classifier, options) => {
                     keep = false;
                     self.open.drop_copy = true;
                     self.dropped.insert(message.offset);
@@ -598,8 +602,12 @@ impl Script {
         open.in_copy = kind == tag::COPY_DATA;
         open.flushed = kind == tag::FLUSH;
         let answers =
-            usize::from(matches!(kind, tag::PARSE | tag::BIND | tag::DESCRIBE | tag::EXECUTE | tag::CLOSE));
-        let asks = matches!(kind, tag::QUERY | tag::SYNC | tag::FUNCTION_CALL);
+            u16::from(matches!(kind, tag::PARSE | tag::BIND | tag::DESCRIBE | tag::EXECUTE | tag::CLOSE));
+        let says = match kind {
+            _ if copy_data => Says::CopyData,
+            tag::QUERY | tag::SYNC | tag::FUNCTION_CALL => Says::Asks,
+            _ => Says::Part,
+        };
         let place = messages.add(bytes)?;
         if kind == tag::PARSE {
             let types = frontend::Parse::decode(&bytes[5..]).map(|parse| parse.param_types);
@@ -609,7 +617,7 @@ impl Script {
                 session.type_oids.push((place.end - 4 * (count - at) as u64, oid));
             }
         }
-        self.add_step(Step { barrier, copy_data, asks, answers, bytes: place });
+        self.add_step(Step::new(place, barrier, says, answers));
         Ok(())
     }
 
@@ -617,30 +625,34 @@ impl Script {
     pub(super) fn add_step(&mut self, step: Step) {
         let Session { units, steps, .. } = &mut self.session;
         let Some(unit) = units.last_mut() else { return };
-        let first = unit.steps.is_empty();
+        let first = unit.steps().is_empty();
         match steps.last_mut() {
             Some(last)
                 if !first
                     && step.barrier == Barrier::None
-                    && step.copy_data == last.copy_data
-                    && step.bytes.start == last.bytes.end
-                    && last.bytes.end - last.bytes.start < STEP_BYTES_MAX =>
+                    && (step.says == Says::CopyData) == (last.says == Says::CopyData)
+                    && step.start == last.bytes().end
+                    && last.len < STEP_BYTES_MAX
+                    && last.answers < u16::MAX =>
             {
-                last.bytes.end = step.bytes.end;
+                last.len += step.len;
                 last.answers += step.answers;
-                last.asks |= step.asks;
+                if step.says == Says::Asks {
+                    last.says = Says::Asks;
+                }
             }
             _ => {
                 steps.push(step);
-                unit.steps.end = steps.len();
+                unit.steps.end = steps.len() as u32;
             }
         }
     }
 
     /// Says what the last unit is reported by.
-    fn name_group(&mut self, groups: &mut Groups, classifier: &Classifier) {
+    fn name_group(&mut self, groups: &mut Groups, classifier: &Classifier, executes: &mut Lists<u32>) {
         let Some(unit) = self.session.units.last_mut() else { return };
-        let (prefix, list) = match (&unit.executes[..], &self.open.parses[..]) {
+        unit.executes = executes.add(&self.open.executes);
+        let (prefix, list) = match (&self.open.executes[..], &self.open.parses[..]) {
             ([], []) if self.open.calls => ("function call", &[][..]),
             ([], []) => ("no statement", &[][..]),
             ([], parses) => ("parse ", parses),
@@ -660,7 +672,10 @@ impl Script {
     }
 
     /// What can be said only at the end.
-    fn settle(&mut self) {
+    fn settle(&mut self, expected: &mut Lists<Expected>) {
+        while let Some((&index, _)) = self.answers.first_key_value() {
+            self.keep_answers(index, expected);
+        }
         let units = &mut self.session.units;
         for (at, name) in &self.unresolved {
             // A session that was seen from its beginning can have prepared it in ways that leave no Parse.
@@ -671,9 +686,9 @@ impl Script {
         // After a unit whose answer was not seen nobody knows how many were outstanding. Then the next waits for it.
         let mut strict = 0;
         for (index, unit) in units.iter_mut().enumerate() {
-            unit.after = unit.after.max(strict).min(index);
-            if unit.ready_ns.is_none() {
-                strict = index + 1;
+            unit.after = unit.after.max(strict).min(index as u32);
+            if unit.ready_ns().is_none() {
+                strict = index as u32 + 1;
             }
         }
         self.session.prepared.extend(std::mem::take(&mut self.prepared).into_values());
@@ -681,7 +696,7 @@ impl Script {
 }
 
 /// A step of so many bytes grows no longer: it is in memory while it is sent. A single message may be longer.
-const STEP_BYTES_MAX: u64 = 1 << 20;
+const STEP_BYTES_MAX: u32 = 1 << 20;
 /// Units of more statements are named by the first ones.
 const GROUP_STATEMENTS_MAX: usize = 4;
 
@@ -689,10 +704,16 @@ fn in_transaction(status: Option<TransactionStatus>) -> bool {
     matches!(status, Some(TransactionStatus::Transaction | TransactionStatus::Failed))
 }
 
-/// Notes that a unit executes a statement; whether read-only mode forbids that.
-pub(super) fn execute(unit: &mut Unit, index: u32, classifier: &Classifier, options: &Options) -> bool {
+/// Notes that a unit, the last of its session, executes a statement; whether read-only mode forbids that.
+pub(super) fn execute(
+    unit: &mut Unit,
+    open: &mut Open,
+    index: u32,
+    classifier: &Classifier,
+    options: &Options,
+) -> bool {
     let statement = classifier.get(index);
-    unit.executes.push(index);
+    open.executes.push(index);
     unit.may_write |= statement.summary.may_write;
     let always = matches!(
         statement.summary.class,

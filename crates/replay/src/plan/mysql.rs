@@ -13,7 +13,7 @@ use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_trace::{Frontend, Redaction};
 
 use super::build::{Script, execute};
-use super::{Barrier, Messages, Options, Reason, Step};
+use super::{Barrier, Messages, Options, Reason, Says, Step};
 use crate::Error;
 use crate::classify::Classifier;
 
@@ -53,7 +53,7 @@ impl Script {
         }
         if is_file {
             if !gap && let Some(unit) = self.session.units.last_mut() {
-                unit.offset_end = message.offset + message.wire_len;
+                unit.ends_at(message.offset + message.wire_len);
                 self.append_file(&message.message, messages)?;
             }
             return Ok(());
@@ -80,7 +80,7 @@ impl Script {
         self.append_command(&message.message, true, messages)?;
         let at = self.session.units.len() - 1;
         let unit = &mut self.session.units[at];
-        unit.offset_end = message.offset + message.wire_len;
+        unit.ends_at(message.offset + message.wire_len);
         self.open.simple = true;
         self.open.complete = true;
         if message.redaction == Redaction::Password {
@@ -100,7 +100,7 @@ impl Script {
             COM_QUERY => {
                 let text = command::query_text(&payload).unwrap_or(&payload[1..]);
                 let index = classifier.classify(text);
-                if execute(unit, index, classifier, options) {
+                if execute(unit, &mut self.open, index, classifier, options) {
                     unit.omitted.get_or_insert(Reason::ReadOnly);
                 }
                 let first = text.trim_ascii_start().split(|byte| !byte.is_ascii_alphabetic()).next();
@@ -124,7 +124,7 @@ impl Script {
                 };
                 match known {
                     Some(index) => {
-                        if execute(unit, index, classifier, options) {
+                        if execute(unit, &mut self.open, index, classifier, options) {
                             unit.omitted.get_or_insert(Reason::ReadOnly);
                         }
                     }
@@ -154,16 +154,17 @@ impl Script {
         if let Some(number) = command::statement_number(payload).filter(|number| *number != LAST_PREPARED) {
             self.session.statement_refs.push((bytes.start + HEADER_BYTES as u64 + 1, number));
         }
-        self.add_step(Step { barrier: Barrier::None, copy_data: false, asks, answers: 0, bytes });
+        let says = if asks { Says::Asks } else { Says::Part };
+        self.add_step(Step::new(bytes, Barrier::None, says, 0));
         Ok(())
     }
 
     /// Appends a part of a local file to the last unit.
     fn append_file(&mut self, message: &[u8], messages: &mut Messages) -> Result<(), Error> {
-        let goes_on = self.session.steps.last().is_some_and(|step| step.copy_data);
+        let goes_on = self.session.steps.last().is_some_and(|step| step.says == Says::CopyData);
         let barrier = if goes_on { Barrier::None } else { Barrier::CopyIn };
         let bytes = messages.add(message)?;
-        self.add_step(Step { barrier, copy_data: true, asks: false, answers: 0, bytes });
+        self.add_step(Step::new(bytes, barrier, Says::CopyData, 0));
         Ok(())
     }
 }

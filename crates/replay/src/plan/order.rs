@@ -19,7 +19,6 @@
 //! nearly the same time, they may have been the other way round. `close_commits` counts them.
 
 use super::{Plan, Session, Unit};
-use crate::classify::Classifier;
 use underpass_sql::Class;
 use underpass_wire::backend::TransactionStatus;
 
@@ -49,8 +48,8 @@ pub(super) fn commits(plan: &mut Plan) {
             let over =
                 !matches!(unit.status, Some(TransactionStatus::Transaction | TransactionStatus::Failed));
             if over && std::mem::take(&mut wrote) {
-                if let Some(ready_ns) = unit.ready_ns {
-                    let pure = is_pure(unit, index, &plan.classifier);
+                if let Some(ready_ns) = unit.ready_ns() {
+                    let pure = is_pure(plan, unit, index);
                     let over_ns = if pure { unit.sent_ns } else { ready_ns };
                     commits.push(Commit { over_ns, sent_ns: unit.sent_ns, session: at, unit: index, pure });
                 }
@@ -69,14 +68,14 @@ pub(super) fn commits(plan: &mut Plan) {
         })
         .count();
     for (number, commit) in commits.iter().enumerate() {
-        plan.sessions[commit.session].units[commit.unit].commit = Some(number);
+        plan.sessions[commit.session].units[commit.unit].is_commit(number);
     }
     for session in &mut plan.sessions {
         // When the end of the transaction around a unit was sent.
         let mut end_ns = None;
         for unit in session.units.iter_mut().rev() {
             let over_before = |ns| commits.partition_point(|commit| commit.over_ns < ns);
-            unit.after_commits = match (unit.commit, unit.ready_ns) {
+            let after = match (unit.commit(), unit.ready_ns()) {
                 (Some(number), _) if commits[number].pure => over_before(unit.sent_ns),
                 (Some(_), Some(ready_ns)) => over_before(ready_ns),
                 (None, Some(ready_ns)) if unit.may_write => {
@@ -88,7 +87,8 @@ pub(super) fn commits(plan: &mut Plan) {
                 }
                 _ => over_before(unit.sent_ns),
             };
-            if unit.commit.is_some() {
+            unit.after_commits = after as u32;
+            if unit.commit().is_some() {
                 end_ns = Some(unit.sent_ns);
             }
         }
@@ -97,9 +97,9 @@ pub(super) fn commits(plan: &mut Plan) {
 }
 
 /// Whether a unit only ends a transaction, and everything before it was answered when it was sent.
-fn is_pure(unit: &Unit, index: usize, classifier: &Classifier) -> bool {
-    let ends = |&statement: &u32| classifier.get(statement).summary.class == Class::Transaction;
-    unit.after == index && !unit.executes.is_empty() && unit.executes.iter().all(ends)
+fn is_pure(plan: &Plan, unit: &Unit, index: usize) -> bool {
+    let ends = |&statement: &u32| plan.classifier.get(statement).summary.class == Class::Transaction;
+    unit.after as usize == index && !plan.executes(unit).is_empty() && plan.executes(unit).iter().all(ends)
 }
 
 /// Numbers the ends of sessions and says of each session how many must come before it: a client that logs in anew for

@@ -102,9 +102,9 @@ fn units_end_where_the_server_is_ready() {
     let plan = trace.plan(&Options::default());
     let units = &plan.sessions[0].units;
     assert_eq!(units.len(), 2);
-    assert_eq!((units[1].steps.len(), units[1].ready_ns, units[1].after), (1, Some(4), 1));
-    let step = &plan.sessions[0].steps[units[1].steps.start];
-    assert_eq!((step.barrier, step.answers, step.asks), (Barrier::None, 3, true));
+    assert_eq!((units[1].steps().len(), units[1].ready_ns(), units[1].after), (1, Some(4), 1));
+    let step = &plan.sessions[0].steps[units[1].steps().start];
+    assert_eq!((step.barrier, step.answers, step.says), (Barrier::None, 3, Says::Asks));
     assert_eq!(plan.groups.len(), 2);
 }
 
@@ -129,22 +129,20 @@ fn copy_data_belongs_to_the_unit_whose_sync_the_server_ignored() {
     let plan = trace.plan(&Options::default());
     let session = &plan.sessions[0];
     assert_eq!(session.units.len(), 2);
-    let steps: Vec<_> = session.steps[session.units[0].steps.clone()]
-        .iter()
-        .map(|step| (step.barrier, step.copy_data, step.asks))
-        .collect();
+    let steps: Vec<_> =
+        session.steps[session.units[0].steps()].iter().map(|step| (step.barrier, step.says)).collect();
     assert_eq!(
         steps,
-        [(Barrier::None, false, true), (Barrier::CopyIn, true, false), (Barrier::None, false, true)]
+        [(Barrier::None, Says::Asks), (Barrier::CopyIn, Says::CopyData), (Barrier::None, Says::Asks)]
     );
-    assert_eq!(session.units[0].ready_ns, Some(3));
+    assert_eq!(session.units[0].ready_ns(), Some(3));
 }
 
 /// What a unit sends, step by step.
 fn sent(plan: &Plan, session: usize, unit: usize) -> Vec<Vec<u8>> {
     let session = &plan.sessions[session];
-    let steps = &session.steps[session.units[unit].steps.clone()];
-    steps.iter().map(|step| plan.messages.read(&step.bytes).unwrap()).collect()
+    let steps = &session.steps[session.units[unit].steps()];
+    steps.iter().map(|step| plan.messages.read(&step.bytes()).unwrap()).collect()
 }
 
 #[test]
@@ -160,9 +158,12 @@ fn a_long_copy_is_sent_in_steps_of_which_only_the_first_waits() {
     trace.ready(1, 3, query, I);
     let plan = trace.plan(&Options::default());
     let session = &plan.sessions[0];
-    let steps = &session.steps[session.units[0].steps.clone()];
+    let steps = &session.steps[session.units[0].steps()];
     assert!(steps.len() > 3 && steps[1].barrier == Barrier::CopyIn, "{steps:?}");
-    assert!(steps[2..].iter().all(|step| step.barrier == Barrier::None && step.copy_data), "{steps:?}");
+    assert!(
+        steps[2..].iter().all(|step| step.barrier == Barrier::None && step.says == Says::CopyData),
+        "{steps:?}"
+    );
     let parts = sent(&plan, 0, 0);
     assert!(parts.iter().all(|part| part.len() < 2 << 20));
     let mut all = Vec::new();
@@ -275,7 +276,9 @@ fn a_cancel_request_belongs_to_the_unit_that_was_executed_then() {
     };
     trace.records.extend([cancel(Some(1), 17), cancel(Some(1), 25), cancel(None, 35)]);
     let plan = trace.plan(&Options::default());
-    let cancels: Vec<Option<u64>> = plan.sessions[0].units.iter().map(|unit| unit.cancel_after_ns).collect();
+    let session = &plan.sessions[0];
+    let cancels: Vec<Option<u64>> =
+        (0..session.units.len()).map(|index| session.cancels.get(&index).copied()).collect();
     assert_eq!(cancels, [Some(7), None]);
     assert_eq!(plan.omitted.units.get(&Reason::Cancel), Some(&2));
 
@@ -288,7 +291,9 @@ fn a_cancel_request_belongs_to_the_unit_that_was_executed_then() {
     trace.send(1, 60, |out| build::query(out, b"select 4"));
     trace.records.extend([cancel(Some(1), 35), cancel(Some(1), 45), cancel(Some(1), 67)]);
     let plan = trace.plan(&Options::default());
-    let cancels: Vec<Option<u64>> = plan.sessions[0].units.iter().map(|unit| unit.cancel_after_ns).collect();
+    let session = &plan.sessions[0];
+    let cancels: Vec<Option<u64>> =
+        (0..session.units.len()).map(|index| session.cancels.get(&index).copied()).collect();
     assert_eq!(cancels, [None, Some(5), None, Some(7)]);
     assert_eq!(plan.omitted.units.get(&Reason::Cancel), Some(&1));
 }
@@ -320,9 +325,9 @@ fn writes_wait_for_what_was_over_before_their_answer_and_reads_for_what_was_over
     let plan = trace.plan(&Options::default());
     let unit = |session: usize, unit: usize| &plan.sessions[session].units[unit];
     assert_eq!(plan.commits, 2);
-    assert_eq!((unit(0, 0).commit, unit(0, 0).after_commits), (Some(0), 0));
-    assert_eq!((unit(1, 0).commit, unit(1, 0).after_commits), (Some(1), 1));
-    assert_eq!((unit(2, 0).commit, unit(2, 0).after_commits), (None, 0));
+    assert_eq!((unit(0, 0).commit(), unit(0, 0).after_commits), (Some(0), 0));
+    assert_eq!((unit(1, 0).commit(), unit(1, 0).after_commits), (Some(1), 1));
+    assert_eq!((unit(2, 0).commit(), unit(2, 0).after_commits), (None, 0));
     assert_eq!(unit(2, 1).after_commits, 2);
     // 10 ns apart and overlapping: the trace cannot be sure.
     assert_eq!(plan.close_commits, 1);
@@ -350,7 +355,7 @@ fn who_waited_for_a_lock_is_after_its_holder_even_if_it_was_answered_first() {
     trace.query(4, 70, 71, "commit", I);
     let plan = trace.plan(&Options::default());
     let unit = |session: usize, unit: usize| &plan.sessions[session].units[unit];
-    let commits = [unit(0, 2), unit(1, 2), unit(2, 0), unit(2, 1), unit(3, 2)].map(|unit| unit.commit);
+    let commits = [unit(0, 2), unit(1, 2), unit(2, 0), unit(2, 1), unit(3, 2)].map(|unit| unit.commit());
     assert_eq!(commits, [Some(0), Some(1), Some(2), Some(3), Some(4)]);
     // The first COMMIT waits for nobody, and both updates for it.
     assert_eq!(unit(0, 2).after_commits, 0);
@@ -379,7 +384,7 @@ fn a_transaction_commits_once_and_only_if_it_may_have_written() {
         trace.query(1, 10 * at as u64, 10 * at as u64 + 5, sql, status);
     }
     let plan = trace.plan(&Options::default());
-    let commits: Vec<_> = plan.sessions[0].units.iter().map(|unit| unit.commit).collect();
+    let commits: Vec<_> = plan.sessions[0].units.iter().map(|unit| unit.commit()).collect();
     assert_eq!(commits, [None, None, None, None, None, None, Some(0)]);
 }
 
@@ -444,4 +449,11 @@ fn time_cuts_whole_transactions_and_keeps_what_was_prepared() {
     let out = Some(Reason::Filter);
     assert_eq!(omitted(&plan), [out, out, out, out, None, out]);
     assert_eq!(plan.sessions[0].prepared.len(), 1);
+}
+
+/// docs/replay.md says what a statement takes.
+#[test]
+fn a_unit_is_small_from_plan_to_outcome() {
+    let sizes = [size_of::<Unit>(), size_of::<Step>(), size_of::<crate::outcome::UnitOutcome>()];
+    assert_eq!(sizes, [64, 16, 24]);
 }

@@ -178,8 +178,8 @@ pub fn plan(meta: &Meta, records: &[Record<'static>], options: &plan::Options) -
 
 /// The messages of a unit.
 pub fn messages(plan: &Plan, session: &plan::Session, unit: &plan::Unit) -> Vec<u8> {
-    let steps = session.steps[unit.steps.clone()].iter();
-    steps.flat_map(|step| plan.messages.read(&step.bytes).expect("messages")).collect()
+    let steps = session.steps[unit.steps()].iter();
+    steps.flat_map(|step| plan.messages.read(&step.bytes()).expect("messages")).collect()
 }
 
 /// How many units were answered.
