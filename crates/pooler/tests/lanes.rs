@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Signal, Underpass};
 
+#[path = "lanes/outside.rs"]
+mod outside;
 #[path = "lanes/session.rs"]
 mod session;
-#[path = "lanes/unix.rs"]
-mod unix;
 
 const LANES: [(&str, &str); 2] = [("D", "off"), ("A", "server")];
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unix sockets stay in user space, on whichever side, beside clients of the same pooler that a lane carries.
+//! What stays in user space whatever the kernel can, beside clients of the same pooler that a lane carries: unix sockets on either side, TLS.
+
+use underpass_testkit::Authority;
 
 use super::*;
 
@@ -39,5 +41,16 @@ fn unix_sockets_stay_in_user_space_and_the_log_names_the_databases() -> Result<(
         let log = pooler.log();
         assert!(log.contains("their servers are at a unix socket: local; at host = 127.0.0.1"), "{log}");
     }
+    Ok(())
+}
+
+#[test]
+fn clients_of_servers_with_tls_are_not_offered() -> Result<()> {
+    let authority = Authority::new("authority")?;
+    let server = Postgres::builder().tls(&authority).start()?;
+    let base = Ini::for_server(&server).set("pool_mode", "transaction").set("server_tls_sslmode", "require");
+    let Some(ini) = base.lanes("server", 1) else { return Ok(()) };
+    let pooler = Underpass::start(&ini)?;
+    assert_eq!(carried(&pooler, false, "postgres")?, (0, 0), "{}", pooler.log());
     Ok(())
 }
