@@ -40,6 +40,8 @@ pub struct Metrics {
     pub cancel_keys_unknown: u64,
     /// Transactions that a kernel lane forwarded since start, by name of the lane.
     pub lane_xacts: Vec<(&'static str, u64)>,
+    /// Transactions that ended in user space where there are lanes, since start, by name of the reason.
+    pub lane_user_xacts: Vec<(&'static str, u64)>,
     /// Times a link left the kernel since start, by name of the reason.
     pub lane_exits: Vec<(&'static str, u64)>,
     /// Mirrors; no pair of mirror and database may come twice.
@@ -286,6 +288,12 @@ impl Metrics {
     fn lanes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let families = [
             ("lane_xacts", "Transactions that a kernel lane forwarded.", "lane", &self.lane_xacts),
+            (
+                "lane_user_xacts",
+                "Transactions in user space although there are lanes, by reason.",
+                "reason",
+                &self.lane_user_xacts,
+            ),
             ("lane_exits", "Times a link left the kernel, by reason.", "reason", &self.lane_exits),
         ];
         for (name, help, label, values) in families {

@@ -54,6 +54,7 @@ fn metrics() -> Metrics {
         client_errors: vec![("08P01".to_owned(), 21), ("none".to_owned(), 2)],
         cancel_keys_unknown: 31,
         lane_xacts: vec![("D", 11)],
+        lane_user_xacts: vec![("no_server", 10)],
         lane_exits: vec![("parameter_changed", 12), ("unknown_message", 13)],
         mirrors: vec![MirrorMetrics {
             mirror: "m".to_owned(),
@@ -106,6 +107,10 @@ fn an_exposition_obeys_the_format_and_holds_the_values() {
     assert_eq!(of("underpass_database_paused", "underpass_database_paused", &[("database", "d")]), 1.0);
     assert_eq!(of("underpass_items", "underpass_items", &[("list", "used_clients")]), 7.0);
     assert_eq!(of("underpass_lane_xacts", "underpass_lane_xacts_total", &[("lane", "D")]), 11.0);
+    assert_eq!(
+        of("underpass_lane_user_xacts", "underpass_lane_user_xacts_total", &[("reason", "no_server")]),
+        10.0
+    );
     assert_eq!(
         of("underpass_lane_exits", "underpass_lane_exits_total", &[("reason", "unknown_message")]),
         13.0

@@ -20,6 +20,7 @@ use crate::net::Endpoint;
 use crate::pool::{DatabaseState, Pool, UserState};
 use crate::table::Key;
 use crate::transport::{Outbox, Transport};
+use crate::why::Why;
 use crate::worker::mirror::Role;
 
 /// What a client is doing.
@@ -106,6 +107,8 @@ pub(crate) struct Client {
     pub transaction_at: Option<Instant>,
     /// Wait of the last assignment.
     pub wait_us: u64,
+    /// Why its transactions run in user space just now, where there are kernel lanes.
+    pub why: Why,
     /// In a replication stream: has a server of its own.
     pub replication: Replication,
     /// Counts among the console's clients.
@@ -142,6 +145,7 @@ impl Client {
             query_at: None,
             transaction_at: None,
             wait_us: 0,
+            why: Why::default(),
             replication: Replication::None,
             on_console: false,
             is_silent: false,

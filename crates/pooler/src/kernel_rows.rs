@@ -9,9 +9,10 @@ use underpass_console::{Show, Table};
 use underpass_sockmap::{Counter, Reason};
 
 use crate::shared::Shared;
+use crate::why::Tally;
 
-/// The table. Share of transactions in the lanes: `xacts` of `A` and `D` over those and `user`, whose transactions are those of pools
-/// that lanes may carry.
+/// The table. Share of transactions in the lanes: `xacts` of `A` and `D` over those and `user`. The three add up to the transactions of
+/// SHOW TOTALS, and the rows of kind `user` to that of `user`.
 pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     let mut table = Table::new(Show::Kernel.columns());
     let mut row = |kind, name: &str, item: &str, value, unit: &str| {
@@ -36,7 +37,8 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
         row(KernelKind::Lane, name, "requests", path.counter(requests), "count");
         row(KernelKind::Lane, name, "responses", path.counter(responses), "count");
     }
-    row(KernelKind::Lane, "user", "xacts", lanes.user_xacts.load(Ordering::Relaxed), "count");
+    let user = user_xacts(shared);
+    row(KernelKind::Lane, "user", "xacts", total(&user), "count");
     row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "fed", lanes.fed.load(Ordering::Relaxed), "count");
@@ -45,6 +47,9 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     if path.has_tap() {
         row(KernelKind::Lane, "mirrors", "chunks_told", path.counter(Counter::Taps), "count");
         row(KernelKind::Lane, "mirrors", "chunks_lost", path.counter(Counter::TapsLost), "count");
+    }
+    for (why, xacts) in user {
+        row(KernelKind::User, why, "xacts", xacts, "count");
     }
     for (reason, times) in exits(shared) {
         row(KernelKind::Exit, reason, "count", times, "count");
@@ -58,14 +63,23 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     table
 }
 
-/// Transactions by lane, and those of carried pools that ended in user space.
+/// Transactions by lane, and those that ended in user space.
 pub(crate) fn xacts(shared: &Shared) -> Vec<(&'static str, u64)> {
     let Some(lanes) = &shared.lanes else { return Vec::new() };
     vec![
         ("D", lanes.datapath.counter(Counter::XactsD)),
         ("A", lanes.datapath.counter(Counter::XactsA)),
-        ("user", lanes.user_xacts.load(Ordering::Relaxed)),
+        ("user", total(&user_xacts(shared))),
     ]
+}
+
+/// Transactions in user space by reason.
+pub(crate) fn user_xacts(shared: &Shared) -> Vec<(&'static str, u64)> {
+    Tally::sum(&shared.user_xacts)
+}
+
+fn total(counts: &[(&str, u64)]) -> u64 {
+    counts.iter().map(|(_, count)| count).sum()
 }
 
 /// How often links left the kernel, by reason; those that never happened are left out.
@@ -87,10 +101,11 @@ pub(crate) fn summary(shared: &Shared) -> Option<String> {
         let words: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
         words.join(", ")
     };
-    let exits = words(exits(shared));
+    let (user, exits) = (words(user_xacts(shared)), words(exits(shared)));
     Some(format!(
-        "kernel lanes: transactions: {}; {} taken, {} given; exits: {}",
+        "kernel lanes: transactions: {}; in user space: {}; {} taken, {} given; exits: {}",
         words(xacts(shared)),
+        if user.is_empty() { "none" } else { &user },
         lanes.taken.load(Ordering::Relaxed),
         lanes.given.load(Ordering::Relaxed),
         if exits.is_empty() { "none" } else { &exits },

@@ -28,6 +28,7 @@ use crate::pressure::Pressure;
 use crate::server::Server;
 use crate::shared::lock;
 use crate::table::Key;
+use crate::why::Own;
 
 /// Interest in a socket that a program reads: hang-ups only. With EPOLLIN every forwarded segment would wake the worker for nothing.
 const KERNEL_INTEREST: EventFlags = EventFlags::RDHUP.union(EventFlags::ET);
@@ -39,6 +40,10 @@ pub(crate) const USER_INTEREST: EventFlags =
 /// millisecond or less apart, and gives half of those that are idle back at once; contended
 /// pools stay in their lanes. Read once at start.
 const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
+
+/// Environment variable for tests only: with `UNDERPASS_TEST_UNEXPLAINED=1` clients are kept from their lanes, and no reason is given: what
+/// looks for such transactions must find them.
+const UNEXPLAINED_VARIABLE: &str = "UNDERPASS_TEST_UNEXPLAINED";
 
 /// Transactions in the lane that make up for a refusal, and refusals in a row that nothing made up for before a client is left alone.
 const CARRIED_MIN: u64 = 4;
@@ -56,12 +61,13 @@ pub(crate) struct Lanes {
     local: bool,
     /// Longest message that programs forward; fixed with the load.
     pub message_max: u32,
-    /// Transactions of carried pools that ended in user space; clients taken from and given to the kernel.
-    pub user_xacts: AtomicU64,
+    /// Clients taken from and given to the kernel.
     pub taken: AtomicU64,
     pub given: AtomicU64,
     /// Transactions of which user space read the requests and a program forwards the answers.
     pub fed: AtomicU64,
+    /// Nothing is given to the lanes, for no reason. See [`UNEXPLAINED_VARIABLE`].
+    pub is_silent: bool,
     /// One in so many clients is taken in each turn of a worker's loop; 0 = none. See [`FLIP_VARIABLE`].
     pub flip: u32,
     clients: Mutex<HashMap<ClientSlot, ClientRef, RandomState>>,
@@ -114,10 +120,10 @@ impl Lanes {
                     datapath: Arc::new(datapath),
                     local,
                     message_max,
-                    user_xacts: AtomicU64::new(0),
                     taken: AtomicU64::new(0),
                     given: AtomicU64::new(0),
                     fed: AtomicU64::new(0),
+                    is_silent: std::env::var_os(UNEXPLAINED_VARIABLE).is_some(),
                     flip: std::env::var(FLIP_VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(0),
                     clients: Mutex::default(),
                     servers: Mutex::default(),
@@ -133,20 +139,19 @@ impl Lanes {
         }
     }
 
-    /// Whether a pool with these settings can be carried: what a program may release, nothing needs to clean. A session is never released
+    /// Why a pool with these settings cannot be carried: what a program may release, nothing needs to clean. A session is never released
     /// by a program.
-    pub fn fits(&self, settings: &PoolSettings) -> bool {
-        let released_clean = match settings.mode {
-            PoolMode::Transaction => settings.reset_query.is_none(),
-            PoolMode::Session => true,
-            PoolMode::Statement => false,
-        };
-        released_clean
+    pub fn refuses(&self, settings: &PoolSettings) -> Option<Own> {
+        let refusals = [
+            (settings.mode == PoolMode::Statement, Own::PoolMode),
+            (settings.mode == PoolMode::Transaction && settings.reset_query.is_some(), Own::ResetQuery),
             // A RELOAD may have made it smaller than what the programs know.
-            && settings.link.message_max >= self.message_max
-            && !settings.link.refuse_simple_query
+            (settings.link.message_max < self.message_max, Own::PacketSize),
+            (settings.link.refuse_simple_query, Own::SimpleQuery),
             // Programs run no queries of ours: a check that does more than ask for life is user space's.
-            && settings.checks_life_only
+            (!settings.checks_life_only, Own::CheckQuery),
+        ];
+        refusals.into_iter().find_map(|(is_so, own)| is_so.then_some(own))
     }
 
     /// Says what a RELOAD may change of a pool's place.
@@ -192,10 +197,21 @@ impl Lanes {
         lock(&self.pools).get(&slot).copied()
     }
 
-    /// Puts a client between transactions into its map. False if it cannot be carried.
-    pub fn register_client(self: &Arc<Self>, client: &mut Client, pool: PoolSlot, me: ClientRef) -> bool {
-        if client.transport.tls().is_some() || !matches!(client.address, Endpoint::Tcp(_)) {
-            return false;
+    /// Puts a client between transactions into its map.
+    ///
+    /// # Errors
+    /// Why it cannot be carried.
+    pub fn register_client(
+        self: &Arc<Self>,
+        client: &mut Client,
+        pool: PoolSlot,
+        me: ClientRef,
+    ) -> Result<(), Own> {
+        if client.transport.tls().is_some() {
+            return Err(Own::ClientTls);
+        }
+        if !matches!(client.address, Endpoint::Tcp(_)) {
+            return Err(Own::ClientUnix);
         }
         match self.datapath.register_client(client.transport.fd(), pool, client.parameters.fingerprint()) {
             Ok(slot) => {
@@ -218,11 +234,11 @@ impl Lanes {
                     counted: Default::default(),
                     tap: None,
                 }));
-                true
+                Ok(())
             }
             Err(error) => {
                 log_socket!(Debug, client.label(), "lane", "stays in user space: {error}");
-                false
+                Err(Own::ClientRefused)
             }
         }
     }
@@ -230,8 +246,13 @@ impl Lanes {
     /// Puts a server that has logged in into its map, or leaves it to user space.
     pub fn register_server(self: &Arc<Self>, server: &mut Server, pool: PoolSlot, epoll: Arc<OwnedFd>) {
         server.lane_tried = true;
-        if server.transport.tls().is_some() || !matches!(server.address, Endpoint::Tcp(_)) || server.dedicated
-        {
+        let refusals = [
+            (server.dedicated, Own::Replication),
+            (server.transport.tls().is_some(), Own::ServerTls),
+            (!matches!(server.address, Endpoint::Tcp(_)), Own::ServerUnix),
+        ];
+        server.lane_refused = refusals.into_iter().find_map(|(is_so, own)| is_so.then_some(own));
+        if server.lane_refused.is_some() {
             return;
         }
         let lane = if self.local {
@@ -263,7 +284,10 @@ impl Lanes {
                     epoll,
                 }));
             }
-            Err(error) => log_socket!(Debug, server.label(), "lane", "stays in user space: {error}"),
+            Err(error) => {
+                log_socket!(Debug, server.label(), "lane", "stays in user space: {error}");
+                server.lane_refused = Some(Own::ServerRefused);
+            }
         }
     }
 }

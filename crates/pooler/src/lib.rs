@@ -29,6 +29,7 @@ mod settings;
 mod shared;
 mod table;
 mod transport;
+mod why;
 mod worker;
 
 pub use run::{Checked, Options, check, run};

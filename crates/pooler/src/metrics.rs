@@ -193,6 +193,7 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         client_errors: client_errors(shared),
         cancel_keys_unknown: shared.cancel_keys_unknown.load(Ordering::Relaxed),
         lane_xacts: kernel_rows::xacts(shared),
+        lane_user_xacts: kernel_rows::user_xacts(shared),
         lane_exits: kernel_rows::exits(shared),
         mirrors: mirror_rows::metrics(shared),
     })

@@ -17,6 +17,7 @@ use underpass_wire::SqlState;
 use crate::hosts::Round;
 use crate::lanes::LanePool;
 use crate::settings::Settings;
+use crate::why::Own;
 use crate::worker::Farewell;
 
 /// A database as clients name it.
@@ -79,8 +80,8 @@ pub(crate) struct Pool {
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
     pub lane: Option<LanePool>,
-    /// Whether its settings are still such that they may: see [`Pool::lane`].
-    pub lane_fits: AtomicBool,
+    /// Why they may not just now: a place in [`Own::ALL`], or [`CARRIED`].
+    lane_refused: AtomicU8,
     /// A credential to log servers in with, when no list has one: the keys or password that a client proved.
     pub proved: ArcSwapOption<underpass_auth::Login>,
     /// The secret that the list or `auth_query` gave for the pool's user.
@@ -199,6 +200,9 @@ const SESSION: u8 = 1;
 const STATEMENT: u8 = 2;
 const RESETS: u8 = 4;
 
+/// Of [`Pool::lane_refused`]: not refused.
+const CARRIED: u8 = u8::MAX;
+
 fn brief(settings: &PoolSettings) -> u8 {
     let mode = match settings.mode {
         PoolMode::Session => SESSION,
@@ -220,7 +224,7 @@ impl Pool {
         Self {
             id,
             lane,
-            lane_fits: AtomicBool::new(true),
+            lane_refused: AtomicU8::new(CARRIED),
             database,
             user,
             brief: AtomicU8::new(brief(&settings)),
@@ -263,7 +267,18 @@ impl Pool {
 
     /// The pool's place in the kernel lanes, unless a RELOAD gave it settings that they cannot carry out.
     pub fn lane(&self) -> Option<&LanePool> {
-        self.lane.as_ref().filter(|_| self.lane_fits.load(Ordering::Relaxed))
+        self.lane.as_ref().filter(|_| self.lane_refused.load(Ordering::Relaxed) == CARRIED)
+    }
+
+    /// Why [`Self::lane`] is none.
+    pub fn lane_refused(&self) -> Own {
+        let refused = Own::ALL.get(usize::from(self.lane_refused.load(Ordering::Relaxed)));
+        refused.copied().unwrap_or(Own::NoPlace)
+    }
+
+    /// Keeps the pool from the lanes for this reason, or lets it in.
+    pub fn set_lane_refused(&self, why: Option<Own>) {
+        self.lane_refused.store(why.map_or(CARRIED, |own| own as u8), Ordering::Release);
     }
 
     /// As [`lane`](Self::lane), if a lane has a server of it: those at unix sockets or with TLS are in none.

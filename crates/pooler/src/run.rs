@@ -246,6 +246,7 @@ fn share(
         deriver: Deriver::start(threads as u16)?,
         control,
         lanes,
+        user_xacts: std::iter::repeat_with(Default::default).take(threads).collect(),
         mirrors: Mirrors::default(),
         recordings: Recordings::default(),
         started: Instant::now(),

@@ -18,6 +18,7 @@ use crate::net::Endpoint;
 use crate::pool::Pool;
 use crate::table::Key;
 use crate::transport::{Outbox, Transport};
+use crate::why::Own;
 
 /// What a server is doing.
 pub(crate) enum Work {
@@ -91,6 +92,8 @@ pub(crate) struct Server {
     pub lane: Option<Box<ServerLane>>,
     /// It has been put into a lane, or cannot be.
     pub lane_tried: bool,
+    /// Why not, then.
+    pub lane_refused: Option<Own>,
     pub transport: Transport,
     pub id: ServerId,
     pub socket_id: SocketId,

@@ -30,6 +30,7 @@ use crate::recording::Recordings;
 use crate::resolver::Resolver;
 use crate::server::Server;
 use crate::settings::Settings;
+use crate::why::{Own, Tally};
 use crate::worker::Worker;
 
 /// Work that one worker gives another.
@@ -122,6 +123,8 @@ pub(crate) struct Shared {
     pub deriver: Deriver,
     /// Kernel lanes, where they work and are wanted.
     pub lanes: Option<Arc<Lanes>>,
+    /// Transactions that ended in user space where there are lanes, by worker.
+    pub user_xacts: Vec<Tally>,
     pub control: Control,
     pub mirrors: Mirrors,
     pub recordings: Recordings,
@@ -269,16 +272,16 @@ impl Shared {
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name).of(database);
         // It keeps its place while a recording or a mirror keeps it out.
-        let may = |lanes: &&Arc<Lanes>| lanes.fits(&pool_settings) && !database.is_mirror;
+        let may = |lanes: &&Arc<Lanes>| lanes.refuses(&pool_settings).is_none() && !database.is_mirror;
         let lane = self.lanes.as_ref().filter(may).and_then(|lanes| {
             let (place, idle) = lanes.add_pool(id)?;
             lanes.configure_pool(&place, &pool_settings);
             lock(&self.core).share_idle(id, idle);
             Some(place)
         });
-        let fits = self.fits_lanes(&settings, database, &pool_settings);
+        let refused = self.lanes_refuse(&settings, database, &pool_settings);
         let pool = Arc::new(Pool::new(id, lane, database.clone(), user.clone(), pool_settings));
-        pool.lane_fits.store(fits, Ordering::Release);
+        pool.set_lane_refused(refused);
         debug_assert_eq!(names.pools.len(), id.0 as usize);
         names.pools.push(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
@@ -291,15 +294,20 @@ impl Shared {
         phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
     }
 
-    /// Whether kernel lanes may carry a pool. What is recorded must be seen here, and what goes to a mirror comes from here.
-    fn fits_lanes(&self, settings: &Settings, database: &DatabaseState, pool: &PoolSettings) -> bool {
+    /// Why kernel lanes may not carry a pool. What is recorded must be seen here, and what goes to a mirror comes from here.
+    fn lanes_refuse(
+        &self,
+        settings: &Settings,
+        database: &DatabaseState,
+        pool: &PoolSettings,
+    ) -> Option<Own> {
+        let Some(lanes) = &self.lanes else { return Some(Own::NoPlace) };
         // Links of a session are not its transactions, which is what a tap tells.
-        let is_told = pool.mode == PoolMode::Transaction
-            && self.lanes.as_ref().is_some_and(|lanes| lanes.datapath.has_tap());
-        self.lanes.as_ref().is_some_and(|lanes| lanes.fits(pool))
-            && !database.is_mirror
-            && Mirrors::suit_lanes(&settings.config, &database.name, is_told)
-            && !self.recordings.is_on()
+        let is_told = pool.mode == PoolMode::Transaction && lanes.datapath.has_tap();
+        if database.is_mirror || !Mirrors::suit_lanes(&settings.config, &database.name, is_told) {
+            return Some(Own::Mirrored);
+        }
+        lanes.refuses(pool).or(self.recordings.is_on().then_some(Own::Recorded))
     }
 
     /// Gives a pool the settings now in force. True if its links must be made anew to have them.
@@ -308,8 +316,7 @@ impl Shared {
         let configured = pool.database.settings.load();
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name).of(&pool.database);
         let is_other_link = fresh.link != pool.settings.load().link;
-        let fits = self.fits_lanes(&settings, &pool.database, &fresh);
-        pool.lane_fits.store(fits, Ordering::Release);
+        pool.set_lane_refused(self.lanes_refuse(&settings, &pool.database, &fresh));
         if let (Some(lanes), Some(place)) = (&self.lanes, &pool.lane) {
             lanes.configure_pool(place, &fresh);
         }

@@ -110,7 +110,7 @@ pub struct Taken {
     pub request: StreamState,
     /// Where the program left the response stream, likewise.
     pub response: StreamState,
-    /// Why the client came up, if a program decided it.
+    /// Why the client or its server came up, if a program decided it.
     pub reason: Option<Reason>,
 }
 
@@ -188,19 +188,21 @@ impl Datapath {
         let mut state = LinkState::from_word(link);
         let server = server_of(link);
         let mut response = StreamState::BOUNDARY;
+        let mut why = self.clients.reason(c).swap(0, SeqCst);
         let flags = self.clients.flags(c).load(Acquire);
         state.batch = flags & CLI_BATCH != 0;
         state.unnamed = server.is_some() && flags & CLI_UNNAMED != 0;
         if let Some(s) = server {
             response = self.servers.response_state(s);
-            self.servers.reason(s).store(0, SeqCst);
+            let of_server = self.servers.reason(s).swap(0, SeqCst);
+            why = if why == 0 { of_server } else { why };
         }
         Taken {
             server: server.map(|index| self.server_slot(index)),
             link: state,
             request: self.clients.request_state(c),
             response,
-            reason: reason(self.clients.reason(c).swap(0, SeqCst)),
+            reason: reason(why),
         }
     }
 
@@ -293,6 +295,15 @@ impl Datapath {
         self.clients.set_request_state(c, &StreamState::BOUNDARY);
         self.servers.peer(s).store(0, SeqCst);
         Ok(Some(self.server_slot(s)))
+    }
+
+    /// Whether bytes of the client wait in its socket for user space, which has read `read_total` since registration: two loads.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn has_unread(&self, client: ClientSlot, read_total: u64) -> Result<bool, Error> {
+        let c = self.check_client(client)?;
+        Ok(self.clients.req_passed(c).load(SeqCst) != read_total)
     }
 
     /// Gives a client's requests to the kernel. Call it at a message boundary, after everything read was forwarded;

@@ -340,6 +340,8 @@ impl TableRow for VersionRow<'_> {
 pub enum KernelKind {
     /// What a lane forwarded.
     Lane,
+    /// Why transactions were in user space.
+    User,
     /// Why links left the kernel.
     Exit,
     /// What is queued for slow readers.
@@ -354,6 +356,7 @@ impl KernelKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lane => "lane",
+            Self::User => "user",
             Self::Exit => "exit",
             Self::Queue => "queue",
             Self::Program => "program",

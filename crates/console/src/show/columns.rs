@@ -326,7 +326,7 @@ pub(super) const STATE: &[Column] = columns! {
 };
 
 pub(super) const KERNEL: &[Column] = columns! {
-    "kind" Text "What the row is about: `lane`, `exit`, `queue` or `program`.";
+    "kind" Text "What the row is about: `lane`, `user` (why transactions were in user space), `exit`, `queue` or `program`.";
     "name" Text "Lane, reason, queue or program.";
     "item" Text "What is counted.";
     "value" Numeric "The figure.";

@@ -22,6 +22,7 @@ use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
+use crate::why::{Own, Why};
 
 /// How often a program that is just running is waited for, a few microseconds at most.
 const SETTLE_TRIES: u32 = 10_000;
@@ -68,7 +69,7 @@ impl Worker {
             || client.ended
             || !client.outbox.is_empty()
             || scan(&lanes, client, &client.inbox).is_none()
-            || (client.lane.is_none() && !lanes.register_client(client, pool, me))
+            || (client.lane.is_none() && lanes.register_client(client, pool, me).is_err())
         {
             return None;
         }
@@ -171,6 +172,7 @@ impl Worker {
         let mut bytes = std::mem::take(&mut client.inbox);
         batch.rename(&mut bytes);
         client.phase = Phase::Lane;
+        client.why = Why::default();
         client.query_at = None;
         client.transaction_at = None;
         if let Some(lane) = &mut client.lane {
@@ -209,6 +211,7 @@ impl Worker {
             Ok(count) => &bytes[*count..],
             Err(_) => &[],
         };
+        client.why = Own::Contended.into();
         for _ in 0..SETTLE_TRIES {
             if self.lane_take(key) {
                 break;
@@ -257,13 +260,17 @@ impl Worker {
                 self.lane_collect(key);
                 if let Some(client) = self.clients.get_mut(key) {
                     client.phase = Phase::Idle;
+                    client.why = Own::Contended.into();
                     if let Some(lane) = &mut client.lane {
                         lane.fed = false;
                     }
                 }
                 self.first_request(key);
             }
-            Ok(true) => self.lane_client_up(key),
+            Ok(true) => {
+                client.why = Own::Contended.into();
+                self.lane_client_up(key);
+            }
             Err(error) => log::error!("kernel lanes: hold_fed: {error}"),
         }
     }

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rustix::event::epoll::EventFlags;
 use underpass_config::PoolMode;
@@ -14,6 +13,7 @@ use super::{Again, Entry, Farewell, GONE, READS_PER_TURN, SCRATCH_BYTES, Worker,
 use crate::client::Phase;
 use crate::server::{PrepareStep, SettleStep, Work};
 use crate::table::Key;
+use crate::why::{Own, Why};
 
 /// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
 const PIPELINE_MAX: usize = 32 * 1024;
@@ -41,7 +41,9 @@ impl Worker {
             Phase::Linked(server) => self.forward_requests(key, server),
             Phase::Idle => self.first_request(key),
             Phase::Lane if client.lane.as_ref().is_some_and(|lane| lane.fed) => self.fed_readable(key),
-            Phase::Lane => self.lane_client_up(key),
+            // Only hang-ups of it are watched. Anything else was on its way before the lane had it, and has been read by then.
+            Phase::Lane if gone => self.lane_client_up(key),
+            Phase::Lane => {}
             Phase::Login(_) => self.login_readable(key, gone),
             Phase::Console(_) => self.console_readable(key),
             Phase::Waiting { .. } => {
@@ -74,6 +76,10 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     client.readable = false;
+                    if client.why == Own::Unread.into() {
+                        // It had nothing more to say after all.
+                        self.lane_offer(key);
+                    }
                     return;
                 }
                 Err(error) => return self.client_io_failed(key, &error),
@@ -223,6 +229,9 @@ impl Worker {
                 Ok(outcome) => outcome,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     client.readable = false;
+                    if client.why == Own::Unread.into() {
+                        self.lane_offer_session(key, server_key);
+                    }
                     return;
                 }
                 Err(error) => return self.client_io_failed(key, &error),
@@ -409,12 +418,16 @@ impl Worker {
             Some(Entry::Here(_)) => self.forward_responses(key),
             Some(&Entry::Parked(id)) => {
                 // An idle server speaks: it died, or has something to report. One that has moved to another worker since is not ours to
-                // read, whatever this event says: its new registration reports the same.
+                // read, whatever this event says: its new registration reports the same. Of one that a lane has linked the programs tell
+                // what they do not forward; this may be an old event, and only its end is news.
                 let home = self.index;
                 let Some(mut server) = crate::shared::lock(&self.shared.core)
                     .unpark(id, |server| server.home == home && server.key == key)
                 else {
-                    return self.lane_server_spoke(key, id, gone);
+                    if gone {
+                        self.lane_server_gone(id);
+                    }
+                    return;
                 };
                 crate::lanes::watch_server(&server);
                 server.ended |= gone;
@@ -430,7 +443,7 @@ impl Worker {
 
     pub(super) fn forward_responses(&mut self, key: Key) {
         for _ in 0..READS_PER_TURN {
-            let Self { clients, servers, scratch, compose, observed, meters, shared, now, .. } = self;
+            let Self { clients, servers, scratch, compose, observed, meters, shared, now, index, .. } = self;
             let Some(Entry::Here(server)) = servers.get_mut(key) else { return };
             let mut client = match server.work {
                 Work::Client(client) | Work::Preparing { client, .. } => clients.get_mut(client),
@@ -519,11 +532,12 @@ impl Worker {
             if let (Some(client), true) = (&mut client, observed.ready > 0) {
                 meter.stats.query_count += u64::from(observed.ready);
                 meter.stats.xact_count += u64::from(observed.transactions);
-                if let (Some(lanes), true) =
-                    (&shared.lanes, server.pool.is_session() && server.pool.lane.is_some())
-                {
-                    // Those of other pools are counted where their link ends.
-                    lanes.user_xacts.fetch_add(observed.transactions.into(), Ordering::Relaxed);
+                if shared.lanes.is_some() && !server.pool.database.is_mirror {
+                    // A client that is in its lane meets no server that is not.
+                    let refused = server.lane_refused.filter(|_| server.pool.lane().is_some());
+                    let own = if client.is_silent { Some(Own::Probe) } else { refused };
+                    shared.user_xacts[usize::from(*index)]
+                        .add(own.map_or(client.why, Why::Own), observed.transactions);
                 }
                 if let Some(since) = client.query_at.take() {
                     let took = now.duration_since(since).as_micros() as u64;

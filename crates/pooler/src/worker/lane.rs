@@ -4,6 +4,7 @@
 //! A client that rests between transactions is *offered* to its lane; what the lane cannot or must not carry comes *up* again, at the head
 //! of a request or in the middle of a transaction, and user space goes on where the lane stood.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,12 @@ use underpass_sockmap::{
 
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
 use crate::client::{Client, Phase, key_of};
-use crate::lanes::{leave_server, monotonic_ns, watch_client};
+use crate::lanes::{ClientLane, Lanes, leave_server, monotonic_ns, watch_client};
 use crate::logging::log_socket;
 use crate::server::{Server, Work};
 use crate::shared::lock;
 use crate::table::Key;
+use crate::why::{Own, Why};
 
 /// A client whose requests a lane refuses by their nature again and again is not offered again for this long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
@@ -43,6 +45,13 @@ impl Client {
         self.lane.as_ref().is_some_and(|lane| {
             lane.lanes.datapath.client_info(lane.slot).is_ok_and(|info| info.server.is_some())
         })
+    }
+
+    /// Whether it may have said something that nobody has read. What woke the worker may have been read since; of a socket in its map the
+    /// programs have counted every byte.
+    fn has_unread(&self) -> bool {
+        let counted = |lane: &ClientLane| lane.lanes.datapath.has_unread(lane.slot, lane.read_total);
+        self.readable && self.lane.as_deref().is_none_or(|lane| counted(lane).unwrap_or(true))
     }
 
     /// Whether user space may write to it now: nothing that a lane forwarded is still on its way.
@@ -75,46 +84,56 @@ impl Worker {
     /// Offers a client that rests between transactions to its lane. What its outbox holds back goes to the socket right afterwards
     /// ([`Self::send_held_back`]): a client that answers at once finds its lane open.
     pub(super) fn lane_offer(&mut self, key: Key) {
-        let Some(lanes) = &self.shared.lanes else { return };
-        let Some(client) = self.clients.get_mut(key) else { return };
-        if let Phase::Linked(server) = client.phase {
-            return self.lane_offer_session(key, server);
-        }
-        let Some((pool, session)) =
-            client.pool.as_ref().and_then(|pool| Some((pool.carries()?, pool.is_session())))
-        else {
-            return;
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        let outcome = match self.clients.get(key).map(|client| &client.phase) {
+            Some(&Phase::Linked(server)) => return self.lane_offer_session(key, server),
+            Some(Phase::Idle) => self.lane_give(key, &lanes),
+            _ => return,
         };
-        if pool.pressure.is_high(self.now) {
-            return;
+        if let (Err(own), Some(client)) = (outcome, self.clients.get_mut(key)) {
+            client.why = own.into();
+        }
+    }
+
+    /// Gives an idle client to its lane, or says why not.
+    fn lane_give(&mut self, key: Key, lanes: &Arc<Lanes>) -> Result<(), Own> {
+        let Some(client) = self.clients.get_mut(key) else { return Ok(()) };
+        if lanes.is_silent {
+            return Err(Own::Unexplained);
+        }
+        let Some(of_client) = &client.pool else { return Err(Own::NoPlace) };
+        if of_client.lane().is_none() {
+            return Err(of_client.lane_refused());
+        }
+        let Some(pool) = of_client.carries() else { return Err(Own::ServerNone) };
+        let session = of_client.is_session();
+        // A replication client is about to be linked to a server of its own.
+        let refusals = [
+            (client.replication != Replication::None, Own::Replication),
+            (pool.pressure.is_high(self.now), Own::Contended),
+            (client.ended, Own::HangUp),
+            (client.has_unread() || !client.inbox.is_empty(), Own::Unread),
+            (!client.outbox.is_unhindered(), Own::Unwritten),
+        ];
+        if let Some((_, own)) = refusals.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(own);
         }
         let pool = pool.slot;
-        // A replication client is about to be linked to a server of its own.
-        if !matches!(client.phase, Phase::Idle)
-            || client.replication != Replication::None
-            || client.readable
-            || client.ended
-            || !client.inbox.is_empty()
-            || !client.outbox.is_unhindered()
-        {
-            return;
-        }
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
-        let lanes = lanes.clone();
-        if client.lane.is_none() && !lanes.register_client(client, pool, me) {
-            return;
+        if client.lane.is_none() {
+            lanes.register_client(client, pool, me)?;
         }
         let fingerprint = client.parameters.fingerprint();
-        let Some(lane) = &mut client.lane else { return };
+        let Some(lane) = &mut client.lane else { return Err(Own::ClientRefused) };
         if lane.not_before.is_some_and(|until| self.now < until) {
-            return;
+            return Err(Own::Rest);
         }
         if let Some(statements) = client.side.named_statements() {
             lane.tell_statements(statements);
         }
         // What was forwarded to it must be in its socket, or its count would be wrong for ever.
         if !lane.is_clear() {
-            return;
+            return Err(Own::BehindLane);
         }
         lane.carried_at_give =
             lanes.datapath.client_info(lane.slot).map_or(0, |info| info.stats.request_bytes);
@@ -123,67 +142,94 @@ impl Worker {
         let _ = lanes.datapath.set_client_fingerprint(slot, fingerprint);
         let _ = lanes.datapath.set_client_pinned(slot, session);
         if !self.tap_begin(key) {
-            return;
+            return Err(Own::Tap);
         }
-        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(client) = self.clients.get_mut(key) else { return Ok(()) };
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         watch_client(client, epoll, token(Source::Client, key), true);
         let unwritten = client.outbox.held() as u64;
-        match lanes.datapath.give_client_before(slot, read_total, unwritten) {
+        let own = match lanes.datapath.give_client_before(slot, read_total, unwritten) {
             Ok(Give::Done) => {
                 client.phase = Phase::Lane;
+                client.why = Why::default();
                 lanes.given.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
             }
-            outcome => {
-                if let Err(error) = outcome {
-                    log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
-                }
-                if let Some(lane) = &mut client.lane {
-                    lane.tap = None;
-                }
-                // Something came in meanwhile; watching it again announces it.
-                watch_client(client, epoll, token(Source::Client, key), false);
+            Ok(Give::Unread { .. }) => Own::Unread,
+            Ok(Give::Busy | Give::Ended) => Own::Busy,
+            Err(error) => {
+                log_socket!(Error, client.label(), "lane", "kernel lanes: give_client: {error}");
+                Own::Failed
             }
+        };
+        if let Some(lane) = &mut client.lane {
+            lane.tap = None;
         }
+        // Something came in meanwhile; watching it again announces it.
+        watch_client(client, epoll, token(Source::Client, key), false);
+        Err(own)
     }
 
     /// Gives a session that rests between two transactions to its lane, both directions and the link. The end of its response, which its
     /// outbox holds back, is written in between: the client that answers at once finds its lane open.
     pub(super) fn lane_offer_session(&mut self, key: Key, server_key: Key) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
+        let outcome = self.lane_give_session(key, server_key, &lanes);
+        if let (Err(own), Some(client)) = (outcome, self.clients.get_mut(key)) {
+            client.why = own.into();
+        }
+    }
+
+    /// As [`Self::lane_give`], for a session.
+    fn lane_give_session(&mut self, key: Key, server_key: Key, lanes: &Arc<Lanes>) -> Result<(), Own> {
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
         let is_suspended = self.suspension.is_some();
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         let (Some(client), Some(Entry::Here(server))) =
             (self.clients.get_mut(key), self.servers.get_mut(server_key))
         else {
-            return;
+            return Ok(());
         };
-        let Some(pool) = server.pool.lane().map(|pool| pool.slot) else { return };
-        let client_rests = matches!(client.phase, Phase::Linked(linked) if linked == server_key)
-            && !client.readable
-            && !client.ended
-            && client.inbox.is_empty()
-            && client.outbox.is_unhindered();
-        let server_rests = matches!(server.work, Work::Client(_))
-            && server.link.is_quiescent()
-            && !server.readable
-            && !server.ended
-            && server.inbox.is_empty()
-            && server.outbox.is_empty();
-        if !server.pool.is_session() || server.dedicated || is_suspended || !client_rests || !server_rests {
-            return;
+        if lanes.is_silent {
+            return Err(Own::Unexplained);
+        }
+        if server.dedicated {
+            return Err(Own::Replication);
+        }
+        let is_between = matches!(client.phase, Phase::Linked(linked) if linked == server_key)
+            && matches!(server.work, Work::Client(_))
+            && server.link.is_quiescent();
+        if !server.pool.is_session() || !is_between {
+            // Its transaction goes on, for the reason that it has.
+            return Ok(());
+        }
+        let Some(pool) = server.pool.lane().map(|pool| pool.slot) else {
+            return Err(server.pool.lane_refused());
+        };
+        let refusals = [
+            (is_suspended, Own::Suspended),
+            (client.ended, Own::HangUp),
+            (client.has_unread() || !client.inbox.is_empty(), Own::Unread),
+            (!client.outbox.is_unhindered(), Own::Unwritten),
+            (server.readable || server.ended || !server.inbox.is_empty(), Own::ServerUnread),
+            (!server.outbox.is_empty(), Own::BehindLane),
+        ];
+        if let Some((_, own)) = refusals.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(own);
         }
         if server.lane.is_none() && !server.lane_tried {
             lanes.register_server(server, pool, epoll.clone());
         }
-        if server.lane.is_none() || (client.lane.is_none() && !lanes.register_client(client, pool, me)) {
-            return;
+        if server.lane.is_none() {
+            return Err(server.lane_refused.unwrap_or(Own::ServerRefused));
+        }
+        if client.lane.is_none() {
+            lanes.register_client(client, pool, me)?;
         }
         if !client.is_clear() || !server.is_clear() {
-            return;
+            return Err(Own::BehindLane);
         }
-        let (Some(of_client), Some(of_server)) = (&mut client.lane, &server.lane) else { return };
+        let (Some(of_client), Some(of_server)) = (&mut client.lane, &server.lane) else { return Ok(()) };
         let (slot, server_slot) = (of_client.slot, of_server.slot);
         let state = LinkState { pinned: true, ..LinkState::default() };
         let linked = if of_client.linked {
@@ -192,7 +238,8 @@ impl Worker {
             lanes.datapath.link(slot, server_slot, &state)
         };
         if let Err(error) = linked {
-            return log_socket!(Error, client.label(), "lane", "kernel lanes: link: {error}");
+            log_socket!(Error, client.label(), "lane", "kernel lanes: link: {error}");
+            return Err(Own::Failed);
         }
         (of_client.linked, of_client.session, of_client.assigned) = (true, true, true);
         let (requests_read, responses_read) = (of_client.read_total, of_server.read_total);
@@ -200,16 +247,18 @@ impl Worker {
         leave_server(of_server, server.transport.fd(), server_key);
         // From here on it is as if a program had made the link.
         client.phase = Phase::Lane;
+        client.why = Why::default();
         let id = server.id;
-        let Some(entry) = self.servers.get_mut(server_key) else { return };
-        let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return };
+        let Some(entry) = self.servers.get_mut(server_key) else { return Ok(()) };
+        let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return Ok(()) };
         let parked = lock(&self.shared.core).park_linked(id, server);
         if let Err(server) = parked {
             log::error!("kernel lanes: a linked server cannot be parked");
             *entry = Entry::Here(server);
-            return self.close_server(server_key, "not known any more");
+            self.close_server(server_key, "not known any more");
+            return Err(Own::Failed);
         }
-        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(client) = self.clients.get_mut(key) else { return Ok(()) };
         let mut given = lanes.datapath.give_client(slot, requests_read);
         let written = client.outbox.drain(&mut client.transport);
         if let (Ok(Give::Done), Ok(true)) = (&given, &written) {
@@ -222,12 +271,17 @@ impl Worker {
             (_, Err(error)) => self.client_io_failed(key, &error),
             // One of the two has said something meanwhile, or the client is full.
             (outcome, _) => {
-                if let Err(error) = outcome {
-                    log::error!("kernel lanes: giving a session: {error}");
-                }
+                client.why = match outcome {
+                    Err(error) => {
+                        log::error!("kernel lanes: giving a session: {error}");
+                        Own::Failed.into()
+                    }
+                    Ok(_) => Own::Unread.into(),
+                };
                 self.again.push(Again::LaneClient(key));
             }
         }
+        Ok(())
     }
 
     /// Whether the end of a transaction should wait for the client to be offered before it is told.
@@ -280,7 +334,7 @@ impl Worker {
                         );
                     }
                 }
-                Event::ServerUp { server, .. } => self.lane_server_up(server),
+                Event::ServerUp { server, reason } => self.lane_server_up(server, Some(reason)),
                 Event::PoolIdle { pool } => {
                     if let Some(pool) = lanes.pool_of(pool) {
                         self.grant_idle(pool);
@@ -316,6 +370,16 @@ impl Worker {
         {
             let pause = lane.refused();
             lane.not_before = pause.then(|| self.now + REFUSED_PAUSE);
+        }
+        self.lane_client_called(key, Some(reason));
+    }
+
+    /// A client comes up from its lane for a reason that a program told.
+    fn lane_client_called(&mut self, key: Key, reason: Option<Reason>) {
+        if let (Some(reason), Some(client)) = (reason, self.clients.get_mut(key)) {
+            if matches!(client.phase, Phase::Lane) {
+                client.why = Why::Program(reason);
+            }
         }
         self.lane_client_up(key);
     }
@@ -404,10 +468,18 @@ impl Worker {
         lane.drained = false;
         lane.fed = false;
         lanes.taken.fetch_add(1, Ordering::Relaxed);
+        client.why = match taken.reason {
+            Some(reason) => Why::Program(reason),
+            // An event has brought the reason already.
+            None if client.why != Why::default() => client.why,
+            None if client.ended => Own::HangUp.into(),
+            None => Own::Taken.into(),
+        };
         let ended = taken.server.is_some() && taken.link.is_idle() && !taken.link.pinned;
         if let (true, Some(pool)) = (ended, &client.pool) {
             // The program counts a transaction when it ends the link, which was held.
             stats::meter(&mut self.meters, pool.id).stats.xact_count += 1;
+            self.shared.user_xacts[usize::from(self.index)].add(client.why, 1);
         }
         client.phase = Phase::Idle;
         client.readable = true;
@@ -467,20 +539,19 @@ impl Worker {
         client.query_at = server.link.is_busy().then(|| query.unwrap_or(now));
     }
 
-    /// A server that a lane may be using speaks or hangs up.
-    pub(super) fn lane_server_spoke(&mut self, key: Key, id: ServerId, gone: bool) {
+    /// A server that a lane may be using hangs up.
+    pub(super) fn lane_server_gone(&mut self, id: ServerId) {
         let slot = lock(&self.shared.core).parked_server(id).and_then(|server| {
-            server.ended |= gone;
+            server.ended = true;
             server.lane.as_ref().map(|lane| lane.slot)
         });
-        let _ = key;
         if let Some(slot) = slot {
-            self.lane_server_up(slot);
+            self.lane_server_up(slot, None);
         }
     }
 
-    /// A server comes up: whose is it?
-    pub(super) fn lane_server_up(&mut self, slot: ServerSlot) {
+    /// A server comes up, for `reason` if a program told one: whose is it?
+    pub(super) fn lane_server_up(&mut self, slot: ServerSlot, reason: Option<Reason>) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
         let id = lanes.server_of(slot);
         // Under one lock: between the two, another worker could put it back and a program link it.
@@ -492,15 +563,15 @@ impl Worker {
             (claim, owned)
         };
         match claim {
-            Ok(Claim::Busy) => self.again_soon.push(Again::LaneServer(slot)),
+            Ok(Claim::Busy) => self.again_soon.push(Again::LaneServer(slot, reason)),
             Ok(Claim::Linked(client)) => {
                 if let Some(client) = lanes.client_of(client) {
                     if client.worker == self.index {
-                        self.lane_client_up(key_of(client));
+                        self.lane_client_called(key_of(client), reason);
                     } else {
                         self.post(
                             client.worker,
-                            Box::new(move |worker| worker.lane_client_up(key_of(client))),
+                            Box::new(move |worker| worker.lane_client_called(key_of(client), reason)),
                         );
                     }
                 }

@@ -24,6 +24,7 @@ use crate::pool::{ConnectError, Pool};
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
 use crate::table::Key;
+use crate::why::Why;
 
 impl Client {
     /// The server it is linked to.
@@ -305,17 +306,17 @@ impl Worker {
             return self.again_soon.push(Again::Unclear(key));
         }
         if server.dedicated || server.pool_mode() == PoolMode::Session {
+            let Some(client) = self.clients.get_mut(client_key) else { return };
+            client.why = Why::default();
             // There is room again for a client that was not read because too many answers were outstanding.
-            if self.clients.get(client_key).is_some_and(|client| client.readable || client.ended) {
+            if client.readable || client.ended {
                 self.again.push(Again::Client(client_key));
-            } else {
-                self.lane_offer_session(client_key, key);
             }
-            return;
+            return self.lane_offer_session(client_key, key);
         }
-        let in_lanes = server.pool.lane.is_some();
         if let Some(client) = self.clients.get_mut(client_key) {
             client.phase = Phase::Idle;
+            client.why = Why::default();
             client.query_at = None;
             client.transaction_at = None;
             // What is left in the inbox is half a message: its rest will be announced.
@@ -324,9 +325,6 @@ impl Worker {
             }
         }
         self.lane_unlink(client_key);
-        if let Some(lanes) = self.shared.lanes.as_ref().filter(|_| in_lanes) {
-            lanes.user_xacts.fetch_add(1, Ordering::Relaxed);
-        }
         self.clean(key);
         self.lane_offer(client_key);
     }

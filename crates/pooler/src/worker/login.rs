@@ -27,6 +27,7 @@ use crate::pool::Wanted;
 use crate::settings::Settings;
 use crate::shared::{CancelTarget, lock, phase};
 use crate::table::Key;
+use crate::why::Own;
 
 /// The console's database.
 pub(crate) const CONSOLE: &str = "pgbouncer";
@@ -595,6 +596,8 @@ impl Worker {
             // The buffer of its login: ten thousand idle clients would keep 40 MB.
             client.inbox = Vec::new();
         }
+        // Unless it is offered.
+        client.why = Own::Unread.into();
         if client.readable || client.ended || !client.inbox.is_empty() {
             self.again.push(Again::Client(key));
         } else if client.outbox.is_empty() {

@@ -32,7 +32,7 @@ use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::time::Timespec;
 use underpass_pool::ServerId;
-use underpass_sockmap::ServerSlot;
+use underpass_sockmap::{Reason, ServerSlot};
 
 use crate::client::Client;
 use crate::lanes::USER_INTEREST;
@@ -85,7 +85,7 @@ enum Again {
     Server(Key),
     /// To be taken from a lane, which was busy.
     LaneClient(Key),
-    LaneServer(ServerSlot),
+    LaneServer(ServerSlot, Option<Reason>),
     /// A server to which a lane had still something on its way when its transaction was over or its client left.
     Unclear(Key),
 }
@@ -276,7 +276,7 @@ impl Worker {
                         self.rest_again(key);
                     }
                     Again::LaneClient(key) => self.lane_client_up(key),
-                    Again::LaneServer(slot) => self.lane_server_up(slot),
+                    Again::LaneServer(slot, reason) => self.lane_server_up(slot, reason),
                     Again::Unclear(key) => self.lane_unclear(key),
                 }
             }

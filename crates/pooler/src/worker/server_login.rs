@@ -145,6 +145,7 @@ impl Worker {
             Entry::Here(Box::new(Server {
                 lane: None,
                 lane_tried: false,
+                lane_refused: None,
                 transport: Transport::new(fd),
                 id: plan.id,
                 socket_id,
