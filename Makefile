@@ -10,7 +10,7 @@ LOCKED := $(if $(CI),--locked)
 ARGS ?= run $(if $(QUICK),--quick)
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test test-soak test-drivers test-regress test-versions test-kernels test-compat lint fmt bench \
+.PHONY: help run build test test-lanes test-soak test-drivers test-regress test-versions test-kernels test-compat lint fmt bench \
 	fuzz-smoke ci ci-full
 
 help: ## this text
@@ -24,6 +24,9 @@ build: ## all programs, optimised
 
 test: ## every cargo test: unit, fixtures with real servers, a short soak (some minutes)
 	@scripts/test.sh
+
+test-lanes: ## the tests that start a pooler, with kernel lanes required (root); each transaction in user space must have a reason
+	@UNDERPASS_TEST_KERNEL_PATH=require scripts/test.sh
 
 test-soak: ## the leak checker, 2,000,000 transactions (SOAK_TRANSACTIONS=...)
 	@scripts/soak.sh $(SOAK_TRANSACTIONS)

@@ -23,12 +23,14 @@ state=$target/ci-full/$revision
 # Name, minutes on two quiet processors with everything built and fetched, what it is.
 parts="lint|1|formatting, clippy, documentation, rules of the tree
 test|10|every cargo test, with real servers
+test-lanes|10|the tests that start a pooler, with kernel lanes required: each transaction in user space has a reason
 compat|1|console and behaviour as PgBouncer's
-compat-lanes|1|the same with the kernel lanes allowed
+compat-lanes|3|the same with kernel lanes required
 compat-pgbouncer|7|the same checks against Debian's PgBouncer
 drivers|1|nine client libraries and programs, session and transaction pooling; recorded, and three of MariaDB
-drivers-lanes|1|the same with the kernel lanes allowed
+drivers-lanes|1|the same with kernel lanes required
 regress|1|PostgreSQL's regression suite, directly and through session pooling
+regress-lanes|1|the same with kernel lanes required
 versions|1|PostgreSQL 14 to 18, MySQL 5.6
 kernels|1|Debian's 6.1 kernel in an emulated machine
 soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
@@ -60,10 +62,12 @@ part() {
         lint) make --no-print-directory lint ;;
         # The tests take the program that was built with them.
         test) env -u UNDERPASS_BIN scripts/test.sh ;;
-        compat | drivers | regress | versions) program && "tests/$1/run.sh" ;;
-        compat-lanes | drivers-lanes)
+        test-lanes) env -u UNDERPASS_BIN UNDERPASS_TEST_KERNEL_PATH=require scripts/test.sh ;;
+        compat | drivers | regress) program && KERNEL_PATH=off "tests/$1/run.sh" ;;
+        versions) program && tests/versions/run.sh ;;
+        compat-lanes | drivers-lanes | regress-lanes)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
-            program && KERNEL_PATH=auto "tests/${1%-lanes}/run.sh" ;;
+            program && KERNEL_PATH=require "tests/${1%-lanes}/run.sh" ;;
         compat-pgbouncer) POOLER=pgbouncer tests/compat/run.sh ;;
         kernels)
             command -v qemu-system-x86_64 >/dev/null || { echo "skipped: qemu-system-x86_64 is not installed"; return 77; }

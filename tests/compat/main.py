@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "lib"), HERE]
 
 import case
-from upkit import host, pooler, postgres, report
+from upkit import account, host, pooler, postgres, report
 
 
 def load_checks():
@@ -36,11 +36,13 @@ def failure_text(error):
     return f"{where}: {type(error).__name__}: {error}"
 
 
-def run_one(check, server, which, keep_logs):
+def run_one(check, server, which, keep_logs, audit):
     """Runs one check; returns the error or None."""
     with case.Case(server, which) as current:
         try:
             check.function(current)
+            for used in current.poolers:
+                audit.look(used)
         except Exception as error:  # a check may fail in any way; the suite goes on
             logs = current.logs() if keep_logs else ""
             return failure_text(error) + logs
@@ -68,6 +70,7 @@ def main():
     label = pooler.label(which)
     differences = report.Differences(os.path.join(HERE, "differences.tsv"), label)
     results = report.Report("compat", label, differences, options.o, options.v)
+    audit = account.Audit()
     work = queue.SimpleQueue()
     # Slow checks first, so that no thread is left alone with one at the end.
     for check in sorted(checks, key=lambda c: -c.slow):
@@ -81,13 +84,15 @@ def main():
                 except queue.Empty:
                     return
                 start = time.monotonic()
-                error = run_one(check, server, which, options.logs)
+                error = run_one(check, server, which, options.logs, audit)
                 results.add(check.name, error, time.monotonic() - start)
         threads = [threading.Thread(target=worker) for _ in range(options.j)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    if audit.wanted:
+        results.add("lanes/share", audit.close())
     results.results.sort(key=lambda entry: entry["check"])
     return results.finish()
 

@@ -18,7 +18,7 @@ import time
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 
-from upkit import host, mariadb, pooler, postgres, report
+from upkit import account, host, mariadb, pooler, postgres, report
 
 import recorded
 import said
@@ -159,6 +159,15 @@ def start_pooler(server, mode, which):
     return pooler.Pooler({"p0": target, "dump": target}, settings, which=which)
 
 
+def audited(audit, target):
+    """What is wrong with the pooler's account, if anything."""
+    try:
+        audit.look(target)
+    except AssertionError as error:
+        return error
+    return None
+
+
 def record_clients(commands, server_port, decode, environment, results, options):
     """Each client has a recording of its own."""
     for name, argv in commands.items():
@@ -190,6 +199,7 @@ def main():
     label = pooler.label(which)
     differences = report.Differences(os.path.join(HERE, "differences.tsv"), label)
     results = report.Report("drivers", label, differences, options.o, options.v)
+    audit = account.Audit()
     modes = ["direct"] if which == "direct" else options.m or ["session", "transaction"]
     if which == "underpass" and not options.m and recorded.possible():
         modes.append("trace")
@@ -220,9 +230,13 @@ def main():
                     environment["DRIVER_DB"] = "dump" if name == "pg_dump" and target is not server else "p0"
                     environment["DRIVER_TABLE"] = f"t_{name.replace('-', '_')}_{mode}"
                     run_client(name, argv, environment, results, mode, options)
+                if audit.wanted and target is not server:
+                    results.add(f"{mode}/account/explained", audited(audit, target))
             finally:
                 if target is not server:
                     target.close()
+    if audit.wanted:
+        results.add("all/account/share", audit.close())
     if of_mysql:
         with mariadb.Mariadb() as server:
             environment = {**os.environ, "PYTHONPATH": os.path.join(HERE, "python"), "DRIVER_HOST": "127.0.0.1",

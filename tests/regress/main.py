@@ -18,7 +18,7 @@ import sys
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 
-from upkit import host, pooler, postgres, report
+from upkit import account, host, pooler, postgres, report
 
 SETTINGS = {"max_prepared_transactions": "10", "max_connections": "150"}
 RUN_TIMEOUT_S = 1800
@@ -164,6 +164,15 @@ def run_suite(name, suite, library, port, schedule):
     return outcome, done.stdout + done.stderr
 
 
+def audited(audit, target):
+    """What is wrong with the pooler's account, if anything."""
+    try:
+        audit.look(target)
+    except AssertionError as error:
+        return error
+    return audit.close()
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tests/regress/run.sh", description=__doc__)
     parser.add_argument("-s", metavar="SCHEDULE", default="parallel_schedule", help="schedule file of the suite")
@@ -197,6 +206,9 @@ def main():
             pooled, said = run_suite("pooled", suite, library, target.port, options.s)
             if not pooled:
                 print(said[-800:], target.log()[-1500:])
+            audit = account.Audit()
+            if audit.wanted:
+                results.add("account", audited(audit, target))
     for test, (status, text) in direct.items():
         error = None
         if test not in pooled:

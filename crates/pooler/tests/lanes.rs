@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel lanes under the whole pooler. Each test runs with lane D and with lane A; without root they are skipped, and say so.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Signal, Underpass};
+use underpass_testkit::{Account, Batch, Client, Ini, Pooler, Postgres, Result, Signal, Underpass};
 
 #[path = "lanes/outside.rs"]
 mod outside;
@@ -73,6 +74,26 @@ fn nearly_every_transaction_stays_in_the_kernel() -> Result<()> {
             Ok(())
         },
     )
+}
+
+/// What the fixtures rely on: a transaction in user space that nobody explains is found, and fails the test that made it.
+#[test]
+fn a_transaction_without_a_reason_is_found() -> Result<()> {
+    let server = Postgres::start()?;
+    for mode in ["transaction", "session"] {
+        let ini = Ini::for_server(&server).set("pool_mode", mode);
+        let Some(ini) = ini.lanes("server", 1) else { return Ok(()) };
+        let pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_UNEXPLAINED", "1"))?;
+        let mut a = client(&pooler)?;
+        for _ in 0..3 {
+            assert_eq!(value(&mut a, "select 1")?, "1");
+        }
+        let account = Account::of(&pooler)?.expect("lanes are on");
+        assert_eq!(account.mistakes(false), ["3 transactions in user space are unexplained"], "{account}");
+        let end = std::panic::catch_unwind(AssertUnwindSafe(|| drop(pooler)));
+        assert!(end.is_err(), "the fixture did not fail");
+    }
+    Ok(())
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! | a private PostgreSQL: trust, password, md5, SCRAM, TLS, own settings | [`Postgres`] |
 //! | a private MariaDB, for the tracer | [`Mariadb`] |
 //! | a pooler under test, ours or Debian's PgBouncer, from one [`Ini`] | [`Underpass`], [`PgBouncer`], [`Pooler`], [`PoolerKind`] |
+//! | in which kernel lane a pooler's transactions were, and why not | [`Account`] |
 //! | a blocking protocol 3 client with control over every byte | [`Client`], [`Batch`], [`Options`] |
 //! | a PostgreSQL that follows a script | [`MockServer`], [`Step`], [`Reply`] |
 //! | a TCP relay that splits, delays, stalls, cuts and resets | [`FaultProxy`], [`Fault`] |
@@ -31,8 +32,11 @@
 //! ```
 //!
 //! Run as root, the fixtures start PostgreSQL and the pooler as user `postgres` (else `nobody`), since both refuse root.
+//! `UNDERPASS_TEST_KERNEL_PATH=off` or `require` runs a test with the kernel lanes of our poolers off or required, unless its own ini says; who
+//! has lanes is asked for its [`Account`] before it ends, and the test fails for a transaction in user space without a documented reason.
 //! Everything listens on loopback; directories are under the system's temporary directory and go away with the fixture.
 
+mod account;
 mod client;
 mod disk;
 mod error;
@@ -48,6 +52,7 @@ mod proxy;
 mod stream;
 mod tls;
 
+pub use account::Account;
 pub use client::{Client, Host, Options, Response, Tls};
 pub use disk::SmallDisk;
 pub use error::{Error, Result, ServerError};

@@ -15,10 +15,16 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::process::{service_command, service_directory, service_user, write_service_file};
-use crate::{Client, Error, Options, Port, Postgres, Process, Response, Result};
+use crate::{Account, Client, Error, Options, Port, Postgres, Process, Response, Result};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Environment variable: `off` or `require`, the `kernel_path` of our poolers whose [`Ini`] does not have the key.
+const KERNEL_PATH_VARIABLE: &str = "UNDERPASS_TEST_KERNEL_PATH";
+
+/// The pooler's variable that takes clients out of their lanes at random.
+const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
 
 /// The admin user that every [`Ini`] has, by any `auth_type`.
 const ADMIN: (&str, &str) = ("pooler_admin", "pooler_admin_password");
@@ -41,7 +47,8 @@ pub struct Ini {
 /// How the process is started.
 #[derive(Debug, Clone, Default)]
 struct Launch {
-    keeps_privileges: bool,
+    /// With kernel lanes: with our own privileges.
+    has_lanes: bool,
     environment: Vec<(String, String)>,
 }
 
@@ -100,10 +107,29 @@ impl Ini {
             eprintln!("skipped: kernel lanes need root");
             return None;
         };
-        self.launch.keeps_privileges = true;
+        self.launch.has_lanes = true;
         Some(self.set("user", &user.name).tail(&format!(
             "[underpass]\nkernel_path = require\nsame_host = {same_host}\nthreads = {threads}"
         )))
+    }
+
+    /// As [`KERNEL_PATH_VARIABLE`] wants it.
+    fn by_environment(&self) -> Self {
+        let wanted = env::var(KERNEL_PATH_VARIABLE).unwrap_or_default();
+        if wanted.is_empty() || self.tail.contains("kernel_path") {
+            return self.clone();
+        }
+        let told = self.clone().tail(&format!("[underpass]\nkernel_path = {wanted}"));
+        match (wanted.as_str(), service_user()) {
+            ("require", Some(user)) => {
+                let mut told =
+                    if self.settings.contains_key("user") { told } else { told.set("user", &user.name) };
+                told.launch.has_lanes = true;
+                told
+            }
+            // The pooler's own word on what is missing fails the test.
+            _ => told,
+        }
     }
 
     /// A variable of the process's environment.
@@ -245,6 +271,7 @@ pub trait Pooler: Send {
 
     /// Replaces the ini (and userlist and HBA file) on disk; takes effect with the next RELOAD.
     fn rewrite(&mut self, ini: &Ini) -> Result<()> {
+        let ini = for_kind(self.kind(), ini);
         ini.write(self.directory(), self.port()).map(drop)
     }
 
@@ -258,13 +285,18 @@ pub trait Pooler: Send {
         self.running_mut().process.wait(limit)
     }
 
+    /// Called before the process is ended.
+    fn before_end(&mut self) {}
+
     /// SIGQUIT, the immediate shutdown.
     fn stop(&mut self) -> Result<()> {
+        self.before_end();
         self.running_mut().process.stop(Signal::SIGQUIT, STOP_LIMIT).map(drop)
     }
 
     /// `kill -9`.
     fn kill(&mut self) -> Result<()> {
+        self.before_end();
         self.running_mut().process.stop(Signal::SIGKILL, STOP_LIMIT).map(drop)
     }
 
@@ -304,6 +336,7 @@ pub struct Running {
 
 impl Running {
     fn spawn(kind: PoolerKind, ini: &Ini) -> Result<Self> {
+        let ini = &for_kind(kind, ini);
         let directory = service_directory()?;
         let port = Port::reserve()?;
         ini.write(directory.path(), port.number())?;
@@ -328,12 +361,20 @@ impl Running {
     }
 }
 
+/// What PgBouncer does not know is not for it.
+fn for_kind(kind: PoolerKind, ini: &Ini) -> Ini {
+    match kind {
+        PoolerKind::PgBouncer => ini.clone(),
+        PoolerKind::Underpass => ini.by_environment(),
+    }
+}
+
 fn spawn(kind: PoolerKind, directory: &Path, launch: &Launch) -> Result<Process> {
     let mut command = match kind {
         PoolerKind::PgBouncer => service_command(&pgbouncer_binary()?, directory),
         PoolerKind::Underpass => {
             let mut command = service_command(&reachable(&underpass_binary()?, directory)?, directory);
-            if launch.keeps_privileges {
+            if launch.has_lanes {
                 command.uid(0).gid(0);
             }
             command.envs(launch.environment.iter().cloned());
@@ -382,6 +423,37 @@ impl Underpass {
         Ok(Self { running: Running::start(PoolerKind::Underpass, ini)? })
     }
 
+    /// Whether it was started with kernel lanes required.
+    pub fn has_lanes(&self) -> bool {
+        self.running.launch.has_lanes
+    }
+
+    /// With kernel lanes, says on standard error where its transactions were.
+    ///
+    /// # Panics
+    /// Something is wrong with them: see [`Account::mistakes`].
+    fn close_account(&mut self) {
+        if !self.running.launch.has_lanes || !self.is_running() {
+            return;
+        }
+        match Account::of(self) {
+            Ok(Some(account)) => {
+                eprintln!("{account}");
+                let flips = self.running.launch.environment.iter().any(|(name, _)| name == FLIP_VARIABLE);
+                let mistakes = account.mistakes(flips);
+                assert!(
+                    mistakes.is_empty() || std::thread::panicking(),
+                    "the account is wrong: {}\n{account}\n{}",
+                    mistakes.join("; "),
+                    self.log()
+                );
+            }
+            // Lanes that a test took away, or a console that it closed.
+            Ok(None) => eprintln!("account: no lanes"),
+            Err(error) => eprintln!("account: not told: {error}"),
+        }
+    }
+
     /// Path of the binary under test: `UNDERPASS_BIN`, else `underpass` next to the test's own executable. Cargo does not
     /// build it for tests of other crates: `cargo build -p underpass-cli` first, as `make test` does.
     pub fn binary() -> Result<PathBuf> {
@@ -398,6 +470,15 @@ impl Pooler for Underpass {
     }
     fn running_mut(&mut self) -> &mut Running {
         &mut self.running
+    }
+    fn before_end(&mut self) {
+        self.close_account();
+    }
+}
+
+impl Drop for Underpass {
+    fn drop(&mut self) {
+        self.close_account();
     }
 }
 
