@@ -214,8 +214,8 @@ pub fn put_ssl_request(out: &mut Vec<u8>, sequence: u8, capabilities: Capabiliti
 pub struct AuthSwitch<'a> {
     /// The plugin.
     pub plugin: &'a [u8],
-    /// Its nonce, without the zero behind it.
-    pub nonce: &'a [u8],
+    /// What it begins with: its nonce, and with most plugins a zero behind it.
+    pub data: &'a [u8],
 }
 
 impl<'a> AuthSwitch<'a> {
@@ -226,11 +226,10 @@ impl<'a> AuthSwitch<'a> {
     pub fn decode(payload: &'a [u8]) -> Result<Self, Error> {
         let mut reader = Reader::new(payload);
         match reader.u8("the switch of plugins")? {
-            AUTH_SWITCH if reader.is_empty() => Ok(Self { plugin: b"mysql_old_password", nonce: b"" }),
+            AUTH_SWITCH if reader.is_empty() => Ok(Self { plugin: b"mysql_old_password", data: b"" }),
             AUTH_SWITCH => {
                 let plugin = reader.string_nul("the plugin")?;
-                let nonce = reader.rest();
-                Ok(Self { plugin, nonce: nonce.strip_suffix(&[0]).unwrap_or(nonce) })
+                Ok(Self { plugin, data: reader.rest() })
             }
             byte => Err(Error::Unexpected { what: "a switch of plugins", byte }),
         }

@@ -194,7 +194,7 @@ fn a_greeting_of_mariadb() {
 #[test]
 fn unverified_what_mysql_8_adds() {
     let switch = AuthSwitch::decode(b"\xfecaching_sha2_password\0abcdefghijklmnopqrst\0").unwrap();
-    assert_eq!((switch.plugin, switch.nonce), (&b"caching_sha2_password"[..], &b"abcdefghijklmnopqrst"[..]));
+    assert_eq!((switch.plugin, switch.data), (&b"caching_sha2_password"[..], &b"abcdefghijklmnopqrst\0"[..]));
     let modern = Capabilities(capability::PROTOCOL_41 | capability::QUERY_ATTRIBUTES);
     assert_eq!(command::query_text(b"\x03\0\x01select 1"), Ok(&b"select 1"[..]));
     // One attribute, `a` of type VAR_STRING, with the value `xyz`.

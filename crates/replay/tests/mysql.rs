@@ -523,6 +523,40 @@ fn fs_write(path: &std::path::Path, text: &str) {
 }
 
 #[test]
+fn users_of_the_plugin_ed25519_log_in() {
+    if missing() || Mariadb::is_mysql() {
+        return;
+    }
+    let original = server();
+    let records = record(&original, Level::Summary, |port| {
+        let mut client = Client::connect(port, "ann", "S3cret");
+        client.query("select current_user()").expect("a row");
+        client.quit();
+    });
+    let copy = server();
+    if let Err(error) = copy.sql("install soname 'auth_ed25519'") {
+        eprintln!("skipped: MariaDB has no plugin ed25519 here: {error}");
+        return;
+    }
+    copy.sql(
+        "create user eve@'%' identified via ed25519 using password('S3cret'); grant all on *.* to eve@'%'",
+    )
+    .expect("users");
+    let eve = |password: &str| Identities {
+        users: [("ann".to_owned(), "eve".to_owned())].into(),
+        passwords: [("eve".to_owned(), password.to_owned())].into(),
+        ..Identities::default()
+    };
+    let mut plan = plan_of(&records, &plan::Options::default());
+    let wrong = look(&mut plan, &target(copy.port(), eve("s3cret"))).expect("a look");
+    assert!(wrong.problems.join("\n").contains("error 1045"), "{wrong:?}");
+    let to = target(copy.port(), eve("S3cret"));
+    assert_eq!(look(&mut plan, &to).expect("a look").problems, Vec::<String>::new());
+    let (_, _, report) = recorder::play(plan, to, asap());
+    assert!(report.is_equal(), "{}", report.text());
+}
+
+#[test]
 fn the_target_is_looked_at_before_the_first_statement() {
     if missing() {
         return;

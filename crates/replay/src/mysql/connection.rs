@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use underpass_auth::Secret;
-use underpass_mysql::auth::{self, CACHING_SHA2_PASSWORD, FAST_AUTH_DONE, FULL_AUTH_WANTED};
+use underpass_mysql::auth::{self, FAST_AUTH_DONE, FULL_AUTH_WANTED};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{COM_QUERY, COM_STMT_CLOSE, COM_STMT_PREPARE};
 use underpass_mysql::exchange::{self, End, Exchange, Step};
@@ -114,7 +114,7 @@ impl Connection {
             Some(Secret::Plain(password)) => password.as_bytes(),
             _ => b"",
         };
-        let (plugin, proof) = match proof(greeting.plugin, password, &greeting.nonce) {
+        let (plugin, proof) = match auth::proof(greeting.plugin, password, &greeting.nonce) {
             Some(proof) => (greeting.plugin, proof),
             // The server switches if the user has another one.
             None => (NATIVE_PASSWORD, auth::native_password(password, &greeting.nonce)),
@@ -147,7 +147,7 @@ impl Connection {
                 [AUTH_SWITCH, ..] => {
                     let switch = AuthSwitch::decode(&message)?;
                     let name = || String::from_utf8_lossy(switch.plugin).into_owned();
-                    proof(switch.plugin, password, switch.nonce)
+                    auth::proof(switch.plugin, password, switch.data)
                         .ok_or_else(|| ConnectError::Plugin(name()))?
                 }
                 [AUTH_MORE, FAST_AUTH_DONE] => continue,
@@ -244,17 +244,6 @@ impl Connection {
             }
         }
         Ok((rows, prepared))
-    }
-}
-
-/// What proves the password to a plugin; `None` for one that is not built.
-fn proof(plugin: &[u8], password: &[u8], nonce: &[u8]) -> Option<Vec<u8>> {
-    match plugin {
-        NATIVE_PASSWORD => Some(auth::native_password(password, nonce)),
-        CACHING_SHA2_PASSWORD => Some(auth::caching_sha2_password(password, nonce)),
-        // Whatever proves that there is no password.
-        _ if password.is_empty() => Some(Vec::new()),
-        _ => None,
     }
 }
 
