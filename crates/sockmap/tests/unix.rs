@@ -259,7 +259,7 @@ fn requests_are_bounded_by_nothing_but_a_budget() {
     forwarder.join(&rig.inner, &rig.outer).unwrap();
     let bytes = numbered(16 * MIB);
     // As with lane D: what a redirect takes from TCP is no one's any more. So programs count the bytes of a cycle.
-    assert_eq!(write_until_stalled(&mut rig.client, &bytes), bytes.len());
+    rig.client.write_all(&bytes).unwrap();
     // And the unix socket's own gauge does not see what its worker has not sent.
     assert!(charged_to_sender(&rig.outer) < MIB);
     let mut got = vec![0; bytes.len()];
@@ -337,7 +337,8 @@ fn what_is_passed_is_bounded_by_nothing() {
     assert!(got == bytes, "other bytes came out");
 }
 
-/// A way around the first hole: by the worker, into the socket's own queue. It costs a wake-up that a pass does not.
+/// A way around the first hole: by the worker, into the socket's own queue. It costs a wake-up that a pass does not, and makes the second
+/// hole worse: a chunk that a receive call takes past the program overtakes those that wait for the worker. So here nobody sends meanwhile.
 #[test]
 fn what_goes_to_its_own_queue_by_a_redirect_is_bounded_by_the_two_buffers() {
     let Some(forwarder) = forwarder(true) else { return };
@@ -348,11 +349,9 @@ fn what_goes_to_its_own_queue_by_a_redirect_is_bounded_by_the_two_buffers() {
     println!("{} KiB for a pooler that does not read", done / KIB);
     assert!(done < MIB, "{done} bytes");
     assert!(!ready(&server, PollFlags::OUT));
-    let rest = bytes[done..].to_vec();
-    let writer = thread::spawn(move || server.write_all(&rest).unwrap());
     outer.set_nonblocking(true).unwrap();
-    assert!(read_by_polling(&mut outer, bytes.len()) == bytes, "other bytes came out");
-    writer.join().unwrap();
+    assert!(read_by_polling(&mut outer, done) == bytes[..done], "other bytes came out");
+    eventually("the server may send again", || ready(&server, PollFlags::OUT));
 }
 
 #[test]
@@ -460,7 +459,7 @@ fn answers_to_a_unix_client_come_exact_and_are_bounded_by_nothing() {
         let (outer, mut server) = common::pair();
         forwarder.join(if inward { &client } else { &inner }, &outer).unwrap();
         let bytes = numbered(16 * MIB);
-        assert_eq!(write_until_stalled(&mut server, &bytes), bytes.len());
+        server.write_all(&bytes).unwrap();
         assert!(charged_to_sender(&inner) < MIB, "its own gauge does not see them");
         // Inward, a blocking receive call fails with EAGAIN now and then, although bytes are there: no application expects that.
         client.set_nonblocking(true).unwrap();
