@@ -202,7 +202,7 @@ def main():
                     "ignore_startup_parameters": "options", "auth_user": "postgres",
                     "auth_query": "SELECT rolname, 'x' FROM pg_authid WHERE rolname = $1"}
         with pooler.Pooler({"*": f"host=127.0.0.1 port={server.port}"}, settings, which=which,
-                           auth_file='"postgres" "x"\n') as target:
+                           auth_file='"postgres" "x"\n"admin" "admin"\n') as target:
             pooled, said = run_suite("pooled", suite, library, target.port, options.s)
             if not pooled:
                 print(said[-800:], target.log()[-1500:])

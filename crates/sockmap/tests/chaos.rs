@@ -334,6 +334,9 @@ fn more_servers_than_clients_stay_in_the_lane() {
     }
 }
 
+/// Hand-overs in each direction that the seconds of this test must see. The leak checker counts 10,000 through the whole pooler.
+const HAND_OVERS: u64 = 1000;
+
 #[test]
 fn few_servers_many_clients_and_flips_at_random() {
     for (name, lane) in LANES {
@@ -351,7 +354,8 @@ fn enough_servers_and_flips_at_random() {
         let Some(outcome) = chaos(lane, 8, 12, seconds(), 1) else { return };
         let (taken, given) =
             (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
-        assert!(taken > 1000 && given > 1000, "links changed hands: {taken} up, {given} down");
+        println!("links changed hands: {taken} up, {given} down");
+        assert!(taken > HAND_OVERS && given > HAND_OVERS);
         assert!(outcome.lane_chunks > outcome.transactions / 4, "the lane carried its part");
     }
 }
@@ -364,7 +368,8 @@ fn sessions_and_flips_at_random() {
         let Some(outcome) = chaos_of(true, lane, 8, 40, seconds(), 1) else { return };
         let (taken, given) =
             (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
-        assert!(taken > 1000 && given > 1000, "links changed hands: {taken} up, {given} down");
+        println!("links changed hands: {taken} up, {given} down");
+        assert!(taken > HAND_OVERS && given > HAND_OVERS);
         assert!(outcome.lane_chunks > outcome.transactions / 4, "the lane carried its part");
     }
 }
