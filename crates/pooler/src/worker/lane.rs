@@ -442,7 +442,6 @@ impl Worker {
 
     /// Takes a client out of the kernel's hands: it is idle or linked afterwards. False if a program was just running.
     pub(super) fn lane_take(&mut self, key: Key) -> bool {
-        self.lane_collect(key);
         let since = self.clients.get(key).and_then(|client| self.lane_times(client));
         let Some(client) = self.clients.get_mut(key) else { return true };
         let Some(lane) = &mut client.lane else { return true };
@@ -455,6 +454,8 @@ impl Worker {
                 return true;
             }
         };
+        // Not sooner: a transaction may have ended until then, and a client that leaves is not asked again.
+        self.lane_collect(key);
         if !self.tap_taken(key) {
             return false;
         }

@@ -111,13 +111,18 @@ impl Pair {
         Ok(Account(self.mirrors()?.into_iter().next().expect("a mirror")))
     }
 
-    /// Waits until nothing is queued.
+    /// Waits until nothing is queued, and nothing more comes: what a lane forwarded is told a moment later.
     pub fn settled(&self) -> Result<Account> {
+        let (mut seen, mut looks) = (0, 0);
         eventually(&format!("the queue empties\n{}", self.pooler.log()), || {
             let account = self.account()?;
             account.check();
             // A client may have its answer before the pooler has done its bookkeeping; memory is taken from the first request on.
-            Ok(account.get("queued") == 0 && account.get("queued_bytes") == 0)
+            let is_empty = account.get("queued") == 0 && account.get("queued_bytes") == 0;
+            let total = account.get("transactions") + account.get("filtered");
+            looks = if is_empty && total == seen { looks + 1 } else { 0 };
+            seen = total;
+            Ok(looks >= 3)
         })?;
         self.account()
     }
