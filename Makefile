@@ -37,7 +37,7 @@ test-drivers: build ## real client drivers: in session and transaction pooling, 
 test-regress: build ## PostgreSQL's own regression suite through the pooler
 	tests/regress/run.sh
 
-test-versions: build ## PostgreSQL 14 to 18, MySQL 5.6 (recorder only)
+test-versions: build ## PostgreSQL 14 to 18, MySQL 5.6 (recorder and replayer)
 	tests/versions/run.sh
 
 test-kernels: build ## the oldest supported kernel, in a virtual machine

