@@ -407,6 +407,7 @@ impl<'a> Runner<'a> {
                 }
             }
             (Work::Task(task), _) => {
+                sample.before = Console::read(&cell, instance, self.place)?;
                 (sample.metrics, sample.latency) = task.run(seconds, instance, self.place, self.stop)?;
             }
         }
@@ -477,7 +478,8 @@ fn wait_for_lane(cell: &Cell<'_>, instance: &Instance, place: Place<'_>) -> Resu
 /// The lane whose share decides whether a sample counts. A copy leaves its lane by design once it has passed the lane's
 /// budget, and is one transaction.
 fn lane_of<'a>(cell: &Cell<'a>) -> Option<&'a str> {
-    cell.system.lane.as_deref().filter(|_| matches!(cell.step.work, Work::Pgbench { .. }))
+    let transacts = matches!(cell.step.work, Work::Pgbench { .. } | Work::Task(Task::Tpcc { .. }));
+    cell.system.lane.as_deref().filter(|_| transacts)
 }
 
 impl Stand<'_> {
