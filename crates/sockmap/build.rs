@@ -29,6 +29,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     program.build("lanes.skel.rs")?;
     underpass_bpf_build::Program::new(source.join("forward.bpf.c")).build("forward.skel.rs")?;
+    underpass_bpf_build::Program::new(source.join("holders.bpf.c"))
+        .depends(source.join("holders.h"))
+        .build("holders.skel.rs")?;
 
     let header = source.join("lanes.h");
     let reasons = underpass_bpf_build::read_table(&header, "LANE_REASONS")?;

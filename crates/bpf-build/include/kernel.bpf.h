@@ -19,6 +19,14 @@ typedef struct {
 	__s64 counter;
 } atomic64_t;
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+typedef struct {
+	atomic_t refs;
+} refcount_t;
+
 struct sock_common {
 	atomic64_t skc_cookie; /* assigned at the first request for a cookie, never changed */
 	volatile unsigned char skc_state; /* TCP_ESTABLISHED, ... */
@@ -31,6 +39,10 @@ struct sock {
 	int sk_err;	  /* pending error: the next call on the socket fails */
 	__u8 sk_shutdown; /* RCV_SHUTDOWN, SEND_SHUTDOWN */
 	void *sk_user_data; /* the psock, low bits are flags */
+	int sk_rcvlowat;    /* a recv() waits for so many bytes */
+	struct {
+		atomic_t rmem_alloc; /* bytes charged for what waits to be read */
+	} KERNEL_STRUCT sk_backlog;
 } KERNEL_STRUCT;
 
 struct inet_sock {
@@ -64,6 +76,7 @@ struct tcp_skb_cb {
 
 struct sk_psock {
 	struct sk_buff_head ingress_skb; /* redirected to this socket, not yet taken by the worker */
+	refcount_t refcnt;		 /* one for each map, one for each send(), recv() or worker that is under way */
 } KERNEL_STRUCT;
 
 /* include/net/tcp_states.h, include/net/sock.h */

@@ -191,6 +191,7 @@ fn start_lanes(server: u16, pool_size: u32, lane: LaneChoice, pinned: bool) -> R
         datapath: Arc::clone(&datapath),
         pool_size,
         lane,
+        applications: false,
         pinned,
         connect: Box::new(move || connect(server)),
         login: Box::new(login),

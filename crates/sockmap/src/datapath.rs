@@ -18,9 +18,9 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 
 use crate::attach;
-use crate::backend::backend_socket;
 use crate::error::Error;
 use crate::events::Ring;
+use crate::holder::holder_of;
 use crate::shared::{Array, POOL_ORDINALS_MAX};
 use crate::skel::{LanesSkel, LanesSkelBuilder, types};
 use crate::socket;
@@ -57,6 +57,10 @@ pub struct Config {
     pub event_ring_bytes: u32,
     /// Size of the tap's ring, likewise; 0 = programs have no tap.
     pub tap_ring_bytes: u32,
+    /// Lane B: programs use the own sockets of applications on this host ([`Datapath::attach_application`]).
+    pub applications: bool,
+    /// Bytes that may wait in such a socket; beyond, responses go up.
+    pub application_queue_bytes_max: u32,
 }
 
 impl Default for Config {
@@ -72,6 +76,8 @@ impl Default for Config {
             statements_max: 65_536,
             event_ring_bytes: 256 << 10,
             tap_ring_bytes: 0,
+            applications: false,
+            application_queue_bytes_max: 256 << 10,
         }
     }
 }
@@ -127,6 +133,8 @@ pub enum Lane {
     D,
     /// PostgreSQL on this host: into and out of the backend's own socket.
     A,
+    /// As A, and the application on this host too: into its own socket. Never the lane of a server.
+    B,
 }
 
 /// Which lane to use for a server.
@@ -240,7 +248,9 @@ pub struct Datapath {
     pub(crate) skel: LanesSkel<'static>,
     _links: Vec<attach::Attachment>,
     /// Lane A is possible on this kernel.
-    local_works: bool,
+    pub(crate) local_works: bool,
+    /// Applications' sockets can be [attached](Datapath::attach_application).
+    pub(crate) apps_work: bool,
 }
 
 /// Linux whose verifier walks the function of a loop as often as needed (kernel commit ab5cfac139ab); older ones need help.
@@ -301,6 +311,8 @@ impl Datapath {
         let has_tap = config.tap_ring_bytes > 0;
         rodata.tap_works = u32::from(has_tap);
         rodata.tap_wake_bytes = config.tap_ring_bytes / 4;
+        rodata.apps_work = u32::from(config.applications);
+        rodata.app_queue_bytes_max = config.application_queue_bytes_max;
         let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
         let pools = config.pools_max.max(1);
         let sized = [
@@ -308,6 +320,8 @@ impl Datapath {
             (&mut open.maps.client_socks, clients),
             // Freed slots rest, their successors come before they are gone: room for both.
             (&mut open.maps.client_cookie, clients.saturating_mul(2)),
+            // Applications may keep their sockets longer than the pooler has the other ends.
+            (&mut open.maps.app_socks, if config.applications { clients.saturating_mul(2) } else { 1 }),
             (&mut open.maps.servers, servers),
             (&mut open.maps.server_socks, servers),
             (&mut open.maps.backend_socks, servers),
@@ -351,8 +365,10 @@ impl Datapath {
             skel,
             _links: links,
             local_works: false,
+            apps_work: false,
         };
         datapath.local_works = datapath.can_read_sockets()?;
+        datapath.apps_work = datapath.local_works && config.applications;
         Ok(datapath)
     }
 
@@ -417,6 +433,10 @@ impl Datapath {
             c.clear(index),
             c.next_seq(index),
             c.sk_addr(index),
+            c.app_addr(index),
+            c.app_cookie(index),
+            c.last_addr(index),
+            c.last_cookie(index),
             c.active_ns(index),
             c.xact_start_ns(index),
             c.query_start_ns(index),
@@ -428,7 +448,18 @@ impl Datapath {
         ] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [c.flags(index), c.cycle_bytes(index), c.reason(index), c.tap(index), c.tap_lost(index)] {
+        for word in [
+            c.flags(index),
+            c.cycle_bytes(index),
+            c.reason(index),
+            c.tap(index),
+            c.tap_lost(index),
+            c.last_server(index),
+            c.last_run(index),
+            c.app_after(index),
+            c.app_flags(index),
+            c.app_chunks(index),
+        ] {
             word.store(0, Ordering::Relaxed);
         }
         c.set_request_state(index, &crate::StreamState::BOUNDARY);
@@ -441,7 +472,7 @@ impl Datapath {
 
         let inserted = insert(&self.skel.maps.client_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
             .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd))
-            .and_then(|()| self.look(LOOK_CLIENT, index))
+            .and_then(|()| self.look(LOOK_CLIENT, index, 0))
             .and_then(|look| {
                 let base = look.write_seq.wrapping_sub(enqueued_at_rest(fd)? as u32);
                 side.seq_base.store(base, Ordering::Release);
@@ -535,7 +566,7 @@ impl Datapath {
                 .and_then(|()| insert_socket(&maps.server_socks, index, fd)),
         };
         let map = if backend.is_some() { LOOK_BACKEND } else { LOOK_SERVER };
-        let inserted = inserted.and_then(|()| self.look(map, index)).and_then(|look| {
+        let inserted = inserted.and_then(|()| self.look(map, index, 0)).and_then(|look| {
             // All that was written is acknowledged (see local_backend), so it is in the backend's receive sequence.
             let seq = if backend.is_some() { look.rcv_nxt } else { look.write_seq };
             side.seq_base.store(seq.wrapping_sub(enqueued_at_rest(fd)? as u32), Ordering::Release);
@@ -556,12 +587,13 @@ impl Datapath {
         Ok((ServerSlot { index, generation: side.generation.load(Ordering::Acquire) }, lane))
     }
 
-    /// What a socket map holds in a slot.
-    fn look(&self, map: u32, slot: u32) -> io::Result<Look> {
+    /// What a socket map holds in a slot, or that of the applications under a cookie.
+    pub(crate) fn look(&self, map: u32, slot: u32, cookie: u64) -> io::Result<Look> {
         // struct look_packet.
         let mut packet = [0u8; 48];
         packet[16..20].copy_from_slice(&map.to_ne_bytes());
         packet[20..24].copy_from_slice(&slot.to_ne_bytes());
+        packet[24..32].copy_from_slice(&cookie.to_ne_bytes());
         let mut answer = packet;
         let input =
             ProgramInput { data_in: Some(&packet), data_out: Some(&mut answer), ..ProgramInput::default() };
@@ -574,7 +606,12 @@ impl Datapath {
             |at: usize| u32::from_ne_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]);
         let mut address = [0u8; 8];
         address.copy_from_slice(&answer[24..32]);
-        let look = Look { sk_addr: u64::from_ne_bytes(address), write_seq: word(32), rcv_nxt: word(40) };
+        let look = Look {
+            sk_addr: u64::from_ne_bytes(address),
+            write_seq: word(32),
+            copied_seq: word(36),
+            rcv_nxt: word(40),
+        };
         if look.sk_addr == 0 {
             return Err(io::Error::other("the socket left its map"));
         }
@@ -595,6 +632,7 @@ impl Datapath {
         side.generation.fetch_add(1, Ordering::AcqRel);
         side.fd.store(-1, Ordering::Release);
         self.clients.in_use(index).store(0, Ordering::SeqCst);
+        self.clients.app_addr(index).store(0, Ordering::SeqCst);
         let cookie = self.clients.cookie(index).load(Ordering::Relaxed);
         let _ = self.skel.maps.client_cookie.delete(&cookie.to_ne_bytes());
         self.free_lists().clients.put(index);
@@ -647,16 +685,17 @@ impl Datapath {
 }
 
 /// What programs see of a registered socket and system calls do not tell.
-struct Look {
-    sk_addr: u64,
-    write_seq: u32,
-    rcv_nxt: u32,
+pub(crate) struct Look {
+    pub(crate) sk_addr: u64,
+    pub(crate) write_seq: u32,
+    pub(crate) copied_seq: u32,
+    pub(crate) rcv_nxt: u32,
 }
 
 /// The backend's socket, if all that was ever written to the server is there. What is not acknowledged would make the
 /// two ends' counts differ for ever.
 fn local_backend(server: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Result<OwnedFd> {
-    let backend = backend_socket(server, pid_hint)?;
+    let backend = holder_of(server, pid_hint)?;
     if !socket::all_acked(server)? {
         return Err(io::Error::other("the server has not acknowledged all that it was sent"));
     }
@@ -675,7 +714,7 @@ fn enqueued_at_rest(fd: BorrowedFd<'_>) -> io::Result<u64> {
     socket::bytes_enqueued(fd)?.ok_or_else(|| io::Error::other("acknowledgements keep coming"))
 }
 
-fn cookie_of(fd: BorrowedFd<'_>) -> Result<u64, Error> {
+pub(crate) fn cookie_of(fd: BorrowedFd<'_>) -> Result<u64, Error> {
     rustix::net::sockopt::socket_cookie(fd).map_err(|e| Error::System { what: "SO_COOKIE", source: e.into() })
 }
 

@@ -61,7 +61,7 @@ impl Datapath {
         let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
         let Some(written) = written else { return Ok(false) };
         let missing = (self.clients.tx_expect(c).load(SeqCst) as u32).wrapping_sub(written).cast_signed();
-        if !wrote && missing > 0 {
+        if !wrote && missing > 0 || !self.is_direct_settled(c)? {
             return Ok(false);
         }
         self.clients.tx_expect(c).store(written.into(), SeqCst);

@@ -101,14 +101,16 @@
 //! plus one chunk (64 KiB; on loopback, where the kernel merges what waits, up to 512 KiB were seen) are outside of TCP's own accounting; lane A adds nothing to the send buffer's limit. Past that
 //! the direction goes to user space, and the sender is held back by its TCP window.
 
+mod application;
 mod attach;
-mod backend;
 mod datapath;
 mod error;
 mod events;
 mod feed;
 mod forward;
 mod handover;
+mod holder;
+mod holders;
 mod names;
 pub mod selftest;
 mod shared;
@@ -126,6 +128,8 @@ pub use events::Event;
 pub use feed::Fed;
 pub use forward::Forwarder;
 pub use handover::{Claim, Give, LinkState, Taken, TransactionStatus};
+pub use holder::Connection;
+pub use holders::Holders;
 pub use names::{Counter, Reason};
 pub use shared::StreamState;
 pub use statements::STATEMENT_NAME_MAX;

@@ -12,6 +12,8 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use crate::datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSlot, ServerSpec};
 use crate::error::Error;
 use crate::handover::Give;
+use crate::holder::holder_of;
+use crate::names::Counter;
 use crate::tap_stream::{TapStream, Tapped};
 use crate::taps::TapBatch;
 
@@ -96,6 +98,7 @@ impl Report {
         let name = match lane {
             Lane::D => LANE_D,
             Lane::A => LANE_A,
+            Lane::B => LANE_B,
         };
         self.features.iter().any(|f| f.works && f.name == name)
     }
@@ -104,18 +107,24 @@ impl Report {
 const LOAD: &str = "load programs";
 const LANE_D: &str = "lane D";
 const LANE_A: &str = "lane A";
+const LANE_B: &str = "lane B";
 const TAP: &str = "mirrors in D";
 
-/// Opens small lanes of its own, without and with a tap, and sends transactions through each, on loopback. Takes less than a second;
+/// Opens small lanes of its own, plain, for applications and with a tap, and sends transactions through each, on loopback. Takes less than a second;
 /// leaves nothing.
 pub fn run() -> Report {
     let config =
-        Config { clients_max: 4, servers_max: 4, pools_max: 2, event_ring_bytes: 4096, ..Config::default() };
+        Config { clients_max: 4, servers_max: 4, pools_max: 4, event_ring_bytes: 4096, ..Config::default() };
     let mut report = open(&config).0;
+    if report.works(Lane::A) {
+        let attached = Datapath::open(&Config { applications: true, ..config.clone() })
+            .and_then(|datapath| round_trips(&datapath, Lane::B));
+        report.features.push(feature(LANE_B, attached.map(Some)));
+    }
     if report.works(Lane::D) {
         // Programs of their own to the verifier.
         let tapped = Datapath::open(&Config { tap_ring_bytes: 64 << 10, ..config })
-            .and_then(|datapath| round_trips(&datapath, LaneChoice::Remote));
+            .and_then(|datapath| round_trips(&datapath, Lane::D));
         report.features.push(feature(TAP, tapped.map(Some)));
     }
     report
@@ -123,7 +132,7 @@ pub fn run() -> Report {
 
 /// Opens lanes as configured and sends transactions through each, on loopback. The lanes come along, their counters at 0, if all of it
 /// worked: the verifier takes most of the time, so they are worth keeping. After a failure their state is unknown; [`Datapath::open`] makes
-/// new ones for a lane that works. Needs room for a client, a server and two pools.
+/// new ones for a lane that works. Needs room for three clients, servers and pools.
 pub fn open(config: &Config) -> (Report, Option<Datapath>) {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let privileges = Privileges::probe();
@@ -132,8 +141,8 @@ pub fn open(config: &Config) -> (Report, Option<Datapath>) {
     match Datapath::open(config) {
         Ok(datapath) => {
             features.push(feature(LOAD, Ok(None)));
-            let backend_pid = Some(std::process::id());
-            for (name, lane) in [(LANE_D, LaneChoice::Remote), (LANE_A, LaneChoice::Local { backend_pid })] {
+            let lanes = [(LANE_D, Lane::D), (LANE_A, Lane::A), (LANE_B, Lane::B)];
+            for (name, lane) in lanes.into_iter().filter(|&(_, l)| l != Lane::B || config.applications) {
                 let mut outcome = feature(name, round_trips(&datapath, lane).map(Some));
                 if !outcome.works {
                     outcome.why_not += &counted(&datapath);
@@ -151,7 +160,7 @@ pub fn open(config: &Config) -> (Report, Option<Datapath>) {
             } else {
                 format!("missing {}: {e}", missing.join(", "))
             };
-            for name in [LOAD, LANE_D, LANE_A] {
+            for name in [LOAD, LANE_D, LANE_A].into_iter().chain(config.applications.then_some(LANE_B)) {
                 features.push(Feature { name, works: false, why_not: why.clone(), cost: None });
             }
         }
@@ -174,14 +183,21 @@ fn feature(name: &'static str, outcome: Result<Option<Duration>, Error>) -> Feat
 }
 
 /// Transactions between private sockets; the time of one.
-fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
+fn round_trips(dp: &Datapath, lane: Lane) -> Result<Duration, Error> {
     let io = Error::system("a private connection");
     let (mut app, client) = pair().map_err(&io)?;
     let (server, mut backend) = pair().map_err(&io)?;
     let pool = dp.add_pool()?;
-    let spec = ServerSpec { pool, ordinal: 0, fingerprint: 1, lane };
+    let backend_pid = Some(std::process::id());
+    let choice = if lane == Lane::D { LaneChoice::Remote } else { LaneChoice::Local { backend_pid } };
+    let spec = ServerSpec { pool, ordinal: 0, fingerprint: 1, lane: choice };
     let (server_slot, _) = dp.register_server(server.as_fd(), &spec)?;
     let client_slot = dp.register_client(client.as_fd(), pool, 1)?;
+    if lane == Lane::B {
+        let application = holder_of(client.as_fd(), backend_pid)
+            .map_err(Error::system("finding the application's socket"))?;
+        dp.attach_application(client_slot, application.as_fd())?;
+    }
     let mut told =
         dp.has_tap().then(|| dp.set_client_tap(client_slot, Some(0))).transpose()?.map(TapStream::new);
     if dp.push_idle(server_slot, 0)? != Give::Done || dp.give_client(client_slot, 0)? != Give::Done {
@@ -197,7 +213,12 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
         until_released(dp, server_slot)?;
     }
     let cost = start.elapsed() / TIMED_TRANSACTIONS;
-    if matches!(lane, LaneChoice::Remote) && !dp.has_tap() {
+    if lane == Lane::B {
+        pass(&mut app, &mut backend, QUERY).map_err(Error::system("a request did not come through"))?;
+        prove_direct(dp, client_slot, &mut app, &mut backend, ANSWER)?;
+        until_released(dp, server_slot)?;
+    }
+    if lane == Lane::D && !dp.has_tap() {
         pass(&mut app, &mut backend, QUERY).map_err(Error::system("a request did not come through"))?;
         read_late(&mut app, &client, &mut backend)
             .map_err(Error::system("a response to a client that reads late"))?;
@@ -217,6 +238,38 @@ fn round_trips(dp: &Datapath, lane: LaneChoice) -> Result<Duration, Error> {
     dp.free_server(server_slot)?;
     dp.free_pool(pool)?;
     Ok(cost)
+}
+
+/// Lane B: the responses so far went straight to the application but for the first, and one that it does not read is counted, or no bound would hold.
+fn prove_direct(
+    dp: &Datapath,
+    client: ClientSlot,
+    app: &mut TcpStream,
+    backend: &mut TcpStream,
+    answer: &[u8],
+) -> Result<(), Error> {
+    if dp.counter(Counter::XactsB) < u64::from(TIMED_TRANSACTIONS) - 1 {
+        return Err(Error::State("responses did not go straight to the application"));
+    }
+    let io = Error::system("a response to the application");
+    backend.write_all(answer).map_err(&io)?;
+    let unread = dp.application_unread(client)?;
+    if unread < answer.len() as u32 {
+        return Err(Error::State(
+            "this kernel does not count what it puts into an application's socket (Linux 6.13 does)",
+        ));
+    }
+    app.read_exact(&mut vec![0; answer.len()]).map_err(&io)?;
+    if dp.application_unread(client)? != 0 {
+        return Err(Error::State("this kernel counts bytes in an application's socket that were read"));
+    }
+    let start = Instant::now();
+    while !dp.client_drained(client)? {
+        if start.elapsed() > PATIENCE {
+            return Err(Error::State("the end of a backend's send cannot be told"));
+        }
+    }
+    Ok(())
 }
 
 fn until_released(dp: &Datapath, server: ServerSlot) -> Result<(), Error> {
@@ -318,6 +371,7 @@ mod tests {
         if report.privileges.missing().is_empty() {
             assert!(report.works(Lane::D), "{:?}", report.features);
             assert!(report.works(Lane::A), "{:?}", report.features);
+            assert!(report.works(Lane::B), "{:?}", report.features);
             assert!(report.features.iter().any(|f| f.name == TAP && f.works), "{:?}", report.features);
         } else {
             assert!(report.features.iter().all(|f| f.works || f.why_not.contains("CAP_")));

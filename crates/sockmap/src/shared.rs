@@ -13,8 +13,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::Error;
 use crate::skel::types;
 
-const _: () = assert!(size_of::<types::client_slot>() == 192);
-const _: () = assert!(size_of::<types::server_slot>() == 128);
+const _: () = assert!(size_of::<types::client_slot>() == 256);
+const _: () = assert!(size_of::<types::server_slot>() == 192);
 const _: () = assert!(size_of::<types::pool_slot>() == 128 + 8 * POOL_ORDINALS_MAX);
 const _: () = assert!(size_of::<types::wire_state>() == 12);
 
@@ -83,7 +83,8 @@ words!(
     cycle_bytes: AtomicU32, reason: AtomicU32, active_ns: AtomicU64, xact_start_ns: AtomicU64,
     query_start_ns: AtomicU64, xacts: AtomicU64, queries: AtomicU64, resp_bytes: AtomicU64, xact_ns: AtomicU64,
     query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32, clear: AtomicU64,
-    next_seq: AtomicU64,
+    next_seq: AtomicU64, app_addr: AtomicU64, app_cookie: AtomicU64, last_addr: AtomicU64, last_cookie: AtomicU64,
+    last_server: AtomicU32, last_run: AtomicU32, app_after: AtomicU32, app_flags: AtomicU32, app_chunks: AtomicU32,
 );
 words!(
     types::server_slot,

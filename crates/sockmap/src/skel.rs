@@ -13,6 +13,11 @@
 
 include!(concat!(env!("OUT_DIR"), "/lanes.skel.rs"));
 
+/// The skeleton of `bpf/holders.bpf.c`.
+pub(crate) mod holders {
+    include!(concat!(env!("OUT_DIR"), "/holders.skel.rs"));
+}
+
 /// The skeleton of `bpf/forward.bpf.c`, whose types would meet those of the lanes.
 pub(crate) mod forward {
     include!(concat!(env!("OUT_DIR"), "/forward.skel.rs"));

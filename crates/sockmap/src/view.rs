@@ -63,6 +63,18 @@ pub struct ProgramCost {
     pub run_ns: u64,
 }
 
+/// What a program tells of a socket by its address.
+pub(crate) struct Gauge {
+    /// Chunks redirected to it that its worker has not delivered; all ones if there is no such socket.
+    pub(crate) queued: u32,
+    /// Whether this kernel could tell.
+    able: bool,
+    /// Users of its psock: 1 when nobody sends, receives or delivers; 0 if there is no such socket.
+    pub(crate) refs: u32,
+    /// Of the client: bytes that went straight to the application and that it has not read.
+    pub(crate) unread: u32,
+}
+
 impl Datapath {
     /// A look at a client's link.
     ///
@@ -140,8 +152,8 @@ impl Datapath {
         Ok((peer & PEER_LINKED != 0).then(|| self.client_slot(peer as u32)))
     }
 
-    /// Is everything that was redirected to the client's socket in its TCP send queue? User space may write to it,
-    /// or close it without losing forwarded bytes, only then.
+    /// Is everything that was redirected to the client's socket in its TCP send queue, and everything that went straight to the
+    /// application read? User space may write to it, or close it without losing forwarded bytes, only then.
     ///
     /// # Errors
     /// [`Error::Stale`]; [`Error::System`] when the socket cannot be asked.
@@ -149,7 +161,7 @@ impl Datapath {
         let c = self.check_client(client)?;
         let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
         let written = self.client_written(c).map_err(Error::system("TCP_INFO of a client"))?;
-        Ok(written.is_some_and(|written| missing(expected, written) == 0))
+        Ok(written.is_some_and(|written| missing(expected, written) == 0) && self.is_direct_read(c)?)
     }
 
     /// Is everything that was redirected towards the server written, or readable by the backend (lane A)? User space
@@ -170,29 +182,33 @@ impl Datapath {
     fn backend_drained(&self, s: u32) -> Result<bool, Error> {
         let sk_addr = self.servers.sk_addr(s).load(SeqCst);
         let cookie = self.servers.cookie(s).load(Relaxed);
-        let (queued, _) = self.ask_backend(sk_addr, cookie)?;
+        let queued = self.ask_socket(sk_addr, cookie)?.queued;
         // Unknown (all ones): the backend closed its socket; the caller learns that from the hang-up.
         Ok(queued == 0 || queued == u32::MAX)
     }
 
     /// Whether programs of this kernel can read a socket by its address, as lane A must.
     pub(crate) fn can_read_sockets(&self) -> Result<bool, Error> {
-        self.ask_backend(0, 0).map(|(_, able)| able)
+        self.ask_socket(0, 0).map(|gauge| gauge.able)
     }
 
-    /// Chunks in a backend's queue, all ones if there is no such socket; and whether this kernel could tell.
-    fn ask_backend(&self, sk_addr: u64, cookie: u64) -> Result<(u32, bool), Error> {
-        // struct backend_queue_args: sk_addr, cookie, queued, able.
+    pub(crate) fn ask_socket(&self, sk_addr: u64, cookie: u64) -> Result<Gauge, Error> {
+        self.ask(sk_addr, cookie, u32::MAX)
+    }
+
+    pub(crate) fn ask(&self, sk_addr: u64, cookie: u64, client: u32) -> Result<Gauge, Error> {
+        // struct backend_queue_args: sk_addr, cookie, queued, able, refs, client, unread.
         let mut args = [0u8; size_of::<types::backend_queue_args>()];
         args[..8].copy_from_slice(&sk_addr.to_ne_bytes());
         args[8..16].copy_from_slice(&cookie.to_ne_bytes());
+        args[28..32].copy_from_slice(&client.to_ne_bytes());
         let input = ProgramInput { context_in: Some(&mut args), ..Default::default() };
         self.skel.progs.backend_queue.test_run(input).map_err(|e| Error::System {
             what: "asking a backend's queue",
             source: std::io::Error::other(e.to_string()),
         })?;
         let word = |at: usize| u32::from_ne_bytes([args[at], args[at + 1], args[at + 2], args[at + 3]]);
-        Ok((word(16), word(20) != 0))
+        Ok(Gauge { queued: word(16), able: word(20) != 0, refs: word(24), unread: word(32) })
     }
 
     /// Hand-overs by reason, then what else the programs count, as names and values for SHOW KERNEL and metrics.

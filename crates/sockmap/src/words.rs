@@ -38,6 +38,7 @@ pub(crate) const POOL_CLOSED: u32 = 1;
 pub(crate) const LOOK_CLIENT: u32 = 1;
 pub(crate) const LOOK_SERVER: u32 = 2;
 pub(crate) const LOOK_BACKEND: u32 = 3;
+pub(crate) const LOOK_APP: u32 = 4;
 
 /// `enum tap_kind`.
 pub(crate) const TAP_REQUEST: u16 = 1;

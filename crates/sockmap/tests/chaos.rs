@@ -20,7 +20,7 @@ use common::{message, open, query, read_message, ready, row};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, poll};
-use underpass_sockmap::{Config, Counter, Datapath, LaneChoice};
+use underpass_sockmap::{Config, Counter, Datapath, Lane, LaneChoice};
 
 /// A query is `owner number rows size mode`; the answer is `rows` rows of `size` bytes that begin with owner and
 /// number and are filled from a hash of them. `mode`: T begins or continues a transaction, I ends it.
@@ -241,20 +241,21 @@ struct Outcome {
     stats: Arc<Stats>,
 }
 
-fn chaos(lane: LaneChoice, clients: u64, servers: u32, seconds: u64, flip_one_in: u32) -> Option<Outcome> {
+fn chaos(lane: Lane, clients: u64, servers: u32, seconds: u64, flip_one_in: u32) -> Option<Outcome> {
     chaos_of(false, lane, clients, servers, seconds, flip_one_in)
 }
 
 /// `pinned`: session pooling.
 fn chaos_of(
     pinned: bool,
-    lane: LaneChoice,
+    lane: Lane,
     clients: u64,
     servers: u32,
     seconds: u64,
     flip_one_in: u32,
 ) -> Option<Outcome> {
-    let datapath: Arc<Datapath> = Arc::new(open(&Config::default())?);
+    let datapath: Arc<Datapath> =
+        Arc::new(open(&Config { applications: lane == Lane::B, ..Config::default() })?);
     let world = Arc::new(World::default());
     let (stop, stats) = (Arc::new(AtomicBool::new(false)), Arc::new(Stats::default()));
     let database = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -264,7 +265,8 @@ fn chaos_of(
     let options = Options {
         datapath: Arc::clone(&datapath),
         pool_size: servers,
-        lane,
+        lane: if lane == Lane::D { LaneChoice::Remote } else { LaneChoice::Local { backend_pid: None } },
+        applications: lane == Lane::B,
         pinned,
         connect: Box::new(move || {
             let socket = TcpStream::connect(address)?;
@@ -302,7 +304,11 @@ fn chaos_of(
     let outcome = Outcome {
         transactions: results.iter().flatten().sum(),
         counters: datapath.counters().into_iter().filter(|&(_, n)| n > 0).collect(),
-        lane_chunks: datapath.counter(Counter::ResponsesD) + datapath.counter(Counter::ResponsesA),
+        lane_chunks: datapath.counter(match lane {
+            Lane::D => Counter::ResponsesD,
+            Lane::A => Counter::ResponsesA,
+            Lane::B => Counter::ResponsesB,
+        }),
         stats,
     };
     println!("{} transactions; {:?}; {:?}", outcome.transactions, outcome.stats, outcome.counters);
@@ -322,13 +328,12 @@ fn seed() -> u64 {
     std::env::var("LANE_CHAOS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0)
 }
 
-const LANES: [(&str, LaneChoice); 2] =
-    [("D", LaneChoice::Remote), ("A", LaneChoice::Local { backend_pid: None })];
+const LANES: [Lane; 3] = [Lane::D, Lane::A, Lane::B];
 
 #[test]
 fn more_servers_than_clients_stay_in_the_lane() {
-    for (name, lane) in LANES {
-        println!("-- lane {name}");
+    for lane in LANES {
+        println!("-- lane {lane:?}");
         let Some(outcome) = chaos(lane, 4, 8, seconds(), 0) else { return };
         assert!(outcome.lane_chunks > outcome.transactions / 2, "most of it went through the lane");
     }
@@ -339,8 +344,8 @@ const HAND_OVERS: u64 = 1000;
 
 #[test]
 fn few_servers_many_clients_and_flips_at_random() {
-    for (name, lane) in LANES {
-        println!("-- lane {name}");
+    for lane in LANES {
+        println!("-- lane {lane:?}");
         let Some(outcome) = chaos(lane, 16, 3, seconds(), 2) else { return };
         assert!(outcome.stats.grants.load(Ordering::Relaxed) > 10, "clients had to queue");
         assert!(outcome.lane_chunks > 100, "the lane was used");
@@ -349,8 +354,8 @@ fn few_servers_many_clients_and_flips_at_random() {
 
 #[test]
 fn enough_servers_and_flips_at_random() {
-    for (name, lane) in LANES {
-        println!("-- lane {name}");
+    for lane in LANES {
+        println!("-- lane {lane:?}");
         let Some(outcome) = chaos(lane, 8, 12, seconds(), 1) else { return };
         let (taken, given) =
             (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
@@ -363,8 +368,8 @@ fn enough_servers_and_flips_at_random() {
 /// Session pooling: batches may stay open, and links go up and come back without ending.
 #[test]
 fn sessions_and_flips_at_random() {
-    for (name, lane) in LANES {
-        println!("-- lane {name}");
+    for lane in LANES {
+        println!("-- lane {lane:?}");
         let Some(outcome) = chaos_of(true, lane, 8, 40, seconds(), 1) else { return };
         let (taken, given) =
             (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));

@@ -188,7 +188,7 @@ fn a_request_never_overtakes_what_user_space_wrote_and_the_server_has_not_read()
         assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
 
         send(&mut app, &second);
-        if rig.lane == Lane::A {
+        if rig.lane != Lane::D {
             // Redirected, the backend would read it before the first.
             rig.expect_up(&c, Reason::Behind);
             assert!(rig.dp.server_drained(s.slot).unwrap());
@@ -217,7 +217,7 @@ fn a_client_that_is_gone_does_not_end_its_server() {
                 .write_all(&answer(b"row", b'I'))
                 .expect("the server's send fails for a client that is gone");
         }
-        if rig.lane == Lane::A {
+        if rig.lane != Lane::D {
             rig.expect_server_up(&s, Reason::Target);
         }
     });

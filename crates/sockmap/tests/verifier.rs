@@ -26,10 +26,20 @@ const TAPPED_BUDGET: [(&str, u32); 5] = [
     ("socket_look", 300),
 ];
 
+/// The same for lane B, with a tap.
+const APPLICATIONS_BUDGET: [(&str, u32); 5] = [
+    ("request_skb", 320_000),
+    ("response_skb", 64_000),
+    ("response_msg", 65_000),
+    ("backend_queue", 100),
+    ("socket_look", 300),
+];
+
 #[test]
 fn the_programs_load_within_their_budgets() {
     load(&Config::default(), BUDGET);
     load(&Config { tap_ring_bytes: 1 << 20, ..Config::default() }, TAPPED_BUDGET);
+    load(&Config { tap_ring_bytes: 1 << 20, applications: true, ..Config::default() }, APPLICATIONS_BUDGET);
 }
 
 fn load(config: &Config, budgets: [(&str, u32); 5]) {

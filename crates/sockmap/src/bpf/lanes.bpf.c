@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The lane programs: request_skb and response_skb (lane D), response_msg (lane A); backend_queue and socket_look are
+ * The lane programs: request_skb and response_skb (lane D), response_msg (lanes A and B); backend_queue and socket_look are
  * gauges for user space.
  *
  * Invariants:
@@ -65,6 +65,10 @@ struct idle_search {
 	__u32 wraps; /* the search goes on at the lowest when it has passed the highest, once */
 	__u64 found;
 };
+
+/* What take_idle() says instead of a server. */
+#define TAKEN_NONE -1
+#define TAKEN_BEHIND -2
 
 /* Number of the lowest set bit, without branches: the verifier would walk each path. (No instruction for it.) */
 static __always_inline __u32 lowest_bit(__u64 word)
@@ -138,13 +142,26 @@ static long idle_step(__u32 i, void *context)
 	return 1;
 }
 
-/* Takes the lowest idle server with the client's parameters, or the next in turn: its slot, or -1. A function of its own, because what it keeps on
- * the stack and what a scan keeps there are too much together. */
+/*
+ * Takes the lowest idle server with the client's parameters, or the next in turn: its slot, or TAKEN_*. While the client's last response is perhaps
+ * still on its way into the application's socket, only the server that sent it: that cannot answer before. A function of its own, because what it keeps on
+ * the stack and what a scan keeps there are too much together.
+ */
 static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p)
 {
 	struct idle_search find = { .client = c, .client_index = index, .pool = p, .pool_index = c->pool };
+	__u32 tries = SEARCH_TRIES, last = c->last_server, ordinal;
+	struct server_slot *s;
 
-	if (p->rotates) {
+	if (apps_work && !direct_settled(c)) {
+		s = bpf_map_lookup_elem(&servers, &last);
+		ordinal = s && s->cookie == c->last_cookie && s->pool == c->pool ? s->ordinal : POOL_ORDINALS_MAX;
+		if (ordinal >= POOL_ORDINALS_MAX || p->member[ordinal].server != last)
+			return TAKEN_BEHIND;
+		find.word_index = ordinal / 64;
+		find.word = *(volatile __u64 *)&p->idle[ordinal / 64] & 1ULL << ordinal % 64;
+		tries = !!find.word;
+	} else if (p->rotates) {
 		__u32 next = *(volatile __u32 *)&p->next & (POOL_ORDINALS_MAX - 1);
 
 		find.word_index = next / 64;
@@ -154,9 +171,9 @@ static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_
 		find.word = *(volatile __u64 *)&p->idle[0];
 		find.word_index = unknown_zero();
 	}
-	bpf_loop(SEARCH_TRIES, idle_step, &find, 0);
+	bpf_loop(tries, idle_step, &find, 0);
 	if (!find.found)
-		return -1;
+		return tries == SEARCH_TRIES ? TAKEN_NONE : TAKEN_BEHIND;
 	if (p->rotates)
 		*(volatile __u32 *)&p->next = find.ordinal + 1;
 	return find.server_index;
@@ -182,7 +199,7 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 		return REASON_BEHIND;
 	taken = take_idle(c, index, pool);
 	if (taken < 0)
-		return REASON_NO_SERVER;
+		return taken == TAKEN_BEHIND ? REASON_BEHIND : REASON_NO_SERVER;
 	server_index = taken;
 	s = bpf_map_lookup_elem(&servers, &server_index);
 	if (!s)
@@ -370,7 +387,7 @@ int request_skb(struct __sk_buff *skb)
 		client_up(c, index, reason);
 	}
 	link = *(volatile __u64 *)&c->link;
-	if (!(link & LINK_LINKED) && !seq_missing(&c->tx_expect, &tp->write_seq))
+	if (!(link & LINK_LINKED) && !seq_missing(&c->tx_expect, &tp->write_seq) && (!apps_work || direct_settled(c)))
 		*(volatile __u64 *)&c->clear = CLEAR_KNOWN | link >> LINK_GEN_SHIFT;
 	*(volatile __u64 *)&c->req_passed += skb->len;
 	count_counter(COUNTER_PASSED_CLIENT);
@@ -438,13 +455,15 @@ static __always_inline __u32 forward_response(struct __sk_buff *skb, struct serv
 	reason = queue_reason(s, c, *client, skb->len);
 	if (reason)
 		return reason;
+	if (apps_work && direct_unread(c))
+		return REASON_ROOM;
 	scan_response_skb(&scan);
 	if (scan.reason)
 		return scan.reason;
 	position = s->run_bytes;
 	if (tap_wanted(c) && !c->tap_lost)
 		tells = tap_last_skb(skb, c, *client, TAP_RESPONSE, skb->len, &tap);
-	commit_response(&scan, s, server, c, skb->len, done);
+	commit_response(&scan, s, server, c, skb->len, skb->len, done);
 	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;
 }
@@ -521,11 +540,56 @@ static __always_inline int backend_passes(struct server_slot *s, __u64 end)
 	return !(old & DIR_USER);
 }
 
+/* Which way a send goes. */
+enum response_way { WAY_SOCKET, WAY_DIRECT, WAY_NONE };
+
 /*
- * May a send of this size go into the client's socket? With too little room a retry would run this program twice. A
+ * Lane B: may a send of this size go straight into the application's receive queue? That queue is read before the one of TCP, so only
+ * when the application has read all that was ever written to the client's socket: near has that as write_seq, and the two ends count the
+ * same bytes. A recv() that began before the socket was in its map does not wake for redirected bytes: bytes that came
+ * later by TCP prove that it has returned. Else it goes into the client's socket, if nothing that was redirected waits, see direct_unread().
+ * Global, as direct_settled().
+ */
+__noinline int app_way(struct client_slot *c, __u32 size)
+{
+	struct tcp_sock *app, *near;
+	__u32 read, queued;
+	struct sock *sk;
+
+	if (!apps_work || !bpf_rdonly_cast || !c)
+		return WAY_SOCKET;
+	app = socket_at(c->app_addr, c->app_cookie);
+	near = socket_at(c->sk_addr, c->cookie);
+	if (!app || !near)
+		return WAY_SOCKET;
+	sk = &app->inet_conn.icsk_inet.sk;
+	if (sk->__sk_common.skc_state != TCP_ESTABLISHED || sk->sk_err || sk->sk_shutdown)
+		return WAY_SOCKET;
+	read = *(volatile __u32 *)&app->copied_seq;
+	if (read != near->write_seq)
+		return WAY_SOCKET;
+	if (!(c->app_flags & APP_AWAKE)) {
+		if ((__s32)(read - c->app_after) <= 0)
+			return WAY_SOCKET;
+		c->app_flags |= APP_AWAKE;
+	}
+	queued = *(volatile int *)&sk->sk_backlog.rmem_alloc.counter;
+	if (!queued) {
+		c->app_chunks = 0;
+		if (c->app_run >= APP_RUN_BYTES)
+			return WAY_SOCKET;
+	}
+	if (queued + size > app_queue_bytes_max || c->app_chunks >= APP_CHUNKS_MAX || sk->sk_rcvlowat > 1)
+		return queued ? WAY_NONE : WAY_SOCKET;
+	c->app_chunks++;
+	return WAY_DIRECT;
+}
+
+/*
+ * May a send of this size go into the client's socket, or the application's? With too little room a retry would run this program twice. A
  * client that is gone would fail the send, and the backend would end for it when it may be another client's already.
  */
-static __always_inline __u32 room_reason(struct client_slot *c, __u32 size)
+static __always_inline __u32 room_reason(struct client_slot *c, __u32 size, __u32 *direct)
 {
 	struct tcp_sock *tp = socket_at(c->sk_addr, c->cookie);
 	__s32 missing;
@@ -543,19 +607,51 @@ static __always_inline __u32 room_reason(struct client_slot *c, __u32 size)
 		return REASON_PARTIAL_SEND;
 	if (missing < 0)
 		return REASON_BEHIND;
+	if (apps_work) {
+		int way = app_way(c, size);
+
+		*direct = way == WAY_DIRECT;
+		if (way != WAY_SOCKET)
+			return way == WAY_DIRECT ? REASON_NONE : REASON_ROOM;
+	}
 	/* Twice: truesize of small fragments; slack: one page fragment and the next skb's head. */
 	if (sk->sk_sndbuf - sk->sk_wmem_queued < (int)(2 * size + 16384))
 		return REASON_ROOM;
 	return REASON_NONE;
 }
 
-static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_slot *s, __u32 server,
+/* Known 0 without lane B, which removes the branches. */
+static __always_inline __u32 sent_direct(struct server_slot *s)
+{
+	return apps_work ? *(volatile __u32 *)&s->direct : 0;
+}
+
+/* Notes from where a response goes straight to the application: before the commit, which may give the client to another server. Returns what
+ * goes to the client's own socket instead. Without branches, each of which would double the verifier's paths through the commit. */
+static __always_inline __u32 note_direct(struct client_slot *c, struct server_slot *s, __u32 server, __u32 run,
+					 __u32 size, __u32 rfq)
+{
+	__u64 mask = 0;
+
+	if (!apps_work)
+		return size;
+	c->app_run = (c->app_run + size) & -is_zero(rfq);
+	mask -= sent_direct(s);
+	barrier_var(mask);
+	c->last_server = (c->last_server & ~mask) | (server & mask);
+	c->last_run = (c->last_run & ~mask) | (run & mask);
+	c->last_cookie = (c->last_cookie & ~mask) | (s->cookie & mask);
+	c->last_addr = (c->last_addr & ~mask) | (s->sk_addr & mask);
+	return size & ~(__u32)mask;
+}
+
+static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_slot *s, __u32 server, __u32 run,
 					  struct response_commit *done, __u32 *client)
 {
 	struct response_scan scan = { .source = msg, .w = s->resp, .end = msg->size, .error_at = msg->size };
 	struct client_slot *c = linked_client(s, client);
 	struct tap_last *tap = NULL;
-	__u32 reason, position;
+	__u32 reason, position, direct = 0;
 	__u64 tells = 0;
 
 	if (!c) {
@@ -565,7 +661,12 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 	scan.pinned = is_pinned(c);
 	if (response_run_bytes_max && s->run_bytes + (__u64)msg->size > response_run_bytes_max)
 		return REASON_RESPONSE_RUN;
-	reason = room_reason(c, msg->size);
+	/* Another server's last response must be there first. */
+	if (apps_work && c->last_addr != s->sk_addr && !direct_settled(c))
+		return REASON_BEHIND;
+	reason = room_reason(c, msg->size, &direct);
+	/* Kept where the verifier does not know it: it would walk all that follows once for each. */
+	s->direct = direct;
 	if (reason)
 		return reason;
 	if (msg->size > MSG_BYTES_MAX)
@@ -579,13 +680,29 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 	position = s->run_bytes;
 	if (tap_wanted(c) && !c->tap_lost)
 		tells = tap_last_msg(msg, c, *client, TAP_RESPONSE, msg->size, &tap);
-	commit_response(&scan, s, server, c, msg->size, done);
+	commit_response(&scan, s, server, c, msg->size, note_direct(c, s, server, run, msg->size, scan.rfq), done);
 	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;
 }
 
+/* Lane B: into the application's receive queue. If it has closed its socket since app_takes(), into the client's, whose
+ * other end nobody reads any more: the backend's send() must not fail for that. */
+static __always_inline int redirect_direct(struct sk_msg_md *msg, __u32 client)
+{
+	struct client_slot *c = bpf_map_lookup_elem(&clients, &client);
+	__u64 cookie;
+
+	if (!c)
+		return SK_DROP;
+	cookie = c->app_cookie;
+	if (bpf_msg_redirect_hash(msg, &app_socks, &cookie, BPF_F_INGRESS) == SK_PASS)
+		return SK_PASS;
+	__sync_fetch_and_add(&c->tx_expect, msg->size);
+	return bpf_msg_redirect_map(msg, &client_socks, client, 0);
+}
+
 /*
- * Lane A. Called inside the backend's own send(), before the bytes enter its TCP socket. After a send that the
+ * Lanes A and B. Called inside the backend's own send(), before the bytes enter its TCP socket. After a send that the
  * socket took only in part it is called again for the rest, so while user space owns the direction the position
  * is computed from the socket's own sequence numbers and not summed up.
  */
@@ -594,7 +711,7 @@ int response_msg(struct sk_msg_md *msg)
 {
 	struct bpf_sock *sk = msg->sk;
 	struct response_commit done = {};
-	__u32 *found, index, reason, begun, client = 0;
+	__u32 *found, index, reason, begun, client = 0, direct = 0;
 	struct server_slot *s;
 	struct tcp_sock *tp;
 	int verdict = SK_PASS;
@@ -623,7 +740,7 @@ int response_msg(struct sk_msg_md *msg)
 		}
 		goto out;
 	}
-	reason = forward_send(msg, s, index, &done, &client);
+	reason = forward_send(msg, s, index, begun + 1, &done, &client);
 	if (reason) {
 		backend_passes(s, end);
 		server_up(s, index, reason);
@@ -631,15 +748,19 @@ int response_msg(struct sk_msg_md *msg)
 			verdict = SK_DROP;
 		goto out;
 	}
-	verdict = bpf_msg_redirect_map(msg, &client_socks, client, 0);
+	direct = sent_direct(s);
+	if (direct)
+		verdict = redirect_direct(msg, client);
+	else
+		verdict = bpf_msg_redirect_map(msg, &client_socks, client, 0);
 	if (verdict != SK_PASS)
 		count(REASON_TARGET);
 	if (done.hold)
 		server_up(s, index, done.hold);
-	count_counter(COUNTER_RESPONSES_A);
+	count_counter(direct ? COUNTER_RESPONSES_B : COUNTER_RESPONSES_A);
 	*(volatile __u64 *)&s->fwd += msg->size;
 	if (done.xacts)
-		add_counter(COUNTER_XACTS_A, done.xacts);
+		add_counter(direct ? COUNTER_XACTS_B : COUNTER_XACTS_A, done.xacts);
 	if (done.released) {
 		*(volatile __u64 *)&s->answered = SENT_KNOWN | done.generation << SENT_GEN_SHIFT | client;
 		release_server(s);
@@ -658,32 +779,37 @@ struct backend_queue_args {
 	__u64 sk_addr;
 	__u64 cookie;
 	__u32 queued; /* chunks redirected into the socket that its worker has not delivered; ~0: unknown */
-	__u32 able;   /* 1: this kernel lets programs read a socket by its address (bpf_rdonly_cast, Linux 6.2), as lane A must */
+	__u32 able;   /* 1: this kernel lets programs read a socket by its address (bpf_rdonly_cast, Linux 6.2), as lane A must */	__u32 refs;   /* users of its psock: 1 when no send() or recv() is under way and no worker delivers; 0: no such socket */
+	__u32 client; /* a client's slot, or what is none */
+	__u32 unread; /* of that client: bytes that went straight to the application and that it has not read */
+	__u32 pad;
 };
 
-/* Called by BPF_PROG_RUN: is everything that was redirected into a backend's socket readable there? */
+/* Called by BPF_PROG_RUN: what waits in a socket, and who is at work on it. Is everything that was redirected into a backend's socket
+ * readable there; is its last send() over? */
 SEC("syscall")
 int backend_queue(struct backend_queue_args *args)
 {
-	struct tcp_sock *tp;
+	__u32 client = args->client;
 	struct sk_psock *psock;
-	struct sock *sk;
+	struct tcp_sock *tp;
 
 	args->queued = ~0u;
+	args->refs = 0;
 	args->able = !!bpf_rdonly_cast;
+	args->unread = apps_work ? direct_unread(bpf_map_lookup_elem(&clients, &client)) : 0;
 	tp = socket_at(args->sk_addr, args->cookie);
 	if (!tp)
 		return 0;
-	sk = &tp->inet_conn.icsk_inet.sk;
-	psock = bpf_rdonly_cast((void *)((unsigned long)sk->sk_user_data & PSOCK_POINTER_MASK),
-				bpf_core_type_id_kernel(struct sk_psock));
+	psock = psock_of(tp);
 	args->queued = psock->ingress_skb.qlen;
+	args->refs = psock->refcnt.refs.counter;
 	return 0;
 }
 
-#define LOOK_INTO(socks, packet)                                                                  \
+#define LOOK_INTO(socks, look_key, packet)                                                        \
 	do {                                                                                      \
-		struct bpf_sock *look_sk = bpf_map_lookup_elem(&(socks), &(packet).slot);         \
+		struct bpf_sock *look_sk = bpf_map_lookup_elem(&(socks), look_key);               \
 		struct tcp_sock *look_tp;                                                         \
 		if (!look_sk)                                                                     \
 			break;                                                                    \
@@ -705,16 +831,20 @@ SEC("tc")
 int socket_look(struct __sk_buff *skb)
 {
 	struct look_packet packet = {};
+	__u64 cookie;
 
 	if (bpf_skb_load_bytes(skb, 0, &packet, sizeof(packet)))
 		return 0;
+	cookie = packet.sk_addr;
 	packet.sk_addr = 0;
 	if (packet.map == LOOK_CLIENT)
-		LOOK_INTO(client_socks, packet);
+		LOOK_INTO(client_socks, &packet.slot, packet);
 	else if (packet.map == LOOK_SERVER)
-		LOOK_INTO(server_socks, packet);
+		LOOK_INTO(server_socks, &packet.slot, packet);
 	else if (packet.map == LOOK_BACKEND)
-		LOOK_INTO(backend_socks, packet);
+		LOOK_INTO(backend_socks, &packet.slot, packet);
+	else if (packet.map == LOOK_APP)
+		LOOK_INTO(app_socks, &cookie, packet);
 	bpf_skb_store_bytes(skb, 0, &packet, sizeof(packet), 0);
 	return 0;
 }

@@ -22,6 +22,14 @@ const volatile __u32 message_length_max = 1 << 30;
  */
 const volatile __u32 old_verifier = 0;
 
+/* Lane B: applications' own sockets are in app_socks, perhaps. */
+const volatile __u32 apps_work = 0;
+/* Bytes and chunks that may wait in an application's socket; each chunk costs the kernel a structure of 712 bytes beside them. */
+const volatile __u32 app_queue_bytes_max = 256 << 10;
+#define APP_CHUNKS_MAX 256
+/* From so many bytes of an answer on, the rest goes by TCP as soon as the application has read what waits. */
+#define APP_RUN_BYTES (64u << 10)
+
 /* Reads of the target's queue start after so many bytes of one link: a short answer cannot overrun it,
  * because a link starts only when the queue is empty. */
 #define GAUGE_AFTER_BYTES (32u << 10)
@@ -89,6 +97,15 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } backend_socks SEC(".maps");
+
+/* Lane B: the applications' own sockets, key = cookie. Not the client's slot: an application may keep its socket long after
+ * the pooler has closed the other end, and then unread bytes must stay in it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, __u64);
+} app_socks SEC(".maps");
 
 /* Socket cookie to slot: sk_skb programs have no socket storage. */
 struct {
@@ -386,6 +403,54 @@ static __always_inline int answer_lost(struct server_slot *s)
 		return 0;
 	tp = socket_at(c->sk_addr, c->cookie);
 	return tp && !takes_bytes(tp) && seq_missing(&c->tx_expect, &tp->write_seq) > 0;
+}
+
+/* The psock of a socket in a map. */
+static __always_inline struct sk_psock *psock_of(struct tcp_sock *tp)
+{
+	return bpf_rdonly_cast((void *)((unsigned long)tp->inet_conn.icsk_inet.sk.sk_user_data & PSOCK_POINTER_MASK),
+			       bpf_core_type_id_kernel(struct sk_psock));
+}
+
+/*
+ * Lane B: is the last response that went straight to the application in its queue? The kernel puts it there after the program has
+ * returned, and no sequence number tells. But a send() holds a reference to the psock of its socket from before the program until the
+ * bytes are where they belong; and a backend sends one after the other. Global, so that the verifier walks it once and not on each path.
+ */
+__noinline int direct_settled(struct client_slot *c)
+{
+	struct server_slot *s;
+	struct tcp_sock *tp;
+	__u32 index;
+
+	if (!apps_work || !bpf_rdonly_cast || !c)
+		return 1;
+	index = c->last_server;
+	tp = socket_at(c->last_addr, c->last_cookie);
+	if (!tp) /* never, or the backend has closed its socket */
+		return 1;
+	if (*(volatile int *)&psock_of(tp)->refcnt.refs.counter <= 1)
+		return 1;
+	s = bpf_map_lookup_elem(&servers, &index);
+	return s && s->cookie == c->last_cookie && *(volatile __u32 *)&s->runs_begin != c->last_run;
+}
+
+/*
+ * Bytes that went straight to the application and that it has not read. While there are any, nothing may be written to the client's
+ * socket: a recv() returns redirected bytes alone, and who waits for edges (tokio) takes a short read for an empty socket and would never hear of
+ * what lies in the TCP receive queue. The reverse cannot be: nothing is redirected before that queue is read. Global, as direct_settled().
+ */
+__noinline int direct_unread(struct client_slot *c)
+{
+	struct tcp_sock *app, *near;
+
+	if (!apps_work || !bpf_rdonly_cast || !c)
+		return 0;
+	app = socket_at(c->app_addr, c->app_cookie);
+	near = socket_at(c->sk_addr, c->cookie);
+	if (!app || !near || *(volatile __u32 *)&app->copied_seq != near->write_seq)
+		return 0;
+	return *(volatile int *)&app->inet_conn.icsk_inet.sk.sk_backlog.rmem_alloc.counter;
 }
 
 /* Returns a server to the idle set of its pool. The caller owns it and has cleared its peer. */

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 8
+#define LANES_ABI 9
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -60,6 +60,9 @@
 #define CLI_BATCH 2u   /* extended protocol messages without their Sync */
 #define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
 
+/* Flags of an application's socket in a client slot, programs only. */
+#define APP_AWAKE 1u /* nobody sleeps in a recv() that began before the socket was in its map */
+
 /* Flags of a pool slot, user space only. */
 #define POOL_CLOSED 1u /* PAUSE, DISABLE, or lane switched off: programs take no server */
 
@@ -97,7 +100,19 @@ struct client_slot {
 	 * all that was ever forwarded to the client was in its socket. */
 	__u64 clear;
 	__u64 next_seq; /* program: NEXT_SEQ_KNOWN and the sequence number behind the last byte that came */
-	__u64 pad;
+
+	/* Lane B. */
+	__u64 app_addr;	    /* user: kernel address of the application's own socket; 0: not known */
+	__u64 app_cookie;   /* user, before app_addr: its cookie and its key in app_socks */
+	__u64 last_addr;    /* program: the backend's socket from which a response last went to app_addr; 0: none did */
+	__u64 last_cookie;  /* program */
+	__u32 last_server;  /* program: its slot */
+	__u32 last_run;	    /* program: its runs_begin behind that send */
+	__u32 app_after;    /* user, before app_addr: the socket's rcv_nxt when it entered its map */
+	__u32 app_flags;    /* program */
+	__u32 app_chunks;   /* program: redirected into it since its queue was seen empty */
+	__u32 app_run;	    /* program: bytes of responses since the last ReadyForQuery */
+	__u64 pad[2];
 };
 
 struct server_slot {
@@ -124,6 +139,9 @@ struct server_slot {
 	__u64 active_ns;	/* program: last ReadyForQuery forwarded */
 	__u64 next_seq;		/* program (lane D): as in client_slot */
 	__u64 answered;		/* program (lane A): which link it ended last; 0: none */
+	__u32 direct;		/* program (lane B): the send at hand goes straight to the application */
+	__u32 pad;
+	__u64 pad1[7];
 };
 
 /* A server of the pool: which slot, and whose parameters it carries. */
@@ -174,14 +192,14 @@ struct lane_control {
 };
 
 /* Which map socket_look looks into. */
-enum look_map { LOOK_CLIENT = 1, LOOK_SERVER = 2, LOOK_BACKEND = 3 };
+enum look_map { LOOK_CLIENT = 1, LOOK_SERVER = 2, LOOK_BACKEND = 3, LOOK_APP = 4 };
 
 /* The packet that socket_look is run on, by BPF_PROG_RUN: question and answer. */
 struct look_packet {
 	__u8 ethernet[16]; /* zero: where a packet has its Ethernet header */
 	__u32 map;	   /* enum look_map */
 	__u32 slot;
-	__u64 sk_addr;	   /* kernel address of the socket in that slot; 0: there is none */
+	__u64 sk_addr;	   /* kernel address of the socket in that slot; 0: there is none. Asked of LOOK_APP: its cookie, for it has no slot */
 	__u32 write_seq;
 	__u32 copied_seq;
 	__u32 rcv_nxt;
@@ -232,7 +250,7 @@ struct lane_event {
 	X(REQUEST_BUDGET, "request_budget", "Requests of one cycle passed the byte budget.")                  \
 	X(RESPONSE_QUEUE, "response_queue", "The client reads too slowly: its queue is at the limit.")        \
 	X(RESPONSE_RUN, "response_run", "The response passed the byte limit of a lane.")                      \
-	X(ROOM, "room", "The client's send buffer has no room for the whole message (lane A).")               \
+	X(ROOM, "room", "The client's send buffer (lane A) or the application's queue (lane B) has no room for the whole message.")               \
 	X(GATHER, "gather", "A send of the backend could not be made contiguous (lane A).")                   \
 	X(NO_CLIENT, "no_client", "The server sent something while no client was linked.")                    \
 	X(AFTER_RFQ, "after_rfq", "Messages followed the last ReadyForQuery.")                                \
@@ -257,8 +275,10 @@ enum lane_reason {
 	X(REQUESTS_A, "requests_a", "Chunks of requests forwarded by lane A.")                        \
 	X(RESPONSES_D, "responses_d", "Chunks of responses forwarded by lane D.")                     \
 	X(RESPONSES_A, "responses_a", "Chunks of responses forwarded by lane A.")                     \
+	X(RESPONSES_B, "responses_b", "Chunks of responses forwarded into the application's own socket.") \
 	X(XACTS_D, "xacts_d", "Transactions that ended in lane D.")                                   \
 	X(XACTS_A, "xacts_a", "Transactions that ended in lane A.")                                   \
+	X(XACTS_B, "xacts_b", "Transactions that ended in lane B.")                                   \
 	X(LINKS, "links", "Links made by a program.")                                                 \
 	X(RELEASES, "releases", "Links ended by a program.")                                          \
 	X(PASSED_CLIENT, "passed_client", "Chunks passed to user space from clients.")               \
@@ -276,8 +296,8 @@ enum lane_counter {
 	COUNTER_NR
 };
 
-_Static_assert(sizeof(struct client_slot) == 192, "client_slot is three cache lines");
-_Static_assert(sizeof(struct server_slot) == 128, "server_slot is two cache lines");
+_Static_assert(sizeof(struct client_slot) == 256, "client_slot is four cache lines");
+_Static_assert(sizeof(struct server_slot) == 192, "server_slot is three cache lines");
 _Static_assert(sizeof(struct pool_slot) == 128 + 8 * POOL_ORDINALS_MAX, "pool_slot");
 _Static_assert(sizeof(struct lane_event) == 16, "lane_event");
 _Static_assert(sizeof(struct look_packet) == 48, "look_packet");

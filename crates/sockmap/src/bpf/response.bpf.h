@@ -41,11 +41,13 @@ struct response_commit {
 };
 
 /*
- * Commits a scanned chunk of len bytes from server s to client c. On success the bytes must be redirected.
+ * Commits a scanned chunk of len bytes from server s to client c. On success the bytes must be redirected, written of them to the client's
+ * own socket: len, or 0 in lane B.
  * Everything that belongs to the server is written before the compare-and-swap that releases it.
  */
 static __always_inline void commit_response(struct response_scan *scan, struct server_slot *s, __u32 server,
-					    struct client_slot *c, __u32 len, struct response_commit *out)
+					    struct client_slot *c, __u32 len, __u32 written,
+					    struct response_commit *out)
 {
 	const struct wire_state before = s->resp;
 	int status = status_code(scan->status);
@@ -69,7 +71,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	}
 	if (scan->rfq)
 		s->active_ns = now;
-	__sync_fetch_and_add(&c->tx_expect, len);
+	__sync_fetch_and_add(&c->tx_expect, written);
 	s->run_bytes += len;
 	for (int i = 0; i < CAS_TRIES; i++) {
 		__u64 old = *(volatile __u64 *)&c->link, new = old - scan->rfq;
@@ -152,7 +154,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	out->hold = REASON_NONE;
 	out->released = 0;
 	s->run_bytes -= len;
-	__sync_fetch_and_sub(&c->tx_expect, len);
+	__sync_fetch_and_sub(&c->tx_expect, written);
 }
 
 /* The server is nobody's: back to the idle set. */

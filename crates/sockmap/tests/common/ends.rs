@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Registered clients and servers with both of their ends in the test's hands.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 
@@ -10,6 +10,7 @@ use underpass_sockmap::{
     Taken,
 };
 
+use super::pooler::application;
 use super::{eventually, open, pair};
 
 /// A client: the application's end, the pooler's end, the slot.
@@ -35,8 +36,9 @@ pub struct Rig {
 
 /// Runs a test on each lane that this machine has.
 pub fn on_each_lane(config: &Config, test: impl Fn(&Rig)) {
-    for lane in [Lane::D, Lane::A] {
-        let Some(dp) = open(config) else { return };
+    for lane in [Lane::D, Lane::A, Lane::B] {
+        let config = Config { applications: lane == Lane::B, ..config.clone() };
+        let Some(dp) = open(&config) else { return };
         let pool = dp.add_pool().unwrap();
         println!("-- lane {lane:?}");
         test(&Rig { dp, pool, lane });
@@ -55,7 +57,14 @@ impl Rig {
     pub fn held_client(&self, pool: PoolSlot, fingerprint: u32) -> Client {
         let (app, near) = pair();
         let slot = self.dp.register_client(near.as_fd(), pool, fingerprint).unwrap();
-        Client { app, near, slot }
+        let mut client = Client { app, near, slot };
+        if self.lane == Lane::B {
+            attach(&self.dp, &client);
+            // Bytes by TCP that it reads: nobody sleeps in an old recv().
+            client.near.write_all(b"!").unwrap();
+            assert_eq!(read_exact(&mut client.app, 1), b"!");
+        }
+        client
     }
 
     /// An idle server.
@@ -71,11 +80,11 @@ impl Rig {
         let backend_pid = Some(std::process::id());
         let lane = match self.lane {
             Lane::D => LaneChoice::Remote,
-            Lane::A => LaneChoice::Local { backend_pid },
+            Lane::A | Lane::B => LaneChoice::Local { backend_pid },
         };
         let spec = ServerSpec { pool, ordinal, fingerprint, lane };
         let (slot, lane) = self.dp.register_server(near.as_fd(), &spec).unwrap();
-        assert_eq!(lane, self.lane);
+        assert_eq!(lane, if self.lane == Lane::D { Lane::D } else { Lane::A });
         Server { near, backend, slot }
     }
 
@@ -84,6 +93,11 @@ impl Rig {
         let mut events = Vec::new();
         self.dp.drain_events(&mut events).unwrap();
         events
+    }
+
+    /// The events that are due, if there are any.
+    pub fn events_or_none(&self) -> Option<Vec<Event>> {
+        Some(self.events()).filter(|events| !events.is_empty())
     }
 
     /// Takes, waiting for a running program.
@@ -121,6 +135,12 @@ impl Rig {
     pub fn expect_released(&self, server: &Server) {
         eventually("the server is released", || self.dp.server_peer(server.slot).unwrap().is_none());
     }
+}
+
+/// Lane B: the application's own socket, found and attached.
+pub fn attach(dp: &Datapath, client: &Client) {
+    let found = application(client.near.as_fd()).expect("the application is this process");
+    dp.attach_application(client.slot, found.as_fd()).unwrap();
 }
 
 /// Reads exactly so many bytes.

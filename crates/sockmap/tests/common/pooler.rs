@@ -8,14 +8,14 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::journal::Journal;
 use rustix::event::{Timespec, epoll};
 use underpass_sockmap::{
-    Claim, ClientSlot, Datapath, Event, Give, Lane, LaneChoice, LinkState, PoolSlot, ServerSlot, ServerSpec,
-    StreamState, TransactionStatus,
+    Claim, ClientSlot, Connection, Datapath, Event, Give, Holders, Lane, LaneChoice, LinkState, PoolSlot,
+    ServerSlot, ServerSpec, StreamState, TransactionStatus,
 };
 
 /// User space stops reading one side while so much of it waits for the other.
@@ -34,6 +34,8 @@ pub struct Options {
     pub datapath: Arc<Datapath>,
     pub pool_size: u32,
     pub lane: LaneChoice,
+    /// Lane B: clients' own sockets are attached; they must be this process's.
+    pub applications: bool,
     pub pinned: bool,
     pub connect: Connect,
     pub login: Login,
@@ -239,6 +241,12 @@ impl Pooler {
         (self.o.login)(&mut socket)?;
         socket.set_nonblocking(true)?;
         let slot = self.o.datapath.register_client(socket.as_fd(), self.pool, 1).map_err(io::Error::other)?;
+        if self.o.applications {
+            // One that is gone already is not found.
+            if let Some(found) = application(socket.as_fd()) {
+                let _ = self.o.datapath.attach_application(slot, found.as_fd());
+            }
+        }
         let id = self.next_id;
         self.next_id += 1;
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(id), user_interest())?;
@@ -744,6 +752,17 @@ impl Pooler {
         while self.o.datapath.take(c.slot).unwrap().is_none() {}
         self.o.datapath.free_client(c.slot).unwrap();
     }
+}
+
+/// The other end of a client's connection, if it is this process's.
+pub fn application(near: BorrowedFd<'_>) -> Option<OwnedFd> {
+    static HOLDERS: OnceLock<Holders> = OnceLock::new();
+    HOLDERS
+        .get_or_init(|| Holders::open().unwrap())
+        .find(&[Connection::of(near).ok()?])
+        .unwrap()
+        .pop()
+        .unwrap()
 }
 
 /// Writes what the socket takes now; keeps the rest.

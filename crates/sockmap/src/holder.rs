@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lanes A and B: find the socket at the other end of a connection on this host, of a PostgreSQL backend or an application.
+//!
+//! The connection's tuple, reversed, must be in the socket table of *our* network namespace; its inode is unique on
+//! the system and names the socket, whatever process holds it. A peer behind a balancer or NAT, or in another
+//! namespace, has no such entry and is not taken for local. Process identifiers are only where to look first.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::fstat;
+use rustix::net::{getpeername, getsockname};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// State column of an established connection in /proc/net/tcp.
+const TCP_ESTABLISHED: &str = "01";
+
+/// The two addresses of a TCP connection, as the socket that was asked for them has them. IPv4-mapped addresses are IPv4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Connection {
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+}
+
+impl Connection {
+    /// Of a connected TCP socket.
+    ///
+    /// # Errors
+    /// It is not one.
+    pub fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let local =
+            SocketAddr::try_from(getsockname(fd)?).map_err(|_| io::Error::other("not a TCP socket"))?;
+        let remote = getpeername(fd)?
+            .and_then(|a| SocketAddr::try_from(a).ok())
+            .ok_or_else(|| io::Error::other("not a connected TCP socket"))?;
+        Ok(Self { local: canonical(local), remote: canonical(remote) })
+    }
+
+    /// Whether the addresses allow that both ends are on this host: who connects to an address of the own host has it for his own.
+    pub fn may_be_local(&self) -> bool {
+        self.local.ip() == self.remote.ip() || self.remote.ip().is_loopback()
+    }
+
+    /// As the other end has it.
+    pub(crate) fn reversed(self) -> Self {
+        Self { local: self.remote, remote: self.local }
+    }
+}
+
+/// Duplicates the socket at the other end of a connection, or says why it cannot be had.
+///
+/// `pid_hint`: the process to look at first. The duplicate must be closed at once after use: while
+/// it is open, the death of its owner does not close the connection.
+pub(crate) fn holder_of(near: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Result<OwnedFd> {
+    let wanted = Connection::of(near)?.reversed();
+    let Some(inode) = inodes_of(&[wanted])?.into_keys().next() else {
+        return Err(io::Error::other("the other end of the connection is not in this network namespace"));
+    };
+    // The list of processes is made only if the hint does not help.
+    let others = std::iter::once_with(processes).flatten().flatten();
+    for pid in pid_hint.into_iter().chain(others) {
+        let Some((number, _)) = sockets_of(pid).find(|&(_, its)| its == inode) else { continue };
+        let socket = duplicate(pid, number)?;
+        // The process may have ended, or closed and reused the number, since the look.
+        if is_the_one(&socket, inode, wanted)? {
+            return Ok(socket);
+        }
+    }
+    Err(io::Error::other("no process that we may look into holds the other end of the connection"))
+}
+
+pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
+    let process = Pid::from_raw(pid as i32).ok_or_else(|| io::Error::other("not a process"))?;
+    let process = pidfd_open(process, PidfdFlags::empty())?;
+    pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty())
+        .map_err(|e| io::Error::other(format!("pidfd_getfd (needs CAP_SYS_PTRACE): {e}")))
+}
+
+pub(crate) fn is_the_one(socket: &OwnedFd, inode: u64, wanted: Connection) -> io::Result<bool> {
+    Ok(fstat(socket)?.st_ino == inode && Connection::of(socket.as_fd())? == wanted)
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Inodes of the established sockets with these addresses in our network namespace, each with its place in the list.
+pub(crate) fn inodes_of(wanted: &[Connection]) -> io::Result<HashMap<u64, usize>> {
+    let places: HashMap<Connection, usize> = wanted.iter().enumerate().map(|(at, &c)| (c, at)).collect();
+    let mut found = HashMap::new();
+    for file in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        let text = match fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        for line in text.lines().skip(1) {
+            let mut columns = line.split_ascii_whitespace().skip(1);
+            let (Some(local), Some(remote), Some(TCP_ESTABLISHED), Some(inode)) =
+                (columns.next(), columns.next(), columns.next(), columns.nth(5))
+            else {
+                continue;
+            };
+            let (Some(local), Some(remote)) = (parse_address(local), parse_address(remote)) else { continue };
+            let place = places.get(&Connection { local, remote });
+            if let (Some(&at), Some(inode)) = (place, inode.parse().ok().filter(|&inode: &u64| inode != 0)) {
+                found.insert(inode, at);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// `0100007F:1538`: words of the address in the machine's byte order, then the port.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |i: usize| u32::from_str_radix(address.get(i * 8..i * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip = match address.len() {
+        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let mut bytes = [0u8; 16];
+            for i in 0..4 {
+                bytes[i * 4..i * 4 + 4].copy_from_slice(&word(i)?);
+            }
+            IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+fn comm(pid: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/comm")).ok()
+}
+
+/// Processes called postgres first (PostgreSQL retitles its backends but keeps the name), then all others.
+fn processes() -> io::Result<impl Iterator<Item = u32>> {
+    let all = fs::read_dir("/proc")?.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let (mut likely, others): (Vec<u32>, Vec<u32>) =
+        all.partition(|&pid| comm(pid).is_some_and(|c| c.starts_with("postgres")));
+    // The youngest backend has most likely the highest number.
+    likely.reverse();
+    Ok(likely.into_iter().chain(others))
+}
+
+/// The sockets of a process that we may look into: descriptor and inode.
+fn sockets_of(pid: u32) -> impl Iterator<Item = (i32, u64)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+    entries.filter_map(|entry| {
+        let entry = entry.ok()?;
+        let target = fs::read_link(entry.path()).ok()?;
+        let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+        Some((entry.file_name().to_str()?.parse().ok()?, inode.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn addresses_of_the_socket_table_are_read() {
+        assert_eq!(parse_address("0100007F:1538"), Some("127.0.0.1:5432".parse().unwrap()));
+        assert_eq!(
+            parse_address("0000000000000000FFFF00000100007F:0050"),
+            Some("127.0.0.1:80".parse().unwrap()),
+            "IPv4-mapped"
+        );
+        assert_eq!(parse_address("junk"), None);
+    }
+
+    #[test]
+    fn the_other_end_of_a_local_connection_is_found_and_is_the_right_one() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            let found = match holder_of(client.as_fd(), Some(std::process::id())) {
+                Ok(found) => found,
+                Err(e) if e.to_string().contains("CAP_SYS_PTRACE") => return eprintln!("skipped: {e}"),
+                Err(e) => panic!("{e}"),
+            };
+            assert_eq!(fstat(&found).unwrap().st_ino, fstat(&server).unwrap().st_ino);
+        }
+    }
+}
