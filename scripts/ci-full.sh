@@ -36,6 +36,7 @@ kernels|1|Debian's 6.1 kernel in an emulated machine
 soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
 soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
 soak-lane-a|2|the same through lane A
+soak-lane-b|2|the same through lane B
 soak-queue-d|2|the leak checker's 220 clients on 20 servers, whose answers the kernel forwards, lane D, 1000000 transactions
 soak-queue-a|2|the same in lane A
 soak-mirror|6|the leak checker with a mirror, ${SOAK_MIRROR_TRANSACTIONS:-1000000} transactions, TPC-B and others: equal data, an account that balances
@@ -72,7 +73,7 @@ part() {
         kernels)
             command -v qemu-system-x86_64 >/dev/null || { echo "skipped: qemu-system-x86_64 is not installed"; return 77; }
             program && tests/kernels/run.sh ;;
-        soak-lane-d | soak-lane-a)
+        soak-lane-d | soak-lane-a | soak-lane-b)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
             POOLER=${1#soak-} scripts/soak.sh 2500000 ;;
         soak-queue-d | soak-queue-a)

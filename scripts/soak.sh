@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
 # project promises: 220 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
-# POOLER=lane-d or lane-a (as root) sends transactions through that kernel lane, with a server for each of 60 clients, and takes clients
+# POOLER=lane-d, lane-a or lane-b (as root) sends transactions through that kernel lane, with a server for each of 60 clients, and takes clients
 # out of it and gives them back at random, at least 10,000 times each way. POOLER=queue-d or queue-a keeps the 20 servers and the queue, of which
 # the kernel forwards the answers. POOLER=pgbouncer checks Debian's PgBouncer instead,
 # POOLER=direct the server itself. UNDERPASS_BIN names a program to use instead of building it; the checker is the one beside it.
@@ -81,10 +81,9 @@ case $kind in
             >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
         exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
-    lane-d | lane-a)
+    lane-d | lane-a | lane-b)
         [ "$(id -u)" -eq 0 ] || die "kernel lanes need root"
-        same_host=off
-        [ "$kind" = lane-d ] || same_host=server
+        case $kind in lane-d) same_host=off ;; lane-a) same_host=server ;; *) same_host=both ;; esac
         sed -i 's/^default_pool_size = .*/default_pool_size = 64\nmin_pool_size = 64/' "$directory/pgbouncer.ini"
         printf '[underpass]\nkernel_path = require\nsame_host = %s\n' "$same_host" >>"$directory/pgbouncer.ini"
         (cd "$directory" && exec env UNDERPASS_TEST_FLIP=500 "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
@@ -95,7 +94,7 @@ case $kind in
         # the client's parameters), named_statement and batch. How many were carried is printed and has a lower bound below.
         exec_soak=("$target/underpass-soak" --transactions "$transactions" --clients 60 --progress 10 --require-faults "$faults"
             --console-user admin --port "$port" --prepared) ;;
-    *) die "POOLER is underpass, lane-d, lane-a, queue-d, queue-a, pgbouncer or direct" ;;
+    *) die "POOLER is underpass, lane-d, lane-a, lane-b, queue-d, queue-a, pgbouncer or direct" ;;
 esac
 [ -z "$POOLER_PID" ] || wait_port "$port" "$POOLER_PID" 30 || die "the pooler did not start"
 "${exec_soak[@]}"

@@ -45,11 +45,15 @@ fn text(report: &Report) -> String {
         }
     }
     text += match (report.works(Lane::D), report.works(Lane::A)) {
-        (true, true) => "lanes         D for any server, A for servers on this host (same_host = server)\n",
-        (true, false) => "lanes         D for any server\n",
-        (false, true) => "lanes         A for servers on this host (same_host = server)\n",
-        (false, false) => "lanes         none: all traffic goes through user space\n",
+        (true, true) => "lanes         D for any server, A for servers on this host (same_host = server)",
+        (true, false) => "lanes         D for any server",
+        (false, true) => "lanes         A for servers on this host (same_host = server)",
+        (false, false) => "lanes         none: all traffic goes through user space",
     };
+    if report.works(Lane::B) {
+        text += ", B for applications on this host too (same_host = both)";
+    }
+    text.push('\n');
     // Nothing that a kernel could have or lack: docs/lanes.md, "Unix sockets".
     let by_tcp = match (report.works(Lane::D), report.works(Lane::A)) {
         (_, true) => "A",

@@ -26,8 +26,9 @@ keys! {
         /// Forwarding of established links inside the kernel. `auto`: where the self-test passes; `off`: never;
         /// `require`: refuse to start where it does not pass.
         kernel_path: KernelPath = Some("auto"), Restart;
-        /// Which processes of this host take part in kernel lanes by their own sockets: `off` or `server` (PostgreSQL's
-        /// backends). `both` (backends and applications) is not built yet and means `server`.
+        /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
+        /// backends) or `both` (applications, too: what they are answered goes straight into their sockets, from which they must read by plain
+        /// `recv()` or `read()`; docs/lanes.md, lane B).
         same_host: SameHost = Some("server"), Restart;
         /// Ring in which kernel lanes tell what they forward for mirrored databases, made if a mirror is configured at start.
         /// Transactions that find no room are dropped as a whole, and counted. Rounded up to a power of two. 0: mirrored databases

@@ -175,7 +175,7 @@ words! {
         Off = "off",
         /// PostgreSQL's backends.
         Server = "server",
-        /// Backends and applications. Not built yet: as `Server`.
+        /// Backends and applications.
         Both = "both",
     }
 }

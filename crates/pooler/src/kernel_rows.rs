@@ -11,7 +11,7 @@ use underpass_sockmap::{Counter, Reason};
 use crate::shared::Shared;
 use crate::why::Tally;
 
-/// The table. Share of transactions in the lanes: `xacts` of `A` and `D` over those and `user`. The three add up to the transactions of
+/// The table. Share of transactions in the lanes: `xacts` of `B`, `A` and `D` over those and `user`. The four add up to the transactions of
 /// SHOW TOTALS, and the rows of kind `user` to that of `user`.
 pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     let mut table = Table::new(Show::Kernel.columns());
@@ -29,6 +29,7 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     let path = &lanes.datapath;
     row(KernelKind::Lane, "D", "on", 1, "count");
     row(KernelKind::Lane, "A", "on", lanes.is_local().into(), "count");
+    row(KernelKind::Lane, "B", "on", lanes.has_applications().into(), "count");
     for (name, xacts, requests, responses) in [
         ("D", Counter::XactsD, Counter::RequestsD, Counter::ResponsesD),
         ("A", Counter::XactsA, Counter::RequestsA, Counter::ResponsesA),
@@ -37,6 +38,9 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
         row(KernelKind::Lane, name, "requests", path.counter(requests), "count");
         row(KernelKind::Lane, name, "responses", path.counter(responses), "count");
     }
+    // Requests have no way of their own there.
+    row(KernelKind::Lane, "B", "xacts", path.counter(Counter::XactsB), "count");
+    row(KernelKind::Lane, "B", "responses", path.counter(Counter::ResponsesB), "count");
     let user = user_xacts(shared);
     row(KernelKind::Lane, "user", "xacts", total(&user), "count");
     row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");
@@ -69,6 +73,7 @@ pub(crate) fn xacts(shared: &Shared) -> Vec<(&'static str, u64)> {
     vec![
         ("D", lanes.datapath.counter(Counter::XactsD)),
         ("A", lanes.datapath.counter(Counter::XactsA)),
+        ("B", lanes.datapath.counter(Counter::XactsB)),
         ("user", total(&user_xacts(shared))),
     ]
 }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
@@ -16,17 +16,18 @@ use underpass_pool::prepared::{ClientStatements, ServerStatements, Statement};
 use underpass_pool::{ServerId, SharedIdle};
 use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{
-    ClientSlot, Datapath, Give, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX, ServerSlot, ServerSpec,
-    TapStream,
+    ClientSlot, Connection, Datapath, Give, Holders, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX,
+    ServerSlot, ServerSpec, TapStream,
 };
 
+use crate::applications::{self, Finder};
 use crate::client::Client;
 use crate::logging::log_socket;
 use crate::net::Endpoint;
 use crate::pool::PoolSettings;
 use crate::pressure::Pressure;
 use crate::server::Server;
-use crate::shared::lock;
+use crate::shared::{Shared, lock};
 use crate::table::Key;
 use crate::why::Own;
 
@@ -59,6 +60,10 @@ type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
     local: bool,
+    /// Lane B is wanted and works. Until [`Self::start_finder`] takes what its thread needs.
+    applications: bool,
+    holders: Mutex<Option<Holders>>,
+    finder: OnceLock<Mutex<Finder>>,
     /// Longest message that programs forward; fixed with the load.
     pub message_max: u32,
     /// Clients taken from and given to the kernel.
@@ -90,6 +95,7 @@ impl Lanes {
         let mut sizes = underpass_sockmap::Config {
             message_length_max: config.max_packet_size.min(LANE_MESSAGE_MAX),
             tap_ring_bytes: tap_ring_bytes(config),
+            applications: config.underpass.same_host == SameHost::Both,
             ..underpass_sockmap::Config::default()
         };
         let message_max = sizes.message_length_max;
@@ -97,6 +103,11 @@ impl Lanes {
         if sizes.tap_ring_bytes > 0 && !report.works(Lane::D) {
             log::warn!("kernel lanes: mirrored databases stay in user space: {}", why_not(&report));
             sizes.tap_ring_bytes = 0;
+            (report, tested) = selftest::open(&sizes);
+        }
+        if sizes.applications && !report.works(Lane::B) {
+            log::warn!("kernel lanes: no lane B: {}", why_not(&report));
+            sizes.applications = false;
             (report, tested) = selftest::open(&sizes);
         }
         let wants_local = config.underpass.same_host != SameHost::Off;
@@ -109,7 +120,17 @@ impl Lanes {
         };
         match opened {
             Ok(datapath) => {
-                log::info!("kernel lanes: D on{}", if local { ", A for servers on this host" } else { "" });
+                let holders = (local && sizes.applications).then(Holders::open).transpose();
+                let holders = holders.unwrap_or_else(|error| {
+                    log::warn!("kernel lanes: no lane B: {error}");
+                    None
+                });
+                let applications = holders.is_some();
+                log::info!(
+                    "kernel lanes: D on{}{}",
+                    if local { ", A for servers on this host" } else { "" },
+                    if applications { ", B for applications on this host too" } else { "" }
+                );
                 if let Some(names) = by_unix_socket(config) {
                     log::info!(
                         "kernel lanes: in user space, because their servers are at a unix socket: {names}; at host = 127.0.0.1 \
@@ -119,6 +140,9 @@ impl Lanes {
                 Ok(Some(Self {
                     datapath: Arc::new(datapath),
                     local,
+                    applications,
+                    holders: Mutex::new(holders),
+                    finder: OnceLock::new(),
                     message_max,
                     taken: AtomicU64::new(0),
                     given: AtomicU64::new(0),
@@ -157,6 +181,22 @@ impl Lanes {
     /// Says what a RELOAD may change of a pool's place.
     pub fn configure_pool(&self, place: &LanePool, settings: &PoolSettings) {
         let _ = self.datapath.set_pool_rotates(place.slot, settings.round_robin);
+    }
+
+    /// Whether lane B is on.
+    pub fn has_applications(&self) -> bool {
+        self.applications
+    }
+
+    /// Starts to look for the sockets of applications on this host, where lane B is on.
+    ///
+    /// # Errors
+    /// No thread to be had.
+    pub fn start_finder(&self, shared: Weak<Shared>) -> std::io::Result<()> {
+        if let Some(holders) = lock(&self.holders).take() {
+            let _ = self.finder.set(Mutex::new(applications::start(holders, shared)?));
+        }
+        Ok(())
     }
 
     /// Whether lane A is on.
@@ -234,6 +274,11 @@ impl Lanes {
                     counted: Default::default(),
                     tap: None,
                 }));
+                let finder = self.finder.get();
+                let connection = finder.and_then(|_| Connection::of(client.transport.fd()).ok());
+                if let (Some(finder), Some(connection)) = (finder, connection.filter(|c| c.may_be_local())) {
+                    let _ = lock(finder).send((connection, me));
+                }
                 Ok(())
             }
             Err(error) => {

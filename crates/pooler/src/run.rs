@@ -183,6 +183,9 @@ fn serve(
         |threads| threads as usize,
     );
     let shared = share(settings, lanes, control, threads)?;
+    if let Some(lanes) = &shared.lanes {
+        lanes.start_finder(Arc::downgrade(&shared)).context("cannot start a thread")?;
+    }
     shared.mirrors.configure(&shared.settings.load().config);
     shared.recordings.configure(&shared.settings.load().config);
     for database in shared.settings.load().config.databases.named.values() {

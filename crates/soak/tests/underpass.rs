@@ -66,9 +66,10 @@ fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
         found.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0)
     };
     println!(
-        "{name}, same_host = {same_host}, {threads} threads, {pool} servers: D {}, A {}, user {}; {} taken, {} given",
+        "{name}, same_host = {same_host}, {threads} threads, {pool} servers: D {}, A {}, B {}, user {}; {} taken, {} given",
         figure("D", "xacts"),
         figure("A", "xacts"),
+        figure("B", "xacts"),
         figure("user", "xacts"),
         figure("all", "taken"),
         figure("all", "given"),
@@ -77,7 +78,12 @@ fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
     let least = if is_contended { 100 } else { 10_000 };
     assert!(figure("all", "taken") >= least && figure("all", "given") >= least, "{kernel:?}");
     if !is_contended {
-        assert!(figure(if same_host == "off" { "D" } else { "A" }, "xacts") > 1000, "{kernel:?}");
+        let lane = match same_host {
+            "off" => "D",
+            "server" => "A",
+            _ => "B",
+        };
+        assert!(figure(lane, "xacts") > 1000, "{kernel:?}");
     }
 }
 
@@ -94,7 +100,14 @@ fn lane_a_leaks_nothing() {
 }
 
 #[test]
+fn lane_b_leaks_nothing() {
+    check_lanes(PoolMode::Transaction, "both", 2, "60");
+    check_lanes(PoolMode::Transaction, "both", 1, "5");
+}
+
+#[test]
 fn sessions_in_lanes_leak_nothing() {
     check_lanes(PoolMode::Session, "off", 2, "60");
     check_lanes(PoolMode::Session, "server", 2, "60");
+    check_lanes(PoolMode::Session, "both", 2, "60");
 }

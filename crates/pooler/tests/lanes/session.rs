@@ -12,7 +12,7 @@ fn each_session_lane(
 
 /// Transactions in `lane` and in user space.
 fn xacts(pooler: &Underpass, lane: &str) -> Result<(u64, u64)> {
-    Ok((kernel(pooler, lane, "xacts")?, kernel(pooler, "user", "xacts")?))
+    Ok((carried(pooler, lane)?, kernel(pooler, "user", "xacts")?))
 }
 
 /// Asks until the answer comes through the lane. On a busy machine an answer may be faster than the hand-over, again and again; then
@@ -20,7 +20,7 @@ fn xacts(pooler: &Underpass, lane: &str) -> Result<(u64, u64)> {
 fn settle(pooler: &Underpass, lane: &str, client: &mut Client) -> Result<(u64, u64)> {
     let begun = Instant::now();
     loop {
-        let before = kernel(pooler, lane, "xacts")?;
+        let before = carried(pooler, lane)?;
         value(client, "select 1")?;
         let now = xacts(pooler, lane)?;
         if now.0 > before {
@@ -261,8 +261,8 @@ fn console_commands_reach_sessions_in_lanes() -> Result<()> {
             }
             pooler.console("resume postgres")?.ok()?;
             let mut b = client(pooler)?;
-            let (before, begun) = (kernel(pooler, lane, "xacts")?, Instant::now());
-            while kernel(pooler, lane, "xacts")? == before {
+            let (before, begun) = (carried(pooler, lane)?, Instant::now());
+            while carried(pooler, lane)? == before {
                 assert!(begun.elapsed() < Duration::from_secs(10), "the lane carries nothing");
                 value(&mut b, "select 1")?;
             }
@@ -382,7 +382,7 @@ fn sessions_go_up_and_down_in_the_middle_of_anything() -> Result<()> {
                 kernel(pooler, "all", "taken")?,
                 kernel(pooler, "all", "given")?
             );
-            assert!(kernel(pooler, lane, "xacts")? > 0);
+            assert!(carried(pooler, lane)? > 0);
             Ok(())
         },
     )

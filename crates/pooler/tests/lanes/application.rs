@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lane B: responses straight into the sockets of applications on this host, found by the pooler itself.
+
+use std::process::{Command, Stdio};
+
+use super::*;
+
+/// A test about lane B alone: two workers, eight servers.
+fn lane_b(test: impl Fn(&Postgres, &mut Underpass) -> Result<()>) -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "8");
+    let Some(ini) = ini.lanes("both", 2) else { return Ok(()) };
+    let mut pooler = Underpass::start(&ini)?;
+    test(&server, &mut pooler)?;
+    assert!(pooler.is_running(), "{}", pooler.log());
+    Ok(())
+}
+
+/// Waits until a client's transactions end in lane B.
+fn settle(pooler: &Underpass, client: &mut Client) -> Result<()> {
+    let (begun, before) = (Instant::now(), kernel(pooler, "B", "xacts")?);
+    while kernel(pooler, "B", "xacts")? < before + 10 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "its socket is not found");
+        value(client, "select 1")?;
+    }
+    Ok(())
+}
+
+/// Transactions in lane B, in others, in user space.
+fn xacts(pooler: &Underpass) -> Result<[u64; 3]> {
+    let others = kernel(pooler, "A", "xacts")? + kernel(pooler, "D", "xacts")?;
+    Ok([kernel(pooler, "B", "xacts")?, others, kernel(pooler, "user", "xacts")?])
+}
+
+fn assert_share(pooler: &Underpass, before: [u64; 3]) -> Result<()> {
+    let now = xacts(pooler)?;
+    let [own, others, user] = [0, 1, 2].map(|i| now[i] - before[i]);
+    println!("{own} in lane B, {others} in others, {user} in user space");
+    let exits: Vec<_> = pooler
+        .console("show kernel")?
+        .rows()
+        .into_iter()
+        .filter(|row| row[0].as_deref() == Some("exit"))
+        .collect();
+    assert!(own > 100 && own * 100 >= (own + others + user) * 95, "{own}, {others}, {user}: {exits:?}");
+    Ok(())
+}
+
+#[test]
+fn a_client_on_this_host_is_served_straight() -> Result<()> {
+    lane_b(|_, pooler| {
+        let mut a = client(pooler)?;
+        settle(pooler, &mut a)?;
+        let before = xacts(pooler)?;
+        for i in 0..300 {
+            assert_eq!(value(&mut a, &format!("select {i}"))?, i.to_string());
+            assert_eq!(
+                a.extended("select $1::int + 1", &[Some(&i.to_string())])?.ok()?.value(),
+                Some(&*(i + 1).to_string())
+            );
+            let replies = a.exchange(&Batch::new().query("begin").query("select 2").query("commit"))?;
+            assert_eq!(replies.len(), 3);
+        }
+        assert_share(pooler, before)
+    })
+}
+
+#[test]
+fn pgbench_is_served_straight() -> Result<()> {
+    lane_b(|_, pooler| {
+        for protocol in ["simple", "extended", "prepared"] {
+            let directory = tempfile::tempdir().unwrap();
+            let script = directory.path().join("select.sql");
+            std::fs::write(&script, "select 1\n").unwrap();
+            let before = xacts(pooler)?;
+            let mut bench = Command::new("pgbench")
+                .args(["-h", "127.0.0.1", "-p", &pooler.port().to_string(), "-U", "postgres", "-n", "-f"])
+                .arg(&script)
+                .args(["-M", protocol, "-c", "4", "-j", "2", "-T", "4", "postgres"])
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let begun = Instant::now();
+            while kernel(pooler, "B", "xacts")? < before[0] + 1000 {
+                assert!(
+                    begun.elapsed() < Duration::from_secs(20) && bench.try_wait().unwrap().is_none(),
+                    "{protocol}"
+                );
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let before = xacts(pooler)?;
+            let output = bench.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert_share(pooler, before)?;
+        }
+        Ok(())
+    })
+}
+
+/// psql, by libpq: results longer than what may wait in an application's socket, errors, notices.
+#[test]
+fn psql_gets_every_row_in_order() -> Result<()> {
+    lane_b(|_, pooler| {
+        let script = "select count(*) from (select pg_sleep(0.4)) s;\n".to_owned()
+            + &"select string_agg(i::text, ',') from generate_series(1, 20000) i;\nselect i, repeat('x', 100) from generate_series(1, 5000) i;\nselect 1/0;\n"
+                .repeat(5);
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("script.sql");
+        std::fs::write(&file, script).unwrap();
+        let run = |port: u16| -> Result<Vec<u8>> {
+            let output = Command::new("psql")
+                .args(["-XAtq", "-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres", "-f"])
+                .arg(&file)
+                .arg("postgres")
+                .output()
+                .unwrap();
+            Ok([output.stdout, output.stderr].concat())
+        };
+        let before = kernel(pooler, "B", "responses")?;
+        let by_lane = run(pooler.port())?;
+        assert_eq!(by_lane.len(), run(pooler.port())?.len());
+        let text = String::from_utf8_lossy(&by_lane);
+        assert_eq!(text.matches("4999|x").count(), 5);
+        assert_eq!(text.matches("19999,20000").count(), 5);
+        assert_eq!(text.matches("division by zero").count(), 5);
+        let numbers: Vec<u32> =
+            text.lines().filter_map(|line| line.split_once('|')?.0.parse().ok()).collect();
+        assert!(numbers.chunks(5000).all(|chunk| chunk.iter().copied().eq(1..=5000)), "rows out of order");
+        assert!(kernel(pooler, "B", "responses")? > before, "its socket was not found");
+        Ok(())
+    })
+}
