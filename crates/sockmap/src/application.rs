@@ -46,8 +46,10 @@ impl Datapath {
         let app = self.look(LOOK_APP, 0, cookie).map_err(refused)?;
         let near = self.look(LOOK_CLIENT, c, 0).map_err(refused)?;
         // Programs compare the sequence numbers of the two ends: something between them must not have changed them.
-        if near.write_seq.wrapping_sub(app.copied_seq) > FLIGHT_MAX
-            || app.write_seq.wrapping_sub(near.copied_seq) > FLIGHT_MAX
+        // The two looks are not of one instant: either may be ahead.
+        let apart = |one: u32, other: u32| one.wrapping_sub(other).cast_signed().unsigned_abs();
+        if apart(near.write_seq, app.copied_seq) > FLIGHT_MAX
+            || apart(app.write_seq, near.copied_seq) > FLIGHT_MAX
         {
             return Err(Error::State("the two ends of the connection count differently"));
         }

@@ -101,7 +101,7 @@ impl Ini {
     }
 
     /// Kernel lanes, required: the pooler starts with our own privileges and becomes the service user by itself. `same_host` is that key
-    /// of `[underpass]`: `server` for lane A, `off` for lane D. `None`, said on standard error, where we are not root.
+    /// of `[underpass]`: `off` for lane D, `server` for lane A, `both` for lane B. `None`, said on standard error, where we are not root.
     pub fn lanes(mut self, same_host: &str, threads: u32) -> Option<Self> {
         let Some(user) = service_user() else {
             eprintln!("skipped: kernel lanes need root");

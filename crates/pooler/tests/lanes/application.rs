@@ -72,7 +72,6 @@ fn pgbench_is_served_straight() -> Result<()> {
             let directory = tempfile::tempdir().unwrap();
             let script = directory.path().join("select.sql");
             std::fs::write(&script, "select 1\n").unwrap();
-            let before = xacts(pooler)?;
             let mut bench = Command::new("pgbench")
                 .args(["-h", "127.0.0.1", "-p", &pooler.port().to_string(), "-U", "postgres", "-n", "-f"])
                 .arg(&script)
@@ -81,15 +80,18 @@ fn pgbench_is_served_straight() -> Result<()> {
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
+            // Until the sockets of all of them are found.
             let begun = Instant::now();
-            while kernel(pooler, "B", "xacts")? < before[0] + 1000 {
-                assert!(
-                    begun.elapsed() < Duration::from_secs(20) && bench.try_wait().unwrap().is_none(),
-                    "{protocol}"
-                );
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            let before = xacts(pooler)?;
+            let before = loop {
+                let before = xacts(pooler)?;
+                std::thread::sleep(Duration::from_millis(50));
+                let now = xacts(pooler)?;
+                if now[0] > before[0] + 100 && now[1] == before[1] {
+                    break now;
+                }
+                let runs = bench.try_wait().unwrap().is_none();
+                assert!(runs && begun.elapsed() < Duration::from_secs(20), "{protocol}: {before:?}, {now:?}");
+            };
             let output = bench.wait_with_output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             assert_share(pooler, before)?;
