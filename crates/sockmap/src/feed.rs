@@ -77,7 +77,13 @@ impl Datapath {
         let c = self.check_client(client)?;
         let pool = self.clients.pool(c).load(Relaxed);
         let wanted = self.clients.fingerprint(c).load(Relaxed);
+        let unread = !self.is_direct_read(c)?;
         let taken = self.take_first(pool, Some(wanted), |s| {
+            // A server of lane D would write its answer beside one of lane B that the application has not read.
+            if unread && !self.is_local(s) {
+                self.show_idle(s);
+                return false;
+            }
             // User space claims by setting DIR_USER, then reading peer: one of the two sees the other.
             // What is not 0 is a link that was made meanwhile.
             let (peer, mine) = (self.servers.peer(s), PEER_LINKED | u64::from(c));

@@ -473,13 +473,18 @@ impl Datapath {
             Give::Done => {}
             other => return Ok(other),
         }
+        self.show_idle(s);
+        Ok(Give::Done)
+    }
+
+    /// A server whose responses are the kernel's into the idle set.
+    pub(crate) fn show_idle(&self, s: u32) {
         let (pool, word, bit) = self.idle_bit(s);
         self.pools.idle(pool, word).fetch_or(bit, SeqCst);
         // A server that spoke since the give cleared a bit that was not set yet: take the bit back.
         if self.servers.dir(s).load(SeqCst) & DIR_USER != 0 && self.servers.peer(s).load(SeqCst) == 0 {
             self.pools.idle(pool, word).fetch_and(!bit, SeqCst);
         }
-        Ok(Give::Done)
     }
 
     /// Takes the lowest idle server for user space, or the next in turn ([`Self::set_pool_rotates`]), one with this fingerprint if given.

@@ -30,8 +30,8 @@ const TAPPED_BUDGET: [(&str, u32); 5] = [
 const APPLICATIONS_BUDGET: [(&str, u32); 5] = [
     ("request_skb", 320_000),
     ("response_skb", 64_000),
-    ("response_msg", 65_000),
-    ("backend_queue", 100),
+    ("response_msg", 60_000),
+    ("backend_queue", 200),
     ("socket_look", 300),
 ];
 

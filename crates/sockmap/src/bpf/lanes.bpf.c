@@ -62,6 +62,7 @@ struct idle_search {
 	__u32 server_index;
 	__u32 pool_index;
 	__u32 ordinal;
+	__u32 local; /* only servers of lane A */
 	__u32 wraps; /* the search goes on at the lowest when it has passed the highest, once */
 	__u64 found;
 };
@@ -121,7 +122,7 @@ static long idle_step(__u32 i, void *context)
 	/* Back with it: user space is just about to take it, and looks for it in the set. A backend that is not caught up
 	 * has CopyData of a failed COPY to read and to ignore; one whose last answer was lost ends. */
 	if (s->fingerprint != f->client->fingerprint || s->flags & SRV_RETIRE ||
-	    (s->flags & SRV_LOCAL && (!backend_caught_up(s) || answer_lost(s)))) {
+	    (s->flags & SRV_LOCAL ? !backend_caught_up(s) || answer_lost(s) : f->local)) {
 		push_idle(s);
 		/* User space may have claimed it while it was not in the set, by setting DIR_USER, then clearing the bit; and given it back since. */
 		if (*(volatile __u64 *)&s->dir & DIR_USER && drop_from_idle(s) &&
@@ -149,7 +150,11 @@ static long idle_step(__u32 i, void *context)
  */
 static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p)
 {
-	struct idle_search find = { .client = c, .client_index = index, .pool = p, .pool_index = c->pool };
+	struct idle_search find = {
+		.client = c, .client_index = index, .pool = p, .pool_index = c->pool,
+		/* The answer of another would be written beside what the application has not read. */
+		.local = apps_work && direct_unread(c),
+	};
 	__u32 tries = SEARCH_TRIES, last = c->last_server, ordinal;
 	struct server_slot *s;
 
@@ -455,15 +460,13 @@ static __always_inline __u32 forward_response(struct __sk_buff *skb, struct serv
 	reason = queue_reason(s, c, *client, skb->len);
 	if (reason)
 		return reason;
-	if (apps_work && direct_unread(c))
-		return REASON_ROOM;
 	scan_response_skb(&scan);
 	if (scan.reason)
 		return scan.reason;
 	position = s->run_bytes;
 	if (tap_wanted(c) && !c->tap_lost)
 		tells = tap_last_skb(skb, c, *client, TAP_RESPONSE, skb->len, &tap);
-	commit_response(&scan, s, server, c, skb->len, skb->len, done);
+	commit_response(&scan, s, server, c, skb->len, ~0u, done);
 	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;
 }
@@ -626,15 +629,15 @@ static __always_inline __u32 sent_direct(struct server_slot *s)
 	return apps_work ? *(volatile __u32 *)&s->direct : 0;
 }
 
-/* Notes from where a response goes straight to the application: before the commit, which may give the client to another server. Returns what
- * goes to the client's own socket instead. Without branches, each of which would double the verifier's paths through the commit. */
+/* Notes from where a response goes straight to the application: before the commit, which may give the client to another server. Returns 0 for such a
+ * one, else all ones. Without branches, each of which would double the verifier's paths through the commit. */
 static __always_inline __u32 note_direct(struct client_slot *c, struct server_slot *s, __u32 server, __u32 run,
 					 __u32 size, __u32 rfq)
 {
 	__u64 mask = 0;
 
 	if (!apps_work)
-		return size;
+		return ~0u;
 	c->app_run = (c->app_run + size) & -is_zero(rfq);
 	mask -= sent_direct(s);
 	barrier_var(mask);
@@ -642,7 +645,7 @@ static __always_inline __u32 note_direct(struct client_slot *c, struct server_sl
 	c->last_run = (c->last_run & ~mask) | (run & mask);
 	c->last_cookie = (c->last_cookie & ~mask) | (s->cookie & mask);
 	c->last_addr = (c->last_addr & ~mask) | (s->sk_addr & mask);
-	return size & ~(__u32)mask;
+	return ~(__u32)mask;
 }
 
 static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_slot *s, __u32 server, __u32 run,

@@ -41,8 +41,8 @@ struct response_commit {
 };
 
 /*
- * Commits a scanned chunk of len bytes from server s to client c. On success the bytes must be redirected, written of them to the client's
- * own socket: len, or 0 in lane B.
+ * Commits a scanned chunk of len bytes from server s to client c. On success the bytes must be redirected, to the client's own
+ * socket if written is all ones, else (0, lane B) to the application's.
  * Everything that belongs to the server is written before the compare-and-swap that releases it.
  */
 static __always_inline void commit_response(struct response_scan *scan, struct server_slot *s, __u32 server,
@@ -71,7 +71,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	}
 	if (scan->rfq)
 		s->active_ns = now;
-	__sync_fetch_and_add(&c->tx_expect, written);
+	__sync_fetch_and_add(&c->tx_expect, len & written);
 	s->run_bytes += len;
 	for (int i = 0; i < CAS_TRIES; i++) {
 		__u64 old = *(volatile __u64 *)&c->link, new = old - scan->rfq;
@@ -154,7 +154,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	out->hold = REASON_NONE;
 	out->released = 0;
 	s->run_bytes -= len;
-	__sync_fetch_and_sub(&c->tx_expect, written);
+	__sync_fetch_and_sub(&c->tx_expect, len & written);
 }
 
 /* The server is nobody's: back to the idle set. */
