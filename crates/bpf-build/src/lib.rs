@@ -65,7 +65,9 @@ pub enum Error {
 
 /// The folder of BPF headers that programs of several crates share (`wire.bpf.h`, `compat.bpf.h`).
 pub fn include_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
+    // Of the crate that is being built, not of this one as it was compiled: checkouts may share a target directory.
+    let caller = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&caller).join("../bpf-build/include")
 }
 
 /// The compiler: `$CLANG`, then clang-19, clang-14 and clang, the first that is new enough and targets BPF.
