@@ -66,6 +66,7 @@ fn a_client_on_this_host_is_served_straight() -> Result<()> {
 }
 
 #[test]
+#[expect(clippy::zombie_processes, reason = "only a test that fails leaves it")]
 fn pgbench_is_served_straight() -> Result<()> {
     lane_b(|_, pooler| {
         for protocol in ["simple", "extended", "prepared"] {
