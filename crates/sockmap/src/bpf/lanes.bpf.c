@@ -782,7 +782,8 @@ struct backend_queue_args {
 	__u64 sk_addr;
 	__u64 cookie;
 	__u32 queued; /* chunks redirected into the socket that its worker has not delivered; ~0: unknown */
-	__u32 able;   /* 1: this kernel lets programs read a socket by its address (bpf_rdonly_cast, Linux 6.2), as lane A must */	__u32 refs;   /* users of its psock: 1 when no send() or recv() is under way and no worker delivers; 0: no such socket */
+	__u32 able;   /* 1: this kernel lets programs read a socket by its address (bpf_rdonly_cast, Linux 6.2), as lane A must */
+	__u32 refs;   /* users of its psock: 1 when no send() or recv() is under way and no worker delivers; 0: no such socket */
 	__u32 client; /* a client's slot, or what is none */
 	__u32 unread; /* of that client: bytes that went straight to the application and that it has not read */
 	__u32 pad;
