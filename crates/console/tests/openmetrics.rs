@@ -128,7 +128,7 @@ fn without_pools_the_families_are_there() {
     let text = Metrics { pools: Vec::new(), databases: Vec::new(), ..metrics() }.encode();
     let families = parse(&text);
     assert!(families["underpass_xacts"].samples.is_empty());
-    assert_eq!(families.len(), 38);
+    assert_eq!(families.len(), 39);
 }
 
 #[test]
