@@ -60,8 +60,9 @@ type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
     local: bool,
-    /// Lane B is wanted and works. Until [`Self::start_finder`] takes what its thread needs.
+    /// Lane B is wanted and works.
     applications: bool,
+    /// What its thread needs, until [`Self::start_finder`] takes it.
     holders: Mutex<Option<Holders>>,
     finder: OnceLock<Mutex<Finder>>,
     /// Longest message that programs forward; fixed with the load.

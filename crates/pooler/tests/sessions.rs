@@ -112,7 +112,7 @@ fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
     let server = Postgres::start()?;
     let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
     let options = pooler.options("postgres", "postgres");
-    let home = pid(&mut Client::connect(&options)?)?;
+    let mut home = pid(&mut Client::connect(&options)?)?;
     server.sql("create table kept (i int)")?;
     // Mid-statement, in a transaction, in COPY, in a batch without Sync, and while COPY was asked for and not begun.
     let scenes: [Batch; 6] = [
@@ -131,6 +131,11 @@ fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
             client.reset()?;
             let begun = Instant::now();
             let next = Client::connect(&options).and_then(|mut client| pid(&mut client));
+            if pause == 0 && pooler.has_lanes() {
+                // In lane A a reset in the very moment of an answer ends the backend (docs/lanes.md), and the next client gets another.
+                home = next?;
+                continue;
+            }
             assert_eq!(
                 next.ok().as_deref(),
                 Some(&*home),

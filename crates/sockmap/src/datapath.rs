@@ -459,6 +459,7 @@ impl Datapath {
             c.app_after(index),
             c.app_flags(index),
             c.app_chunks(index),
+            c.app_run(index),
         ] {
             word.store(0, Ordering::Relaxed);
         }

@@ -6,9 +6,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags};
 
 use crate::attach::{self, Attachment};
+use crate::datapath::{self, cookie_of};
 use crate::error::Error;
 use crate::skel::forward::{ForwardSkel, ForwardSkelBuilder};
 
@@ -83,12 +83,7 @@ impl Forwarder {
 
     fn insert(&self, key: u64, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let value = u64::try_from(socket.as_raw_fd()).expect("a descriptor is not negative");
-        let inserted = self.skel.maps.peers.update(&key.to_ne_bytes(), &value.to_ne_bytes(), MapFlags::ANY);
-        inserted.map_err(|error| Error::system("putting a socket into the map")(std::io::Error::other(error)))
+        let inserted = datapath::insert(&self.skel.maps.peers, &key.to_ne_bytes(), &value.to_ne_bytes());
+        inserted.map_err(Error::system("putting a socket into the map"))
     }
-}
-
-fn cookie_of(socket: BorrowedFd<'_>) -> Result<u64, Error> {
-    rustix::net::sockopt::socket_cookie(socket)
-        .map_err(|error| Error::system("asking for the cookie of a socket")(error.into()))
 }

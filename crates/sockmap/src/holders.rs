@@ -2,16 +2,16 @@
 //! Lane B: who holds the applications' ends of client connections. Asked of the kernel by an iterator over open files, because
 //! `/proc/PID/fd` of another user's process is closed to the pooler (CAP_SYS_PTRACE lets it look into a process, not into that directory).
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags};
+use libbpf_rs::{Iter, Link, MapCore};
 
 use crate::attach;
+use crate::datapath::insert;
 use crate::error::Error;
 use crate::holder::{Connection, duplicate, inodes_of, is_the_one};
 use crate::skel::holders::{HoldersSkel, HoldersSkelBuilder};
@@ -56,11 +56,12 @@ impl Holders {
         let ends: Vec<Connection> = clients.iter().map(|c| c.reversed()).collect();
         let mut found: Vec<Option<OwnedFd>> = ends.iter().map(|_| None).collect();
         let inodes = inodes_of(&ends)?;
-        if inodes.is_empty() {
-            return Ok(found);
+        let wanted: Vec<u64> = inodes.keys().copied().collect();
+        let mut records = Vec::new();
+        for part in wanted.chunks(self.skel.maps.wanted.max_entries() as usize) {
+            self.walk(part, &mut records)?;
         }
-        let records = self.walk(&inodes);
-        for record in records?.chunks_exact(RECORD) {
+        for record in records.chunks_exact(RECORD) {
             let word =
                 |at: usize| u32::from_ne_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
             let inode = u64::from(word(0)) | u64::from(word(4)) << 32;
@@ -75,25 +76,19 @@ impl Holders {
         Ok(found)
     }
 
-    fn walk(&self, inodes: &HashMap<u64, usize>) -> io::Result<Vec<u8>> {
+    /// Adds what the iterator tells of these sockets, no more than its map has room for.
+    fn walk(&self, inodes: &[u64], records: &mut Vec<u8>) -> io::Result<()> {
         let wanted = &self.skel.maps.wanted;
-        let mut records = Vec::new();
-        let mut told = Vec::new();
-        for inode in inodes.keys() {
-            let key = inode.to_ne_bytes();
-            // A full map leaves the rest for another time.
-            if wanted.update(&key, &0u32.to_ne_bytes(), MapFlags::ANY).is_err() {
-                break;
-            }
-            told.push(key);
+        let told =
+            inodes.iter().try_for_each(|inode| insert(wanted, &inode.to_ne_bytes(), &0u32.to_ne_bytes()));
+        let outcome = told.and_then(|()| {
+            let mut walk = Iter::new(&self.link).map_err(io::Error::other)?;
+            walk.read_to_end(records)
+        });
+        for inode in inodes {
+            let _ = wanted.delete(&inode.to_ne_bytes());
         }
-        let outcome = Iter::new(&self.link)
-            .map_err(io::Error::other)
-            .and_then(|mut walk| walk.read_to_end(&mut records));
-        for key in told {
-            let _ = wanted.delete(&key);
-        }
-        outcome.map(|_| records)
+        outcome.map(drop)
     }
 }
 

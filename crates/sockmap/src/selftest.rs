@@ -255,9 +255,7 @@ fn prove_direct(
     backend.write_all(answer).map_err(&io)?;
     let unread = dp.application_unread(client)?;
     if unread < answer.len() as u32 {
-        return Err(Error::State(
-            "this kernel does not count what it puts into an application's socket (Linux 6.13 does)",
-        ));
+        return Err(Error::State("this kernel does not count what it puts into an application's socket"));
     }
     app.read_exact(&mut vec![0; answer.len()]).map_err(&io)?;
     if dp.application_unread(client)? != 0 {

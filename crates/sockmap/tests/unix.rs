@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this kernel does with unix stream sockets in a socket map: the facts that lane decisions rest on.
 //!
-//! `docs/lanes.md`, "Limits today", draws the conclusions. Names: the *pooler* has `inner`, a TCP socket to a client, and `outer`, a
+//! `docs/lanes.md`, "Unix sockets", draws the conclusions. Names: the *pooler* has `inner`, a TCP socket to a client, and `outer`, a
 //! unix socket to a server.
 #![allow(unsafe_code)]
 

@@ -84,10 +84,12 @@ impl Worker {
     /// Offers a client that rests between transactions to its lane. What its outbox holds back goes to the socket right afterwards
     /// ([`Self::send_held_back`]): a client that answers at once finds its lane open.
     pub(super) fn lane_offer(&mut self, key: Key) {
-        let Some(lanes) = self.shared.lanes.clone() else { return };
+        if self.shared.lanes.is_none() {
+            return;
+        }
         let outcome = match self.clients.get(key).map(|client| &client.phase) {
             Some(&Phase::Linked(server)) => return self.lane_offer_session(key, server),
-            Some(Phase::Idle) => self.lane_give(key, &lanes),
+            Some(Phase::Idle) => self.lane_give(key),
             _ => return,
         };
         if let (Err(own), Some(client)) = (outcome, self.clients.get_mut(key)) {
@@ -96,8 +98,10 @@ impl Worker {
     }
 
     /// Gives an idle client to its lane, or says why not.
-    fn lane_give(&mut self, key: Key, lanes: &Arc<Lanes>) -> Result<(), Own> {
-        let Some(client) = self.clients.get_mut(key) else { return Ok(()) };
+    fn lane_give(&mut self, key: Key) -> Result<(), Own> {
+        let (Some(lanes), Some(client)) = (&self.shared.lanes, self.clients.get_mut(key)) else {
+            return Ok(());
+        };
         if lanes.is_silent {
             return Err(Own::Unexplained);
         }
@@ -118,7 +122,7 @@ impl Worker {
         if let Some((_, own)) = refusals.into_iter().find(|(is_so, _)| *is_so) {
             return Err(own);
         }
-        let pool = pool.slot;
+        let (lanes, pool) = (lanes.clone(), pool.slot);
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
         if client.lane.is_none() {
             lanes.register_client(client, pool, me)?;

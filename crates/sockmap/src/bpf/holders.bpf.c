@@ -6,7 +6,7 @@
 #include "kernel.bpf.h"
 #include "holders.h"
 
-/* 64 connections at once are many; more are looked for next time. */
+/* Connections in one walk. */
 #define WANTED_MAX 4096
 
 struct seq_file;

@@ -688,7 +688,7 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 	return done->reason;
 }
 
-/* Lane B: into the application's receive queue. If it has closed its socket since app_takes(), into the client's, whose
+/* Lane B: into the application's receive queue. If it has closed its socket since app_way(), into the client's, whose
  * other end nobody reads any more: the backend's send() must not fail for that. */
 static __always_inline int redirect_direct(struct sk_msg_md *msg, __u32 client)
 {
