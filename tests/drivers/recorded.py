@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what a client sends to a server, by `underpass trace` and by a proxy, and compares the two."""
+"""Records what a client sends to a server, by `underpass trace` and by a proxy, and compares the two. What differs is kept."""
 
+import base64
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from upkit.proxy import Proxy
 import said
 
 READY_S, END_S = 60, 120
+# Bytes that are shown before and behind the first that differs; characters of other values.
+NEAR, SHOWN = 16, 200
 
 
 def possible():
@@ -21,8 +24,46 @@ def possible():
     return os.geteuid() == 0
 
 
+def bytes_of(field, value):
+    """What a field that is text or base64 stands for; None for any other."""
+    if isinstance(value, dict) and set(value) == {"base64"}:
+        field, value = "base64", value["base64"]
+    if not isinstance(value, str):
+        return None
+    return base64.b64decode(value) if field.endswith("base64") else value.encode()
+
+
+def common(one, other):
+    """How many bytes from the start are the same."""
+    return len(os.path.commonprefix([one, other]))
+
+
+def difference(field, sent, got):
+    """Where two values of a field differ, in words; None if they do not."""
+    if sent == got:
+        return None
+    if isinstance(sent, list) and isinstance(got, list) and len(sent) == len(got):
+        inner = (difference(f"{field}[{at}]", one, other) for at, (one, other) in enumerate(zip(sent, got)))
+        return "; ".join(filter(None, inner))
+    one, other = bytes_of(field, sent), bytes_of(field, got)
+    if one is None or other is None:
+        return f"{field} {str(sent)[:SHOWN]} is {str(got)[:SHOWN]}"
+    start = common(one, other)
+    end = common(one[start:][::-1], other[start:][::-1])
+    near = slice(max(start - NEAR, 0), start + NEAR)
+    return (f"{field}: {len(one)} bytes were sent, {len(other)} are in the trace, from byte {start} on {len(one) - start - end} of them "
+            f"are others: {one[near]} is {other[near]}")
+
+
+def differences(sent, got):
+    """Which fields of a message are not as they were sent, in words; None if all are. A redacted message never is."""
+    redaction = got.get("redaction")
+    fields = [difference(field, sent[field], got.get(field)) for field in sent]
+    return "; ".join(filter(None, [*fields, redaction and f"it is redacted ({redaction})"])) or None
+
+
 class Recording:
-    """Between entering and leaving, clients of `port` are recorded; then `differences` tells what is not as it was sent."""
+    """Between entering and leaving, clients of `port` are recorded; then `difference` tells what is not as it was sent."""
 
     def __init__(self, server_port, decode):
         self.server_port, self.decode = server_port, decode
@@ -62,7 +103,18 @@ class Recording:
             self.process.kill()
             self.process.wait()
             self.log.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            if self.difference:
+                self.difference += f"; {self._keep()}"
+            else:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _keep(self):
+        """The trace stays, and what the proxy has seen comes beside it."""
+        for connection in self.proxy.connections:
+            for name in ("to_server", "to_client"):
+                with open(os.path.join(self.directory, f"{connection.port}.{name}"), "wb") as file:
+                    file.write(getattr(connection, name))
+        return f"trace and bytes of the proxy are in {self.directory}"
 
     def _sessions(self):
         """The trace's sessions by the client's port, and the messages of each."""
@@ -99,9 +151,9 @@ class Recording:
                 continue
             got = messages[start["session"]]
             for number, (one, other) in enumerate(zip(expected, got)):
-                wrong = [key for key in one if one[key] != other.get(key)]
+                wrong = differences(one, other)
                 if wrong:
-                    return f"message {number}: {str(one)[:300]} is {str(other)[:300]}"
+                    return f"message {number} of port {connection.port}, {one.get('type', 'untyped')}: {wrong}"
             if len(expected) != len(got):
                 return f"{len(expected)} messages were sent, {len(got)} are in the trace"
             compared += len(got)
