@@ -150,8 +150,11 @@ impl Safety {
             if let Some(text) = text.clone() {
                 covered |= passwords::cover(&mut changed[text], self.protocol);
             }
-            for value in self.values_of(&message) {
-                covered |= passwords::cover_value(&mut changed[value], self.protocol);
+            for (value, format) in self.values_of(&message) {
+                covered |= match format {
+                    TEXT_FORMAT => passwords::cover_value(&mut changed[value], self.protocol),
+                    _ => passwords::cover_binary(&mut changed[value], self.protocol),
+                };
             }
             if covered {
                 message = Cow::Owned(changed);
@@ -270,14 +273,16 @@ impl Safety {
         }
     }
 
-    /// Where a Bind has values: connection strings and SQL text come as parameters, too.
-    fn values_of(&self, message: &[u8]) -> Vec<std::ops::Range<usize>> {
+    /// Where a Bind has values, and their formats: connection strings and SQL text come as parameters, too.
+    fn values_of(&self, message: &[u8]) -> Vec<(std::ops::Range<usize>, u16)> {
         if self.protocol != Protocol::Postgres || message.first() != Some(&frontend::BIND) {
             return Vec::new();
         }
         let Some(body) = message.get(HEADER..) else { return Vec::new() };
         let Ok(bind) = Bind::decode(body) else { return Vec::new() };
-        ranges(body, bind.arguments.params).into_iter().flatten().collect()
+        let formats: Vec<u16> = bind.arguments.param_formats.collect();
+        let ranges = ranges(body, bind.arguments.params).into_iter().enumerate();
+        ranges.filter_map(|(at, range)| Some((range?, format_of(&formats, at)))).collect()
     }
 
     fn backend(&self, r: &Backend<'_>) -> Option<Record<'static>> {
@@ -355,6 +360,18 @@ impl Safety {
 /// Bytes of a message's type and length word; in MySQL's protocol, of the packet's header and the command.
 const HEADER: usize = 5;
 
+/// The format of a value that is text; the others are binary.
+const TEXT_FORMAT: u16 = 0;
+
+/// The format of a value by its number: one code is that of all, and without any all are text (manual, "Bind").
+fn format_of(formats: &[u16], at: usize) -> u16 {
+    match formats {
+        [] => TEXT_FORMAT,
+        [one] => *one,
+        each => each.get(at).copied().unwrap_or(TEXT_FORMAT),
+    }
+}
+
 /// Whether a message of MySQL's protocol is in several packets.
 fn is_continued(message: &[u8]) -> bool {
     packet::Header::parse(message).is_some_and(packet::Header::is_continued)
@@ -413,14 +430,9 @@ fn ranges<'a>(body: &'a [u8], values: impl Iterator<Item = Option<&'a [u8]>>) ->
 
 fn mask_values(masker: &Masker, message: &mut [u8], formats: &[u16], ranges: Ranges) {
     for (at, range) in ranges.into_iter().enumerate() {
-        let format = match formats {
-            [] => 0,
-            [one] => *one,
-            each => each.get(at).copied().unwrap_or(0),
-        };
         let Some(range) = range else { continue };
-        match format {
-            0 => masker.value(&mut message[range]),
+        match format_of(formats, at) {
+            TEXT_FORMAT => masker.value(&mut message[range]),
             _ => masker.binary(&mut message[range]),
         }
     }

@@ -127,6 +127,16 @@ fn passwords_are_never_stored() {
     }
 }
 
+/// 16 MiB of what random bytes hold sooner or later: URLs with a password, but of bytes that are in no text.
+#[test]
+fn binary_values_are_stored_bit_by_bit() {
+    let parent = tempfile::tempdir().unwrap();
+    let value: Vec<u8> = b"\x8a://\x01:\xd4\x02@\xb5".iter().copied().cycle().take(16 << 20).collect();
+    let records = [frontend(0, |out| build::bind(out, b"", b"s", [1], [Some(&value[..])], []))];
+    let read = write(&parent.path().join("trace"), None, &records);
+    assert!(read == records, "it is another value");
+}
+
 #[test]
 fn errors_of_other_statements_keep_their_message() {
     let parent = tempfile::tempdir().unwrap();

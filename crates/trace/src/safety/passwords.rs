@@ -12,6 +12,9 @@
 //!
 //! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
 //! has the form but not the sense (`... password 'x'` as a column of that type) is overwritten as well.
+//!
+//! Bytes that are not text have the form by chance, and must stay what they are: of values in binary format only what reads as
+//! text is searched ([`cover_binary`]).
 
 use std::ops::Range;
 
@@ -22,6 +25,8 @@ use crate::Protocol;
 pub(crate) const COVER: u8 = b'*';
 /// Strings in strings in strings are followed so far.
 const DEPTH_MAX: u32 = 4;
+/// The shortest text with a password in it, `password=x`, bytes.
+const TEXT_BYTES_MIN: usize = 10;
 
 /// Whether `text` may hold a password at all: a scan at the speed of memory, so that other statements cost nothing.
 pub(crate) fn may_have_password(text: &[u8], dialect: Protocol) -> bool {
@@ -57,6 +62,32 @@ pub(crate) fn cover_value(value: &mut [u8], dialect: Protocol) -> bool {
     connection_string(value, 0, &mut places);
     find(value, 0, dialect, 1, &mut places);
     overwrite(value, places)
+}
+
+/// As [`cover_value`], in a value in binary format: an image, an array of texts, or a text like any other.
+///
+/// In 16 MiB of random bytes there is one `://`, and one time in eighty a colon and an `@` come behind it before a blank or a slash.
+/// Texts that come in binary format are UTF-8 (the drivers that send them know no other encoding), and without control characters.
+pub(crate) fn cover_binary(value: &mut [u8], dialect: Protocol) -> bool {
+    if !may_have_password(value, dialect) {
+        return false;
+    }
+    let mut covered = false;
+    for text in texts(value) {
+        covered |= cover_value(&mut value[text], dialect);
+    }
+    covered
+}
+
+/// Where bytes read as text: UTF-8 without control characters but blanks. What is too short for a password is left out.
+fn texts(bytes: &[u8]) -> Vec<Range<usize>> {
+    let start = |text: &str| text.as_ptr() as usize - bytes.as_ptr() as usize;
+    bytes
+        .utf8_chunks()
+        .flat_map(|chunk| chunk.valid().split(|c: char| c.is_control() && !c.is_ascii_whitespace()))
+        .filter(|text| text.len() >= TEXT_BYTES_MIN)
+        .map(|text| start(text)..start(text) + text.len())
+        .collect()
 }
 
 fn overwrite(text: &mut [u8], places: Vec<Range<usize>>) -> bool {
@@ -357,6 +388,44 @@ mod tests {
             covered("create subscription s connection 'host=h password=x user=u'", Protocol::Postgres),
             "create subscription s connection 'host=h password=* user=u'"
         );
+    }
+
+    #[test]
+    fn texts_in_binary_values_are_covered() {
+        for (before, after) in [
+            (&b"postgresql://u:S3cret@h/d"[..], &b"postgresql://u:******@h/d"[..]),
+            (
+                "\x01{\"dsn\": \"pq://ü:S3cret@h\"}".as_bytes(),
+                "\x01{\"dsn\": \"pq://ü:******@h\"}".as_bytes(),
+            ),
+            // As in an array of texts, the second of them 0x80 bytes long.
+            (
+                b"\0\0\0\x0apassword=x\0\0\0\x80host=h\tpassword=S3cret user=u",
+                b"\0\0\0\x0apassword=*\0\0\0\x80host=h\tpassword=****** user=u",
+            ),
+            (b"\xff\xfealter role a password 'S3cret'\xff", b"\xff\xfealter role a password '******'\xff"),
+        ] {
+            let mut value = before.to_vec();
+            assert!(cover_binary(&mut value, Protocol::Postgres));
+            assert_eq!(value, after, "{}", String::from_utf8_lossy(before));
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_stay() {
+        for bytes in [
+            &b"\x8a\xd0p://u\x02n:S3\xd4cr@h"[..],
+            b"://\x81:a\x82@",
+            b"a://b\0c:d@e",
+            b"\xff://:p@\xff",
+            b"\xd6://:\xf0\x9f@\xe9",
+            b"https://example.org:\x9cx@",
+        ] {
+            let mut value = bytes.to_vec();
+            assert!(cover_value(&mut value.clone(), Protocol::Postgres), "it has the form: {bytes:?}");
+            assert!(!cover_binary(&mut value, Protocol::Postgres));
+            assert_eq!(value, bytes);
+        }
     }
 
     proptest! {
