@@ -4,6 +4,7 @@
 //! Start reading at `worker/mod.rs`: the event loop that every thread runs. `worker/forward.rs` is the data path, `worker/lifecycle.rs` how
 //! links come and go, `worker/login.rs` and `worker/server_login.rs` the two handshakes. The decisions are the pool crate's.
 
+mod acceptors;
 mod applications;
 mod client;
 mod control;

@@ -20,6 +20,7 @@ use underpass_console::text;
 use underpass_pool::Core;
 use underpass_pool::prepared::Statements;
 
+use crate::acceptors::Acceptors;
 use crate::control::{self, Control};
 use crate::deriver::Deriver;
 use crate::gather::{self, Facts, Part, Periods};
@@ -239,6 +240,7 @@ fn share(
         mailboxes,
         cancel_keys: Mutex::new(HashMap::default()),
         cancel_keys_unknown: Default::default(),
+        acceptors: Acceptors::new(threads),
         client_errors: Default::default(),
         clients: AtomicU32::new(0),
         next_socket: AtomicU32::new(0),

@@ -17,6 +17,7 @@ use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
 use underpass_pool::prepared::Statements;
 use underpass_pool::{Core, PoolId};
 
+use crate::acceptors::Acceptors;
 use crate::control::Control;
 use crate::deriver::Deriver;
 use crate::gather::Periods;
@@ -113,6 +114,8 @@ pub(crate) struct Shared {
     /// Clients that were closed for an error, by what they were told.
     pub client_errors: Mutex<BTreeMap<Told, u64>>,
     pub clients: AtomicU32,
+    /// Who takes the next one.
+    pub acceptors: Acceptors,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.

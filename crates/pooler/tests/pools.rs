@@ -302,3 +302,49 @@ fn the_next_host_of_a_list_is_tried_at_once() -> Result<()> {
     assert_eq!(failures("denied"), 0, "a host that answers is not passed over");
     Ok(())
 }
+
+/// See `acceptors.rs` of the pooler. Nobody is refused while workers begin and stop to accept.
+#[test]
+fn clients_of_a_moment_are_gathered_at_one_worker() -> Result<()> {
+    const DEADLINE: Duration = Duration::from_secs(60);
+    let server = Postgres::start()?;
+    let ini = Ini::new()
+        .userlist("postgres", "")
+        .database("postgres", &format!("host=127.0.0.1 port={}", server.port()))
+        .set("pool_mode", "transaction")
+        .set("verbose", "1")
+        .set("log_connections", "0")
+        .set("log_disconnections", "0")
+        .tail("[underpass]\nthreads = 2");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    // The last word on it, for a busy machine may change the pooler's mind.
+    let is_alone = || {
+        let log = pooler.log();
+        log.rfind("the first worker accepts alone") > log.rfind("all workers accept")
+    };
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let pass_by = || -> Result<()> {
+            while !is_alone() && begun.elapsed() < DEADLINE {
+                for _ in 0..50 {
+                    let mut client = Client::connect(&options)?;
+                    client.query("select 1")?.ok()?;
+                    client.terminate()?;
+                }
+            }
+            Ok(())
+        };
+        let passers = [(); 4].map(|()| scope.spawn(pass_by));
+        passers.into_iter().try_for_each(|passer| passer.join().expect("no panic"))
+    })?;
+    assert!(pooler.log().contains("the first worker accepts alone"), "{}", pooler.log());
+    // Those who stay are spread again.
+    let mut stay = Vec::new();
+    while is_alone() && begun.elapsed() < DEADLINE {
+        stay.push(Client::connect(&options)?);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(pooler.log().contains("all workers accept"), "{}", pooler.log());
+    stay.iter_mut().try_for_each(|client| client.query("select 1")?.ok().map(drop))
+}

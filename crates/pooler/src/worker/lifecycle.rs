@@ -732,6 +732,7 @@ impl Worker {
     /// Forgets a client whose last bytes are written or cannot be.
     pub(super) fn drop_client(&mut self, key: Key) {
         let Some(mut client) = self.clients.remove(key) else { return };
+        self.shared.acceptors.left(self.now.saturating_duration_since(client.connected_at));
         client.transport.close_notify();
         client.transport.ended_by(if client.ended {
             EndReason::ClientClosed

@@ -36,7 +36,10 @@ impl Worker {
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(listener) = self.listeners.get(index) else { return };
             match net::accept(&*listener.fd, listener.unix_port) {
-                Ok(Some((fd, address))) => self.greet(fd, address),
+                Ok(Some((fd, address))) => {
+                    self.shared.acceptors.came();
+                    self.greet(fd, address);
+                }
                 Ok(None) => return,
                 Err(error) => {
                     log::warn!(
@@ -81,6 +84,25 @@ impl Worker {
         }
         if self.shared.phase.load(Ordering::Relaxed) == phase::IMMEDIATE {
             self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"));
+        }
+    }
+
+    /// Tells the others how busy this worker is, and learns whether it is to accept connections.
+    pub(super) fn share_accepting(&mut self) {
+        let clock = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let busy = Duration::new(clock.tv_sec as u64, clock.tv_nsec as u32);
+        let (busy_before, before) = std::mem::replace(&mut self.busy_until, (busy, self.now));
+        let passed = self.now.saturating_duration_since(before).as_micros().max(1);
+        let load = busy.saturating_sub(busy_before).as_micros() * 1000 / passed;
+        let accepts = self.shared.acceptors.look(self.index, load as u32);
+        if accepts == self.accepts {
+            return;
+        }
+        self.accepts = accepts;
+        if !accepts {
+            self.unwatch_listeners();
+        } else if let Err(error) = self.watch_listeners() {
+            log::error!("cannot listen again: {error}");
         }
     }
 }

@@ -98,6 +98,10 @@ pub(crate) struct Worker {
     pub servers: Table<Entry>,
     pub cancels: Table<CancelConnection>,
     listeners: Vec<Listener>,
+    /// Whether it takes connections from them, or leaves them to the first worker (`acceptors.rs`).
+    accepts: bool,
+    /// Processor time of this thread at its last look at who accepts, and when that was.
+    busy_until: (Duration, Instant),
     /// Time at the start of this round.
     pub now: Instant,
     scratch: Box<[u8]>,
@@ -144,6 +148,8 @@ impl Worker {
             servers: Table::default(),
             cancels: Table::default(),
             listeners,
+            accepts: true,
+            busy_until: (Duration::ZERO, Instant::now()),
             now: Instant::now(),
             scratch: vec![0; SCRATCH_BYTES].into(),
             compose: Vec::new(),
@@ -173,6 +179,9 @@ impl Worker {
     }
 
     fn watch_listeners(&self) -> rustix::io::Result<()> {
+        if !self.accepts {
+            return Ok(());
+        }
         for (index, listener) in self.listeners.iter().enumerate() {
             let key = Key { index: index as u32, generation: 0 };
             // Level-triggered and exclusive: one worker wakes for a connection, and what it leaves others take.

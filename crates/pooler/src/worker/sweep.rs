@@ -45,6 +45,7 @@ impl Worker {
             self.upkeep(&settings);
         }
         self.console_waits_check();
+        self.share_accepting();
         self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
     }
 
