@@ -430,13 +430,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
                 speed. `sync` is the papers' meaning, the next statement waits until both servers are ready; `async` \
                 never waits. In TPC-B each client has a branch of its own: two servers may give contended rows to two clients in \
                 different order, and then neither goes on before a time-out. Each is compared with the same pooler without a mirror, before either of the two servers, so what is \
-                added is what counts.",
+                added is what counts; and with the same pooler while the second server does the same work for a load of its own, \
+                which tells how much of it is the machine's two servers instead of the mirroring.",
         paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
         scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
         systems: &[
             "direct",
             "ours-off",
             "ours-off-second",
+            "ours-off-apart",
             "ours-mirror-async",
             "ours-mirror-sync",
             "pgpool",

@@ -57,6 +57,11 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
         Work::Pgbench { load, .. } => load.protocol == Protocol::Prepared,
         Work::Task(task) => task.names_statements(),
     };
+    if let (true, Work::Pgbench { load, .. }) = (system.second_load, &step.work)
+        && load.rate.is_none()
+    {
+        return Some(format!("{}: at full speed the two loads would only share the machine", system.title));
+    }
     if names_statements && !system.prepared.contains(&setup.pool_mode) {
         return Some(format!(
             "{} has no named statements in {} pooling",

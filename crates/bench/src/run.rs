@@ -56,7 +56,8 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     let hosts = Hosts::make(arguments.topology)?;
     let start = |name| Server::start(folder.path(), name, &account, &hosts, needs);
     let server = start("postgres")?;
-    let mirror = planned.iter().any(|(_, system)| system.mirrored).then(|| start("mirror")).transpose()?;
+    let needs_second = |(_, system): &(&Step, &System)| system.mirrored || system.second_load;
+    let mirror = planned.iter().any(needs_second).then(|| start("mirror")).transpose()?;
     let about_mariadb = |(step, _): &(&Step, &System)| matches!(step.work, Work::Task(Task::Sysbench { .. }));
     let mariadb = planned
         .iter()

@@ -371,6 +371,7 @@ impl<'a> Runner<'a> {
         seconds: f64,
         pattern: Pattern,
     ) -> Result<()> {
+        let second_load = self.second_load(cell)?;
         let instance = self.instances.get_mut(&key).context("its system was not started")?;
         instance.check_alive()?;
         let _pauser = instance
@@ -411,12 +412,26 @@ impl<'a> Runner<'a> {
                 (sample.metrics, sample.latency) = task.run(seconds, instance, self.place, self.stop)?;
             }
         }
+        if let Some(driver) = second_load {
+            driver.finish().context("the load on the second server")?;
+        }
         if let Some(beside) = beside {
             let lossless = f64::from(u8::from(beside.finish()?));
             let before = sample.metrics.get(metric::LOSSLESS).copied().unwrap_or(1.0);
             sample.metrics.insert(metric::LOSSLESS.to_owned(), lossless.min(before));
         }
         Ok(())
+    }
+
+    /// The same load on the second server, warm, where the system is measured beside one.
+    fn second_load(&self, cell: Cell<'a>) -> Result<Option<Driver>> {
+        let (true, Work::Pgbench { load, .. }) = (cell.system.second_load, &cell.step.work) else {
+            return Ok(None);
+        };
+        let server = Instance::second_server(self.place)?;
+        let mut driver = Driver::start(&load_of(load, cell), &server, self.place)?;
+        driver.wait_until_warm(self.stop)?;
+        Ok(Some(driver))
     }
 
     /// Ends a sample.

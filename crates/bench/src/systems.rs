@@ -118,6 +118,9 @@ pub struct System {
     /// Stands before that second server.
     #[serde(default)]
     pub before_second: bool,
+    /// While it is measured, a load of its own works on the second server: what a mirror has to do there, done by nobody that is measured.
+    #[serde(default)]
+    pub second_load: bool,
     /// The same system without its mirror.
     #[serde(default)]
     pub without: Option<String>,
@@ -361,11 +364,26 @@ impl Instance {
             };
             let (port, tls) = (place.server.port, setup.client_tls);
             let endpoint = Endpoint { host, port, user, tls, options: system.pgoptions.clone() };
-            let general_log = system.general_log;
-            Self { process: None, cpuset: None, cgroup: None, log: PathBuf::new(), endpoint, general_log }
+            let mut instance = Self::at(endpoint);
+            instance.general_log = system.general_log;
+            instance
         };
         instance.wait_until_answers(system, place)?;
         Ok(instance)
+    }
+
+    /// The second server without anything before it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn second_server(place: Place<'_>) -> Result<Self> {
+        let port = place.mirror.context("there is no second server")?.port;
+        let host = place.hosts.server_from_client.to_owned();
+        Ok(Self::at(Endpoint { host, port, user: USER, tls: false, options: String::new() }))
+    }
+
+    fn at(endpoint: Endpoint) -> Self {
+        Self { process: None, cpuset: None, cgroup: None, log: PathBuf::new(), endpoint, general_log: false }
     }
 
     fn start_pooler(system: &System, setup: &Setup, place: Place<'_>, user: &'static str) -> Result<Self> {
