@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashMapExt as _};
+use underpass_procfs::{TcpSocket, TcpState};
 use underpass_trace::Protocol;
 use underpass_trace::assemble::Known;
 
@@ -106,10 +107,10 @@ impl Server {
 
     /// What is told of any process that serves.
     fn at(pid: u32, protocol: Protocol, executable: PathBuf) -> Self {
-        let held = procfs::sockets(pid);
-        let listening = procfs::tcp_sockets(pid);
-        let mut addresses: Vec<SocketAddr> =
-            listening.iter().filter(|s| s.listens && held.contains(&s.inode)).map(|s| s.local).collect();
+        let held: Vec<u64> = underpass_procfs::sockets(pid).map(|(_, inode)| inode).collect();
+        let all = underpass_procfs::tcp_sockets(Some(pid)).unwrap_or_default();
+        let is_own = |s: &&TcpSocket| s.state == TcpState::Listens && held.contains(&s.inode);
+        let mut addresses: Vec<SocketAddr> = all.iter().filter(is_own).map(|s| s.local).collect();
         addresses.sort();
         let unix = procfs::unix_listeners(pid);
         let mut sockets: Vec<PathBuf> = held.iter().filter_map(|inode| unix.get(inode).cloned()).collect();
@@ -135,7 +136,7 @@ impl Server {
 /// All servers that this process may look at, by process.
 pub fn servers() -> Vec<Server> {
     let mut found: Vec<Server> =
-        procfs::pids().into_iter().flatten().filter_map(Server::of_process).collect();
+        underpass_procfs::pids().into_iter().flatten().filter_map(Server::of_process).collect();
     found.sort_by_key(|server| server.pid);
     found
 }
@@ -186,7 +187,10 @@ impl Backends {
     }
 
     fn children(postmaster: u32) -> impl Iterator<Item = u32> {
-        procfs::pids().into_iter().flatten().filter(move |&pid| procfs::parent(pid) == Some(postmaster))
+        underpass_procfs::pids()
+            .into_iter()
+            .flatten()
+            .filter(move |&pid| procfs::parent(pid) == Some(postmaster))
     }
 
     fn has_local(postmaster: u32) -> bool {
@@ -199,12 +203,13 @@ impl Backends {
         self.by_remote.clear();
         let mut owner = HashMap::new();
         for pid in Self::children(self.postmaster) {
-            for inode in procfs::sockets(pid) {
+            for (_, inode) in underpass_procfs::sockets(pid) {
                 owner.insert(inode, pid);
             }
         }
-        for socket in procfs::tcp_sockets(self.postmaster) {
-            if let Some(&pid) = owner.get(&socket.inode).filter(|_| !socket.listens) {
+        for socket in underpass_procfs::tcp_sockets(Some(self.postmaster)).unwrap_or_default() {
+            let listens = socket.state == TcpState::Listens;
+            if let Some(&pid) = owner.get(&socket.inode).filter(|_| !listens) {
                 self.by_remote.insert(socket.remote, pid);
             }
         }

@@ -8,15 +8,13 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::fstat;
 use rustix::net::{getpeername, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-
-/// State column of an established connection in /proc/net/tcp.
-const TCP_ESTABLISHED: &str = "01";
+use underpass_procfs::{TcpSocket, TcpState, pids, sockets, tcp_sockets};
 
 /// The two addresses of a TCP connection, as the socket that was asked for them has them. IPv4-mapped addresses are IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,7 +60,7 @@ pub(crate) fn holder_of(near: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Resu
     // The list of processes is made only if the hint does not help.
     let others = std::iter::once_with(processes).flatten().flatten();
     for pid in pid_hint.into_iter().chain(others) {
-        let Some((number, _)) = sockets_of(pid).find(|&(_, its)| its == inode) else { continue };
+        let Some((number, _)) = sockets(pid).find(|&(_, its)| its == inode) else { continue };
         let socket = duplicate(pid, number)?;
         // The process may have ended, or closed and reused the number, since the look.
         if is_the_one(&socket, inode, wanted)? {
@@ -90,47 +88,12 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 /// Inodes of the established sockets with these addresses in our network namespace, each with its place in the list.
 pub(crate) fn inodes_of(wanted: &[Connection]) -> io::Result<HashMap<u64, usize>> {
     let places: HashMap<Connection, usize> = wanted.iter().enumerate().map(|(at, &c)| (c, at)).collect();
-    let mut found = HashMap::new();
-    for file in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
-        let text = match fs::read_to_string(file) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(e),
-        };
-        for line in text.lines().skip(1) {
-            let mut columns = line.split_ascii_whitespace().skip(1);
-            let (Some(local), Some(remote), Some(TCP_ESTABLISHED), Some(inode)) =
-                (columns.next(), columns.next(), columns.next(), columns.nth(5))
-            else {
-                continue;
-            };
-            let (Some(local), Some(remote)) = (parse_address(local), parse_address(remote)) else { continue };
-            let place = places.get(&Connection { local, remote });
-            if let (Some(&at), Some(inode)) = (place, inode.parse().ok().filter(|&inode: &u64| inode != 0)) {
-                found.insert(inode, at);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// `0100007F:1538`: words of the address in the machine's byte order, then the port.
-fn parse_address(text: &str) -> Option<SocketAddr> {
-    let (address, port) = text.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |i: usize| u32::from_str_radix(address.get(i * 8..i * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
-    let ip = match address.len() {
-        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let mut bytes = [0u8; 16];
-            for i in 0..4 {
-                bytes[i * 4..i * 4 + 4].copy_from_slice(&word(i)?);
-            }
-            IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
-        }
-        _ => return None,
+    let sockets = tcp_sockets(None)?.into_iter().filter(|s| s.state == TcpState::Established && s.inode != 0);
+    let place = |s: TcpSocket| {
+        let &at = places.get(&Connection { local: s.local, remote: s.remote })?;
+        Some((s.inode, at))
     };
-    Some(SocketAddr::new(ip, port))
+    Ok(sockets.filter_map(place).collect())
 }
 
 fn comm(pid: u32) -> Option<String> {
@@ -139,40 +102,17 @@ fn comm(pid: u32) -> Option<String> {
 
 /// Processes called postgres first (PostgreSQL retitles its backends but keeps the name), then all others.
 fn processes() -> io::Result<impl Iterator<Item = u32>> {
-    let all = fs::read_dir("/proc")?.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
     let (mut likely, others): (Vec<u32>, Vec<u32>) =
-        all.partition(|&pid| comm(pid).is_some_and(|c| c.starts_with("postgres")));
+        pids()?.partition(|&pid| comm(pid).is_some_and(|c| c.starts_with("postgres")));
     // The youngest backend has most likely the highest number.
     likely.reverse();
     Ok(likely.into_iter().chain(others))
-}
-
-/// The sockets of a process that we may look into: descriptor and inode.
-fn sockets_of(pid: u32) -> impl Iterator<Item = (i32, u64)> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
-    entries.filter_map(|entry| {
-        let entry = entry.ok()?;
-        let target = fs::read_link(entry.path()).ok()?;
-        let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
-        Some((entry.file_name().to_str()?.parse().ok()?, inode.parse().ok()?))
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
-
-    #[test]
-    fn addresses_of_the_socket_table_are_read() {
-        assert_eq!(parse_address("0100007F:1538"), Some("127.0.0.1:5432".parse().unwrap()));
-        assert_eq!(
-            parse_address("0000000000000000FFFF00000100007F:0050"),
-            Some("127.0.0.1:80".parse().unwrap()),
-            "IPv4-mapped"
-        );
-        assert_eq!(parse_address("junk"), None);
-    }
 
     #[test]
     fn the_other_end_of_a_local_connection_is_found_and_is_the_right_one() {

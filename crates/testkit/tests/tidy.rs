@@ -15,6 +15,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("underpass-config", 0),
     ("underpass-sql", 0),
     ("underpass-stats", 0),
+    ("underpass-procfs", 1),
     ("underpass-auth", 1),
     ("underpass-pool", 1),
     ("underpass-console", 1),
