@@ -26,7 +26,8 @@ use crate::skel::{LanesSkel, LanesSkelBuilder, types};
 use crate::socket;
 use crate::taps::TapRing;
 use crate::words::{
-    DIR_BYTES, DIR_USER, LINK_HELD, LINK_LINKED, LOOK_BACKEND, LOOK_CLIENT, LOOK_SERVER, SRV_LOCAL,
+    DIR_BYTES, DIR_USER, LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED, LOOK_BACKEND, LOOK_CLIENT, LOOK_SERVER,
+    SRV_LOCAL,
 };
 
 /// How long a freed slot rests. A program runs for microseconds; being preempted in it costs milliseconds.
@@ -424,7 +425,10 @@ impl Datapath {
         let limit = self.client_side.len() as u32;
         let index = self.free_lists().clients.take().ok_or(Error::Full { what: "client", limit })?;
         let (c, side) = (&self.clients, &self.client_side[index as usize]);
-        c.link(index).store(LINK_HELD, Ordering::SeqCst);
+        // Its links are counted on from those of the slot's last client: what a server remembers of that one must not fit this one.
+        let generation =
+            (c.link(index).load(Ordering::SeqCst) >> LINK_GEN_SHIFT).wrapping_add(1) << LINK_GEN_SHIFT;
+        c.link(index).store(generation | LINK_HELD, Ordering::SeqCst);
         c.req_dir(index).store(DIR_USER, Ordering::SeqCst);
         for word in [
             c.tx_expect(index),
@@ -621,14 +625,17 @@ impl Datapath {
 
     /// Frees a client's slot. Call it after [`Self::take`] and [`Self::unlink`], just before closing the socket.
     ///
+    /// Returns a server that is to be closed, if there is one, out of the idle set and owned by user space: its last answer went straight to the
+    /// client's application (lane B), which may have closed its socket before, and then the backend is ending.
+    ///
     /// # Errors
     /// [`Error::Stale`]; [`Error::State`] while it is linked or a program may forward from it.
-    pub fn free_client(&self, client: ClientSlot) -> Result<(), Error> {
+    pub fn free_client(&self, client: ClientSlot) -> Result<Option<ServerSlot>, Error> {
         let index = self.check_client(client)?;
         if self.clients.link(index).load(Ordering::SeqCst) & (LINK_LINKED | LINK_HELD) != LINK_HELD {
             return Err(Error::State("free_client before take and unlink"));
         }
-        self.retire_unanswered(index);
+        let doubted = self.retire_unanswered(index);
         let side = &self.client_side[index as usize];
         side.generation.fetch_add(1, Ordering::AcqRel);
         side.fd.store(-1, Ordering::Release);
@@ -637,7 +644,7 @@ impl Datapath {
         let cookie = self.clients.cookie(index).load(Ordering::Relaxed);
         let _ = self.skel.maps.client_cookie.delete(&cookie.to_ne_bytes());
         self.free_lists().clients.put(index);
-        Ok(())
+        Ok(doubted.map(|s| self.server_slot(s)))
     }
 
     /// Frees a server's slot, just before closing its socket. It must not be linked nor in the idle set.

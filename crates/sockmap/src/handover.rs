@@ -14,10 +14,10 @@ use crate::names::Reason;
 use crate::shared::{POOL_ORDINALS_MAX, StreamState};
 use crate::socket;
 use crate::words::{
-    CLEAR_KNOWN, CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, LINK_COPY, LINK_EXTENDED, LINK_GEN_SHIFT,
-    LINK_HELD, LINK_LINKED, LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK, LINK_SERVER_SHIFT,
-    LINK_STATUS_MASK, LINK_STATUS_SHIFT, PEER_LINKED, SENT_GEN_MASK, SENT_GEN_SHIFT, SENT_KNOWN, SRV_LOCAL,
-    SRV_RETIRE,
+    CLEAR_KNOWN, CLI_BATCH, CLI_UNNAMED, DIR_BYTES, DIR_USER, DOUBT_NS, LINK_COPY, LINK_EXTENDED,
+    LINK_GEN_SHIFT, LINK_HELD, LINK_LINKED, LINK_OPEN, LINK_PENDING_MASK, LINK_PINNED, LINK_SERVER_MASK,
+    LINK_SERVER_SHIFT, LINK_STATUS_MASK, LINK_STATUS_SHIFT, PEER_LINKED, SENT_GEN_MASK, SENT_GEN_SHIFT,
+    SENT_KNOWN, SRV_LOCAL, SRV_RETIRE,
 };
 
 /// How often a take looks again for a program that is just running before it asks to be called later.
@@ -495,14 +495,16 @@ impl Datapath {
     /// [`Error::Stale`].
     pub fn pop_idle(&self, pool: PoolSlot, fingerprint: Option<u32>) -> Result<Option<ServerSlot>, Error> {
         let p = self.check_pool(pool)?;
+        // A bit whose server is linked or user space's is stale: a program that gives back what it had taken sets it after the peer is cleared, and the
+        // server may have been claimed in between.
         let taken = self.take_first(p, fingerprint, |s| {
-            self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
-            true
+            self.servers.peer(s).load(SeqCst) == 0
+                && self.servers.dir(s).fetch_or(DIR_USER, SeqCst) & DIR_USER == 0
         });
         Ok(taken.map(|s| self.server_slot(s)))
     }
 
-    /// As `answer_lost()` of `bpf/lanes.bpf.h`: the client that this server answered last, in lane A, was reset before it had the answer, so the
+    /// As `answer_lost()` of `bpf/lanes.bpf.h`: the client that this server answered last was gone before it had the answer, or may have been, so the
     /// backend's `send()` failed and PostgreSQL ends.
     fn answer_lost(&self, s: u32) -> bool {
         let sent = self.servers.answered(s).load(SeqCst);
@@ -519,7 +521,16 @@ impl Datapath {
         }
         let client = self.client_slot(c);
         // The client may be another worker's, which just closes it: what another socket says counts for nothing.
-        self.lost(c) && self.check_client(client).is_ok()
+        (self.lost(c) || self.is_doubtful(c, s)) && self.check_client(client).is_ok()
+    }
+
+    /// Whether what a server sent last, a moment ago, went straight to the application of this client, which has closed its socket since.
+    fn is_doubtful(&self, c: u32, s: u32) -> bool {
+        self.apps_work
+            && self.clients.last_addr(c).load(SeqCst) == self.servers.sk_addr(s).load(SeqCst)
+            && self.clients.last_run(c).load(SeqCst) == self.servers.runs_begin(s).load(SeqCst)
+            && monotonic_ns().saturating_sub(self.servers.active_ns(s).load(SeqCst)) <= DOUBT_NS
+            && self.ask(0, 0, c).is_ok_and(|gauge| gauge.gone)
     }
 
     /// Whether a client's connection is over and its socket has not taken all that was forwarded to it.
@@ -531,18 +542,26 @@ impl Datapath {
             if expected.wrapping_sub(base.wrapping_add(written as u32)).cast_signed() > 0)
     }
 
-    /// A client leaves: servers whose answer it has not taken are marked to be retired. They end by themselves.
-    pub(crate) fn retire_unanswered(&self, c: u32) {
-        if !self.lost(c) {
-            return;
-        }
-        let generation = self.clients.link(c).load(SeqCst) >> LINK_GEN_SHIFT & SENT_GEN_MASK;
-        let answered = SENT_KNOWN | generation << SENT_GEN_SHIFT | u64::from(c);
-        for s in 0..self.server_side.len() as u32 {
-            if self.servers.in_use(s).load(SeqCst) != 0 && self.servers.answered(s).load(SeqCst) == answered {
+    /// A client leaves: servers whose answer it has not taken are marked to be retired, for they end by themselves. One that only
+    /// [may have lost it](Self::is_doubtful) is taken out of the idle set and returned.
+    pub(crate) fn retire_unanswered(&self, c: u32) -> Option<u32> {
+        let last = self.clients.last_server(c).load(SeqCst);
+        let link = self.clients.link(c).load(SeqCst) >> LINK_GEN_SHIFT;
+        let answered = SENT_KNOWN | (link & SENT_GEN_MASK) << SENT_GEN_SHIFT | u64::from(c);
+        let is_of = |s: u32| {
+            self.servers.in_use(s).load(SeqCst) != 0 && self.servers.answered(s).load(SeqCst) == answered
+        };
+        if self.lost(c) {
+            for s in (0..self.server_side.len() as u32).filter(|&s| is_of(s)) {
                 self.servers.flags(s).fetch_or(SRV_RETIRE, SeqCst);
             }
+            return None;
         }
+        let is_known = self.clients.clear(c).load(SeqCst) == CLEAR_KNOWN | link;
+        let doubted =
+            (last < self.server_side.len() as u32 && is_of(last) && !is_known && self.is_doubtful(c, last))
+                .then_some(last)?;
+        self.take_idle(self.server_slot(doubted)).unwrap_or(false).then_some(doubted)
     }
 
     /// Takes the first idle server of a pool that has this fingerprint, if one is given, is not marked to be retired, did not lose its last answer, and

@@ -70,7 +70,7 @@
 //! response already forwarded: the link is idle and waits for `take`, `unlink`.
 //!
 //! **`EPOLLRDHUP` of a client.** `take`, read to the end; [`Taken::server`] tells what to cancel and roll back; `unlink`;
-//! [`Datapath::free_client`]; close. **Of a server:** `claim_server`, read to the end (its last words may be a FATAL
+//! [`Datapath::free_client`]; close, and close the server that it returns, if it does. **Of a server:** `claim_server`, read to the end (its last words may be a FATAL
 //! for the client); `unlink`; [`Datapath::free_server`]; close. Never close a socket before its slot is freed, and
 //! never take a live socket out of a map (there is no call for it): unread bytes would be lost.
 //!

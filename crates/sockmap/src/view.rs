@@ -73,6 +73,8 @@ pub(crate) struct Gauge {
     pub(crate) refs: u32,
     /// Of the client: bytes that went straight to the application and that it has not read.
     pub(crate) unread: u32,
+    /// Of the client: its application has closed its socket, or none is attached.
+    pub(crate) gone: bool,
 }
 
 impl Datapath {
@@ -129,18 +131,34 @@ impl Datapath {
 
     /// Response bytes that programs redirected and that are not in their clients' TCP send queues yet, over all clients.
     pub fn queued_bytes(&self) -> u64 {
-        let queued = |c: u32| {
+        self.sum_of_clients(|c| {
+            let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
+            let written = self.client_written(c).ok().flatten();
+            written.map_or(0, |written| missing(expected, written))
+        })
+    }
+
+    /// Response bytes that went straight into applications' own sockets (lane B) and that these have not read, as the kernel charges them, over
+    /// all clients.
+    pub fn applications_unread_bytes(&self) -> u64 {
+        self.sum_of_clients(|c| match self.clients.app_addr(c).load(SeqCst) {
+            0 => 0,
+            _ => self.ask(0, 0, c).map_or(0, |gauge| gauge.unread),
+        })
+    }
+
+    /// Adds a figure up over all clients. Costs system calls for each: for an operator's question, not for an event loop's turn.
+    fn sum_of_clients(&self, of: impl Fn(u32) -> u32) -> u64 {
+        let figure = |c: u32| {
             let slot = self.client_slot(c);
             if self.clients.in_use(c).load(SeqCst) == 0 || self.client_fd(c) < 0 {
                 return 0;
             }
-            let expected = self.clients.tx_expect(c).load(SeqCst) as u32;
-            let written = self.client_written(c).ok().flatten();
-            let missing = written.map_or(0, |written| missing(expected, written));
-            // The descriptor was the slot's for the whole look, or the figure is somebody else's.
-            if self.check_client(slot).is_err() { 0 } else { missing.into() }
+            let figure = of(c);
+            // The slot was the client's for the whole look, or the figure is somebody else's.
+            if self.check_client(slot).is_err() { 0 } else { figure.into() }
         };
-        (0..self.client_side.len() as u32).map(queued).sum()
+        (0..self.client_side.len() as u32).map(figure).sum()
     }
 
     /// The client that a server is linked to.
@@ -197,7 +215,7 @@ impl Datapath {
     }
 
     pub(crate) fn ask(&self, sk_addr: u64, cookie: u64, client: u32) -> Result<Gauge, Error> {
-        // struct backend_queue_args: sk_addr, cookie, queued, able, refs, client, unread.
+        // struct backend_queue_args: sk_addr, cookie, queued, able, refs, client, unread, gone.
         let mut args = [0u8; size_of::<types::backend_queue_args>()];
         args[..8].copy_from_slice(&sk_addr.to_ne_bytes());
         args[8..16].copy_from_slice(&cookie.to_ne_bytes());
@@ -208,7 +226,13 @@ impl Datapath {
             source: std::io::Error::other(e.to_string()),
         })?;
         let word = |at: usize| u32::from_ne_bytes([args[at], args[at + 1], args[at + 2], args[at + 3]]);
-        Ok(Gauge { queued: word(16), able: word(20) != 0, refs: word(24), unread: word(32) })
+        Ok(Gauge {
+            queued: word(16),
+            able: word(20) != 0,
+            refs: word(24),
+            unread: word(32),
+            gone: word(36) != 0,
+        })
     }
 
     /// Hand-overs by reason, then what else the programs count, as names and values for SHOW KERNEL and metrics.

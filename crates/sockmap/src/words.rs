@@ -24,6 +24,7 @@ pub(crate) const PEER_LINKED: u64 = 1 << 63;
 pub(crate) const SENT_KNOWN: u64 = 1 << 63;
 pub(crate) const SENT_GEN_SHIFT: u32 = 32;
 pub(crate) const SENT_GEN_MASK: u64 = 0xf_ffff;
+pub(crate) const DOUBT_NS: u64 = 1_000_000_000;
 
 pub(crate) const SRV_LOCAL: u32 = 1;
 pub(crate) const SRV_RETIRE: u32 = 2;
@@ -80,6 +81,7 @@ mod tests {
             ("SRV_LOCAL", super::SRV_LOCAL.into()),
             ("SRV_RETIRE", super::SRV_RETIRE.into()),
             ("CLEAR_KNOWN", super::CLEAR_KNOWN),
+            ("DOUBT_NS", super::DOUBT_NS),
             ("CLI_UNNAMED", super::CLI_UNNAMED.into()),
             ("CLI_BATCH", super::CLI_BATCH.into()),
             ("CLI_NAMED", super::CLI_NAMED.into()),

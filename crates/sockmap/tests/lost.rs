@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lane A: a client that is reset at the moment when its answer is sent. The program has released the server, then the kernel refuses the bytes, and the
-//! backend's `send()` fails: PostgreSQL ends. Nobody may be linked to that server any more.
+//! Lanes A and B: a client that is reset, an application that closes its socket, at the moment when the answer is sent. The program has released the
+//! server, then the kernel refuses the bytes, and the backend's `send()` fails: PostgreSQL ends. Nobody may be linked to that server any more.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -10,10 +10,10 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::ends::{Client, Rig, on_each_lane};
-use common::{answer, eventually, expect, query, send};
+use common::ends::{Client, Rig, Server, on_each_lane};
+use common::{answer, eventually, expect, message, query, send};
 use rustix::net::sockopt::set_socket_linger;
-use underpass_sockmap::{Config, Give, Lane, Reason};
+use underpass_sockmap::{Config, Counter, Give, Lane, Reason, ServerSlot};
 
 /// As `close()` does with unread bytes or SO_LINGER 0.
 fn reset(socket: TcpStream) {
@@ -21,10 +21,11 @@ fn reset(socket: TcpStream) {
     drop(socket);
 }
 
-fn leave(rig: &Rig, client: &Client) {
+/// The client leaves; the server that is to be closed for it.
+fn leave(rig: &Rig, client: &Client) -> Option<ServerSlot> {
     rig.take(client);
     rig.dp.unlink(client.slot).unwrap();
-    rig.dp.free_client(client.slot).unwrap();
+    rig.dp.free_client(client.slot).unwrap()
 }
 
 #[test]
@@ -64,66 +65,125 @@ fn a_server_whose_answer_was_lost_is_given_to_nobody() {
     });
 }
 
+/// Lane B: its answer lies in the socket of an application that ends without a word. Nobody can tell whether the backend could send it.
+#[test]
+fn a_server_whose_direct_answer_may_be_lost_is_given_to_nobody() {
+    on_each_lane(&Config::default(), |rig| {
+        if rig.lane != Lane::B {
+            return;
+        }
+        let asked = |client: &mut Client, server: &mut Server| {
+            let before = rig.dp.counter(Counter::ResponsesB);
+            send(&mut client.app, &query("a"));
+            expect(&mut server.backend, &query("a"));
+            server.backend.write_all(&answer(b"a", b'I')).unwrap();
+            rig.expect_released(server);
+            assert_eq!(rig.dp.counter(Counter::ResponsesB), before + 1, "not straight");
+        };
+        let mut server = rig.server(0);
+        let (mut first, mut other) = (rig.client(), rig.client());
+        asked(&mut first, &mut server);
+        let Client { app, near, slot } = first;
+        let first = Client { app: near.try_clone().unwrap(), near, slot };
+        drop(app);
+        assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "user space took it");
+        rig.events();
+        send(&mut other.app, &query("b"));
+        assert_eq!(rig.expect_up(&other, Reason::NoServer).server, None, "a program took it");
+        assert_eq!(leave(rig, &first), Some(server.slot), "it is to be closed");
+        assert!(rig.dp.idle_ordinals(rig.pool).unwrap().is_empty());
+        rig.dp.free_server(server.slot).unwrap();
+        leave(rig, &other);
+
+        println!("one that took its leave had its answer");
+        let (mut server, mut polite) = (rig.server(1), rig.client());
+        asked(&mut polite, &mut server);
+        rig.events();
+        send(&mut polite.app, &message(b'X', b""));
+        rig.expect_up(&polite, Reason::Terminate);
+        let Client { app, near, slot } = polite;
+        drop(app);
+        assert_eq!(leave(rig, &Client { app: near.try_clone().unwrap(), near, slot }), None);
+        assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), Some(server.slot));
+        rig.dp.free_server(server.slot).unwrap();
+
+        println!("a backend that has not ended for a second is alive");
+        let (mut server, mut silent) = (rig.server(2), rig.client());
+        asked(&mut silent, &mut server);
+        let Client { app, near, slot } = silent;
+        drop(app);
+        eventually("it is trusted again", || rig.dp.pop_idle(rig.pool, None).unwrap() == Some(server.slot));
+        assert_eq!(leave(rig, &Client { app: near.try_clone().unwrap(), near, slot }), None);
+    });
+}
+
 /// Resets race with answers until some have hit the moment, which `send()` itself tells.
 #[test]
 fn resets_at_the_moment_of_the_answer() {
-    /// Hits after which it is enough, and the longest time to wait for them.
-    const ENOUGH: u32 = 5;
-    const PATIENCE: Duration = Duration::from_secs(60);
     on_each_lane(&Config::default(), |rig| {
-        if rig.lane != Lane::A {
+        if rig.lane == Lane::D {
             return;
         }
-        let begun = Instant::now();
-        let (mut lost, mut tries, mut ordinal) = (0, 0u32, 0);
-        let mut server = rig.server(ordinal);
-        while lost < ENOUGH && begun.elapsed() < PATIENCE {
-            tries += 1;
-            let mut client = rig.client();
-            send(&mut client.app, &query("q"));
-            expect(&mut server.backend, &query("q"));
-            let app = client.app;
-            let ready = AtomicU32::new(0);
-            let outcome = std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    set_socket_linger(&app, Some(Duration::ZERO)).unwrap();
-                    ready.store(1, Ordering::SeqCst);
-                    for _ in 0..tries % 400 {
-                        std::hint::spin_loop();
-                    }
-                    drop(app);
-                });
-                while ready.load(Ordering::SeqCst) == 0 {
-                    std::hint::spin_loop();
-                }
-                for _ in 0..tries / 400 % 400 {
-                    std::hint::spin_loop();
-                }
-                server.backend.write_all(&answer(b"q", b'I'))
-            });
-            client = Client { app: client.near.try_clone().unwrap(), ..client };
-            let is_released = rig.dp.server_peer(server.slot).unwrap().is_none();
-            let is_idle = !rig.dp.idle_ordinals(rig.pool).unwrap().is_empty();
-            if outcome.is_err() && is_released && is_idle {
-                lost += 1;
-                assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "before the client left");
-                leave(rig, &client);
-                assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "after the client left");
-                rig.dp.take_idle(server.slot).unwrap();
-            } else {
-                leave(rig, &client);
-                assert!(outcome.is_err() || !is_idle || rig.dp.pop_idle(rig.pool, None).unwrap().is_some());
-            }
-            rig.events();
-            // A fresh server for each try: user space may have this one, or half of its answer.
-            eventually("it can be claimed", || {
-                !matches!(rig.dp.claim_server(server.slot).unwrap(), underpass_sockmap::Claim::Busy)
-            });
-            rig.dp.free_server(server.slot).unwrap();
-            ordinal = (ordinal + 1) % 8;
-            server = rig.server(ordinal);
-        }
+        let (lost, tries) = race(rig);
         println!("{lost} answers lost in {tries} tries");
         assert!(lost > 0, "no reset has hit the moment");
     });
+}
+
+/// Answers that were lost when the server had been released already, of how many tries.
+fn race(rig: &Rig) -> (u32, u32) {
+    /// Hits after which it is enough, and the longest time to wait for them.
+    const ENOUGH: u32 = 5;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let begun = Instant::now();
+    let (mut lost, mut tries, mut ordinal) = (0, 0u32, 0);
+    let mut server = rig.server(ordinal);
+    while lost < ENOUGH && begun.elapsed() < PATIENCE {
+        tries += 1;
+        let mut client = rig.client();
+        send(&mut client.app, &query("q"));
+        expect(&mut server.backend, &query("q"));
+        let app = client.app;
+        let ready = AtomicU32::new(0);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                set_socket_linger(&app, Some(Duration::ZERO)).unwrap();
+                ready.store(1, Ordering::SeqCst);
+                for _ in 0..tries % 400 {
+                    std::hint::spin_loop();
+                }
+                drop(app);
+            });
+            while ready.load(Ordering::SeqCst) == 0 {
+                std::hint::spin_loop();
+            }
+            for _ in 0..tries / 400 % 400 {
+                std::hint::spin_loop();
+            }
+            server.backend.write_all(&answer(b"q", b'I'))
+        });
+        client = Client { app: client.near.try_clone().unwrap(), ..client };
+        let is_released = rig.dp.server_peer(server.slot).unwrap().is_none();
+        let is_idle = !rig.dp.idle_ordinals(rig.pool).unwrap().is_empty();
+        if outcome.is_err() && is_released && is_idle {
+            lost += 1;
+            assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "before the client left");
+            leave(rig, &client);
+            assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "after the client left");
+            rig.dp.take_idle(server.slot).unwrap();
+        } else {
+            // Lane B cannot tell an answer that was delivered from one that was not.
+            let is_usable = leave(rig, &client).is_none() && outcome.is_ok() && is_idle;
+            assert!(!is_usable || rig.dp.pop_idle(rig.pool, None).unwrap().is_some());
+        }
+        rig.events();
+        // A fresh server for each try: user space may have this one, or half of its answer.
+        eventually("it can be claimed", || {
+            !matches!(rig.dp.claim_server(server.slot).unwrap(), underpass_sockmap::Claim::Busy)
+        });
+        rig.dp.free_server(server.slot).unwrap();
+        ordinal = (ordinal + 1) % 8;
+        server = rig.server(ordinal);
+    }
+    (lost, tries)
 }

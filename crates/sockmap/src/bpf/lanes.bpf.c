@@ -394,6 +394,8 @@ int request_skb(struct __sk_buff *skb)
 	link = *(volatile __u64 *)&c->link;
 	if (!(link & LINK_LINKED) && !seq_missing(&c->tx_expect, &tp->write_seq) && (!apps_work || direct_settled(c)))
 		*(volatile __u64 *)&c->clear = CLEAR_KNOWN | link >> LINK_GEN_SHIFT;
+	else /* or an old one would fit when the generations have come round */
+		*(volatile __u64 *)&c->clear = 0;
 	*(volatile __u64 *)&c->req_passed += skb->len;
 	count_counter(COUNTER_PASSED_CLIENT);
 	return SK_PASS;
@@ -786,7 +788,7 @@ struct backend_queue_args {
 	__u32 refs;   /* users of its psock: 1 when no send() or recv() is under way and no worker delivers; 0: no such socket */
 	__u32 client; /* a client's slot, or what is none */
 	__u32 unread; /* of that client: bytes that went straight to the application and that it has not read */
-	__u32 pad;
+	__u32 gone;   /* of that client: 1 when the application has closed its socket */
 };
 
 /* Called by BPF_PROG_RUN: what waits in a socket, and who is at work on it. Is everything that was redirected into a backend's socket
@@ -794,20 +796,21 @@ struct backend_queue_args {
 SEC("syscall")
 int backend_queue(struct backend_queue_args *args)
 {
-	__u32 client = args->client;
-	struct sk_psock *psock;
-	struct tcp_sock *tp;
+	__u32 client = args->client, queued = ~0u, refs = 0;
+	struct client_slot *c = apps_work ? bpf_map_lookup_elem(&clients, &client) : NULL;
+	struct tcp_sock *tp = socket_at(args->sk_addr, args->cookie);
 
-	args->queued = ~0u;
-	args->refs = 0;
+	if (tp) {
+		struct sk_psock *psock = psock_of(tp);
+
+		queued = psock->ingress_skb.qlen;
+		refs = psock->refcnt.refs.counter;
+	}
+	args->queued = queued;
+	args->refs = refs;
 	args->able = !!bpf_rdonly_cast;
-	args->unread = apps_work ? direct_unread(bpf_map_lookup_elem(&clients, &client)) : 0;
-	tp = socket_at(args->sk_addr, args->cookie);
-	if (!tp)
-		return 0;
-	psock = psock_of(tp);
-	args->queued = psock->ingress_skb.qlen;
-	args->refs = psock->refcnt.refs.counter;
+	args->unread = c ? direct_unread(c) : 0;
+	args->gone = c ? app_gone(c) : 0;
 	return 0;
 }
 

@@ -204,13 +204,14 @@ static __always_inline void count(__u32 index)
 		*value += 1;
 }
 
+/* Atomic: a program that runs in a system call can be interrupted by one in softirq on its CPU, and transactions are to add up exactly. */
 static __always_inline void add_counter(enum lane_counter counter, __u32 amount)
 {
 	__u32 index = REASON_NR + counter;
 	__u64 *value = bpf_map_lookup_elem(&counters, &index);
 
 	if (value)
-		*value += amount;
+		__sync_fetch_and_add(value, amount);
 }
 
 static __always_inline void count_counter(enum lane_counter counter)
@@ -384,32 +385,62 @@ static __always_inline int takes_bytes(struct tcp_sock *tp)
 	       !(sk->sk_shutdown & SEND_SHUTDOWN);
 }
 
-/*
- * Lane A releases a server before the kernel puts its answer into the client's socket. If that was reset in between, the backend's send() has
- * failed and PostgreSQL is about to end: nobody may be linked to it any more. A client that has been linked again since had all its answers.
- */
-static __always_inline int answer_lost(struct server_slot *s)
+/* Address of the psock of a socket; 0 if that is in no map. */
+static __always_inline unsigned long psock_address(struct tcp_sock *tp)
 {
-	__u64 sent = *(volatile __u64 *)&s->answered;
-	__u32 client = sent;
-	struct client_slot *c;
-	struct tcp_sock *tp;
-
-	if (!sent)
-		return 0;
-	c = bpf_map_lookup_elem(&clients, &client);
-	if (!c || !c->in_use ||
-	    ((*(volatile __u64 *)&c->link >> LINK_GEN_SHIFT ^ sent >> SENT_GEN_SHIFT) & SENT_GEN_MASK))
-		return 0;
-	tp = socket_at(c->sk_addr, c->cookie);
-	return tp && !takes_bytes(tp) && seq_missing(&c->tx_expect, &tp->write_seq) > 0;
+	return (unsigned long)tp->inet_conn.icsk_inet.sk.sk_user_data & PSOCK_POINTER_MASK;
 }
 
 /* The psock of a socket in a map. */
 static __always_inline struct sk_psock *psock_of(struct tcp_sock *tp)
 {
-	return bpf_rdonly_cast((void *)((unsigned long)tp->inet_conn.icsk_inet.sk.sk_user_data & PSOCK_POINTER_MASK),
-			       bpf_core_type_id_kernel(struct sk_psock));
+	return bpf_rdonly_cast((void *)psock_address(tp), bpf_core_type_id_kernel(struct sk_psock));
+}
+
+/* Has the application of lane B closed its socket, or has it none? close() takes it out of its map first, and then ends the connection. */
+static __always_inline int app_gone(struct client_slot *c)
+{
+	struct tcp_sock *app = socket_at(c->app_addr, c->app_cookie);
+
+	return !app || !psock_address(app) ||
+	       app->inet_conn.icsk_inet.sk.__sk_common.skc_state != TCP_ESTABLISHED;
+}
+
+/*
+ * Lanes A and B release a server before the kernel puts its answer into the client's socket, or the application's. If that is gone in between,
+ * the backend's send() has failed and PostgreSQL is about to end: nobody may be linked to it any more. A client that has been linked again since had
+ * all its answers.
+ *
+ * Lane A leaves a trace, the bytes that its socket lacks. Lane B leaves none, so there it is a doubt: the answer went to an application that has closed its socket
+ * since, and has not said anything after that send was over, as one that takes its leave with Terminate has. Global, as direct_settled().
+ */
+__noinline int answer_lost(struct server_slot *s)
+{
+	struct client_slot *c;
+	struct tcp_sock *tp;
+	__u32 client;
+	__u64 sent, link;
+
+	if (!bpf_rdonly_cast || !s)
+		return 0;
+	sent = *(volatile __u64 *)&s->answered;
+	client = sent;
+	if (!sent)
+		return 0;
+	c = bpf_map_lookup_elem(&clients, &client);
+	if (!c || !c->in_use)
+		return 0;
+	link = *(volatile __u64 *)&c->link >> LINK_GEN_SHIFT;
+	if ((link ^ sent >> SENT_GEN_SHIFT) & SENT_GEN_MASK)
+		return 0;
+	tp = socket_at(c->sk_addr, c->cookie);
+	if (tp && !takes_bytes(tp) && seq_missing(&c->tx_expect, &tp->write_seq) > 0)
+		return 1;
+	if (!apps_work || !c->last_addr || c->last_addr != s->sk_addr || c->last_run != *(volatile __u32 *)&s->runs_begin)
+		return 0;
+	if (*(volatile __u64 *)&c->clear == (CLEAR_KNOWN | link) || bpf_ktime_get_ns() - s->active_ns > DOUBT_NS)
+		return 0;
+	return app_gone(c);
 }
 
 /*

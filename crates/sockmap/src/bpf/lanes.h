@@ -50,6 +50,8 @@
 #define SENT_KNOWN (1ULL << 63)
 #define SENT_GEN_SHIFT 32
 #define SENT_GEN_MASK 0xfffffULL
+/* Nanoseconds for which a server is doubted whose answer may be lost: a backend whose send() failed has ended by then. */
+#define DOUBT_NS 1000000000ULL
 
 /* Flags of a server slot, user space only. */
 #define SRV_LOCAL 1u   /* lane A: the backend's own socket is in backend_socks */

@@ -10,7 +10,6 @@ use underpass_sockmap::{
     Taken,
 };
 
-use super::pooler::application;
 use super::{eventually, open, pair};
 
 /// A client: the application's end, the pooler's end, the slot.
@@ -137,10 +136,9 @@ impl Rig {
     }
 }
 
-/// Lane B: the application's own socket, found and attached.
+/// Lane B: the application's own socket, which need not be looked for here.
 pub fn attach(dp: &Datapath, client: &Client) {
-    let found = application(client.near.as_fd()).expect("the application is this process");
-    dp.attach_application(client.slot, found.as_fd()).unwrap();
+    dp.attach_application(client.slot, client.app.as_fd()).unwrap();
 }
 
 /// Reads exactly so many bytes.

@@ -750,7 +750,10 @@ impl Pooler {
         self.client_ids.remove(&c.slot);
         // A fresh or given-back client is not held any more: hold it before freeing.
         while self.o.datapath.take(c.slot).unwrap().is_none() {}
-        self.o.datapath.free_client(c.slot).unwrap();
+        let doubted = self.o.datapath.free_client(c.slot).unwrap();
+        if let Some(sid) = doubted.and_then(|slot| self.server_ids.get(&slot).copied()) {
+            self.replace_server(sid);
+        }
     }
 }
 
