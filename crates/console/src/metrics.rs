@@ -44,6 +44,8 @@ pub struct Metrics {
     pub lane_user_xacts: Vec<(&'static str, u64)>,
     /// Times a link left the kernel since start, by name of the reason.
     pub lane_exits: Vec<(&'static str, u64)>,
+    /// Bytes that a kernel lane forwarded and that slow readers have not taken, by name of the queue.
+    pub lane_queued_bytes: Vec<(&'static str, u64)>,
     /// Mirrors; no pair of mirror and database may come twice.
     pub mirrors: Vec<MirrorMetrics>,
 }
@@ -301,6 +303,12 @@ impl Metrics {
             for (key, value) in values {
                 plain_counter(&mut family.encode_family(&[(label, *key)])?, value)?;
             }
+        }
+        let help = "What a kernel lane forwarded and slow readers have not taken, by where it waits.";
+        let mut family =
+            encoder.encode_descriptor("lane_queued", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        for (queue, bytes) in &self.lane_queued_bytes {
+            family.encode_family(&[("queue", *queue)])?.encode_gauge(bytes)?;
         }
         Ok(())
     }

@@ -56,6 +56,7 @@ fn metrics() -> Metrics {
         lane_xacts: vec![("D", 11)],
         lane_user_xacts: vec![("no_server", 10)],
         lane_exits: vec![("parameter_changed", 12), ("unknown_message", 13)],
+        lane_queued_bytes: vec![("responses", 14), ("applications", 15)],
         mirrors: vec![MirrorMetrics {
             mirror: "m".to_owned(),
             database: ODD_NAME.to_owned(),
@@ -115,12 +116,16 @@ fn an_exposition_obeys_the_format_and_holds_the_values() {
         of("underpass_lane_exits", "underpass_lane_exits_total", &[("reason", "unknown_message")]),
         13.0
     );
+    assert_eq!(
+        of("underpass_lane_queued_bytes", "underpass_lane_queued_bytes", &[("queue", "applications")]),
+        15.0
+    );
     assert_eq!(of("underpass_build", "underpass_build_info", &[("version", "0.1.0")]), 1.0);
     assert_eq!(of("underpass_start_time_seconds", "underpass_start_time_seconds", &[]), 1_795_294_481.5);
     // Whole counters are printed in full, beyond what a float holds.
     assert!(text.contains("underpass_xacts_total{database=\"d\",user=\"u\"} 9007199254740993\n"));
     let units: Vec<_> = families.values().filter_map(|family| family.unit.as_deref()).collect();
-    assert_eq!((units.len(), units.contains(&"bytes"), units.contains(&"seconds")), (11, true, true));
+    assert_eq!((units.len(), units.contains(&"bytes"), units.contains(&"seconds")), (12, true, true));
 }
 
 #[test]
@@ -128,7 +133,7 @@ fn without_pools_the_families_are_there() {
     let text = Metrics { pools: Vec::new(), databases: Vec::new(), ..metrics() }.encode();
     let families = parse(&text);
     assert!(families["underpass_xacts"].samples.is_empty());
-    assert_eq!(families.len(), 39);
+    assert_eq!(families.len(), 40);
 }
 
 #[test]

@@ -58,7 +58,9 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     for (reason, times) in exits(shared) {
         row(KernelKind::Exit, reason, "count", times, "count");
     }
-    row(KernelKind::Queue, "responses", "queued", path.queued_bytes(), "bytes");
+    for (queue, bytes) in queued(shared) {
+        row(KernelKind::Queue, queue, "queued", bytes, "bytes");
+    }
     for program in path.program_costs() {
         row(KernelKind::Program, program.name, "runs", program.runs, "count");
         row(KernelKind::Program, program.name, "time", program.run_ns, "ns");
@@ -85,6 +87,16 @@ pub(crate) fn user_xacts(shared: &Shared) -> Vec<(&'static str, u64)> {
 
 fn total(counts: &[(&str, u64)]) -> u64 {
     counts.iter().map(|(_, count)| count).sum()
+}
+
+/// What programs forwarded and slow readers have not taken, by where it waits, in bytes.
+pub(crate) fn queued(shared: &Shared) -> Vec<(&'static str, u64)> {
+    let Some(lanes) = &shared.lanes else { return Vec::new() };
+    let mut queues = vec![("responses", lanes.datapath.queued_bytes())];
+    if lanes.has_applications() {
+        queues.push(("applications", lanes.datapath.applications_unread_bytes()));
+    }
+    queues
 }
 
 /// How often links left the kernel, by reason; those that never happened are left out.

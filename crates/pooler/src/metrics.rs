@@ -195,6 +195,7 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         lane_xacts: kernel_rows::xacts(shared),
         lane_user_xacts: kernel_rows::user_xacts(shared),
         lane_exits: kernel_rows::exits(shared),
+        lane_queued_bytes: kernel_rows::queued(shared),
         mirrors: mirror_rows::metrics(shared),
     })
 }
