@@ -80,6 +80,8 @@ pub(crate) struct Lanes {
     servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
     slots: Mutex<HashMap<ServerId, ServerSlot, RandomState>>,
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
+    /// Servers that are to be closed when they are claimed: see [`Datapath::free_client`].
+    doubted: Mutex<HashSet<ServerSlot, RandomState>>,
 }
 
 impl Lanes {
@@ -154,6 +156,7 @@ impl Lanes {
                     servers: Mutex::default(),
                     slots: Mutex::default(),
                     pools: Mutex::default(),
+                    doubted: Mutex::default(),
                 }))
             }
             Err(why) if required => anyhow::bail!("kernel_path = require, but the lanes do not work: {why}"),
@@ -227,6 +230,16 @@ impl Lanes {
 
     pub fn server_of(&self, slot: ServerSlot) -> Option<ServerId> {
         lock(&self.servers).get(&slot).copied()
+    }
+
+    /// Servers that may have failed to send their last answer and be ending. They rest until somebody claims them.
+    pub fn doubted(&self) -> Vec<ServerSlot> {
+        lock(&self.doubted).iter().copied().collect()
+    }
+
+    /// Whether a server is one of [`Self::doubted`]: the caller has claimed it and closes it.
+    pub fn is_doubted(&self, slot: ServerSlot) -> bool {
+        lock(&self.doubted).contains(&slot)
     }
 
     /// The slot of a server that is in its map.
@@ -486,8 +499,9 @@ impl Drop for ClientLane {
         for name in self.statements.keys() {
             let _ = self.lanes.datapath.forget_client_statement(self.slot, name);
         }
-        if let Err(error) = self.lanes.datapath.free_client(self.slot) {
-            log::error!("kernel lanes: free_client: {error}");
+        match self.lanes.datapath.free_client(self.slot) {
+            Ok(doubted) => lock(&self.lanes.doubted).extend(doubted),
+            Err(error) => log::error!("kernel lanes: free_client: {error}"),
         }
         lock(&self.lanes.clients).remove(&self.slot);
     }
@@ -556,6 +570,7 @@ impl Drop for ServerLane {
         if let Err(error) = self.lanes.datapath.free_server(self.slot) {
             log::error!("kernel lanes: free_server: {error}");
         }
+        lock(&self.lanes.doubted).remove(&self.slot);
         if let Some(id) = lock(&self.lanes.servers).remove(&self.slot) {
             lock(&self.lanes.slots).remove(&id);
         }

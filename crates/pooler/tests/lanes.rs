@@ -104,6 +104,33 @@ fn a_transaction_without_a_reason_is_found() -> Result<()> {
     Ok(())
 }
 
+/// A pipeline that comes up is many transactions in user space, and would have been one in its lane.
+#[test]
+fn a_pipeline_in_user_space_is_many_transactions() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |_, pooler, lane| {
+            let mut a = client(pooler)?;
+            for _ in 0..20 {
+                value(&mut a, "select 1")?;
+            }
+            let figures = |name: &str| kernel(pooler, name, "xacts");
+            let before = (figures("named_statement")?, figures("user")?);
+            let selects = |batch: Batch| (0..9).fold(batch, |batch, _| batch.query("select 1"));
+            assert_eq!(a.exchange(&selects(Batch::new().parse("name", "select 1").sync()))?.len(), 10);
+            let after = (figures("named_statement")?, figures("user")?);
+            assert_eq!((after.0 - before.0, after.1 - before.1), (10, 10), "lane {lane}");
+            // The first may find its client on its way back.
+            value(&mut a, "select 1")?;
+            value(&mut a, "select 1")?;
+            let before = carried(pooler, lane)?;
+            assert_eq!(a.exchange(&selects(Batch::new()))?.len(), 9);
+            assert_eq!(carried(pooler, lane)? - before, 1, "lane {lane}");
+            Ok(())
+        },
+    )
+}
+
 #[test]
 fn errors_and_failed_transactions() -> Result<()> {
     each_lane(

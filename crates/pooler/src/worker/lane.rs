@@ -111,11 +111,15 @@ impl Worker {
         }
         let Some(pool) = of_client.carries() else { return Err(Own::ServerNone) };
         let session = of_client.is_session();
+        let now = self.now;
+        let rests = |lane: &ClientLane| lane.not_before.is_some_and(|until| now < until);
         // A replication client is about to be linked to a server of its own.
         let refusals = [
             (client.replication != Replication::None, Own::Replication),
             (pool.pressure.is_high(self.now), Own::Contended),
             (client.ended, Own::HangUp),
+            // Before what follows, which comes of it: the answer of a client that rests is not held back for an offer, so the next request may be here.
+            (client.lane.as_deref().is_some_and(rests), Own::Rest),
             (client.has_unread() || !client.inbox.is_empty(), Own::Unread),
             (!client.outbox.is_unhindered(), Own::Unwritten),
         ];
@@ -129,9 +133,6 @@ impl Worker {
         }
         let fingerprint = client.parameters.fingerprint();
         let Some(lane) = &mut client.lane else { return Err(Own::ClientRefused) };
-        if lane.not_before.is_some_and(|until| self.now < until) {
-            return Err(Own::Rest);
-        }
         if let Some(statements) = client.side.named_statements() {
             lane.tell_statements(statements);
         }
@@ -584,6 +585,9 @@ impl Worker {
             Ok(Claim::Owned) => {
                 // Nobody's: it is listened to at whatever worker this is.
                 if let Some(key) = owned.and_then(|server| self.take_home(server)) {
+                    if lanes.is_doubted(slot) {
+                        return self.close_server(key, "its client left without its last answer, perhaps");
+                    }
                     self.forward_responses(key);
                     self.rest_again(key);
                 }

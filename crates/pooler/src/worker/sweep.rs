@@ -41,6 +41,7 @@ impl Worker {
         self.sweep_mirrors();
         // Pools belong to no worker: the first one looks after them.
         if self.index == 0 {
+            self.sweep_doubted();
             self.sweep_pools();
             self.upkeep(&settings);
         }
@@ -277,6 +278,12 @@ impl Worker {
         }
     }
 
+    /// Closes servers that lane B may have broken.
+    fn sweep_doubted(&mut self) {
+        let doubted = self.shared.lanes.as_ref().map(|lanes| lanes.doubted()).unwrap_or_default();
+        doubted.into_iter().for_each(|slot| self.lane_server_up(slot, None));
+    }
+
     fn sweep_pools(&mut self) {
         for pool in self.shared.pools() {
             let expired = {
@@ -287,6 +294,10 @@ impl Worker {
                 self.bury(server, reason.text());
             }
             self.launch(pool.id);
+            // A server that was doubted and is not any more is announced by nobody.
+            if self.shared.lanes.as_ref().is_some_and(|lanes| lanes.has_applications()) {
+                self.grant_idle(pool.id);
+            }
         }
     }
 }

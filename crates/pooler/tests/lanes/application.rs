@@ -134,3 +134,52 @@ fn psql_gets_every_row_in_order() -> Result<()> {
         Ok(())
     })
 }
+
+/// Polls until `done`.
+fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !done()? {
+        assert!(begun.elapsed() < Duration::from_secs(30), "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_an_application_has_not_read_is_told() -> Result<()> {
+    lane_b(|_, pooler| {
+        let mut a = client(pooler)?;
+        settle(pooler, &mut a)?;
+        assert_eq!(kernel(pooler, "applications", "queued")?, 0);
+        a.send(&Batch::new().query("select repeat('x', 5000)"))?;
+        until("the answer waits", || Ok(kernel(pooler, "applications", "queued")? >= 5000))?;
+        assert_eq!(a.response()?.ok()?.value().map(str::len), Some(5000));
+        assert_eq!(kernel(pooler, "applications", "queued")?, 0);
+        Ok(())
+    })
+}
+
+/// Nobody can tell whether the last answer reached an application that vanishes behind it, or whether its backend is ending.
+#[test]
+fn the_server_of_an_application_that_vanishes_is_replaced() -> Result<()> {
+    lane_b(|_, pooler| {
+        until("a server is closed", || {
+            let mut a = client(pooler)?;
+            settle(pooler, &mut a)?;
+            value(&mut a, "select 1")?;
+            a.reset()?;
+            // Not if this took more than a second since the answer.
+            let begun = Instant::now();
+            let said = || pooler.log().contains("its client left without its last answer");
+            while !said() && begun.elapsed() < Duration::from_secs(1) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(said())
+        })?;
+        let mut others = (0..8).map(|_| client(pooler)).collect::<Result<Vec<_>>>()?;
+        for other in &mut others {
+            value(other, "begin")?;
+        }
+        Ok(())
+    })
+}
