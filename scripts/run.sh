@@ -55,8 +55,9 @@ fi
 # --- the pooler
 port=$(free_port 6432)
 metrics_port=$(free_port 9127)
-login=
-[ -z "$password" ] || login=" user=$(quote "$user") password=$(quote "$password")"
+# auth_type = any logs every client in under the name in the connection string, so there is one.
+login=" user=$(quote "$user")"
+[ -z "$password" ] || login+=" password=$(quote "$password")"
 umask 077
 cat >"$directory/pgbouncer.ini" <<INI
 [databases]
@@ -72,10 +73,6 @@ max_client_conn = 1000
 [underpass]
 metrics_listen = 127.0.0.1:$metrics_port
 INI
-# auth_type = any logs every client in under the name in the connection string, or the server's own user.
-if [ -z "$password" ]; then
-    sed -i "s/^\* = .*/& user=$user/" "$directory/pgbouncer.ini"
-fi
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory/pgbouncer.ini"
 # Started by root it changes user itself, and keeps what the kernel lanes need.
 become=()

@@ -243,6 +243,15 @@ def reconnect_one(t):
     assert backend_pid(on_p1) != before[1]
 
 
+@check("reconnect/replication-ends")
+def reconnect_replication(t):
+    p = t.tx()
+    stream = t.connect(p, "replica", params={"replication": "database"})
+    stream.query("IDENTIFY_SYSTEM")
+    p.admin("RECONNECT p0")
+    dropped("database configuration changed", stream)
+
+
 @check("reconnect/errors")
 def reconnect_errors(t):
     admin = t.keep(t.pooler().admin())

@@ -98,6 +98,17 @@ def reserve_pool(t):
     third.result()
 
 
+@check("limit/reserve_pool-stays-open", slow=True)
+def reserve_stays(t):
+    p = t.tx({"default_pool_size": 1, "reserve_pool_size": 1, "reserve_pool_timeout": "0.3"})
+    clients = held(t, p, 2)
+    for client in clients:
+        client.query("COMMIT")
+    time.sleep(3 * JANITOR_S)
+    # The next burst need not wait for it again.
+    same(len(p.admin("SHOW SERVERS")), 2, "servers after the burst")
+
+
 @check("limit/min_pool_size", slow=True)
 def min_pool_size(t):
     p = t.tx({"min_pool_size": 3})

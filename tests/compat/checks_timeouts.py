@@ -19,6 +19,30 @@ def query_timeout(t):
     p.wait_log("closing because: query timeout")
 
 
+@check("timeout/query_timeout-counts-the-wait", slow=True)
+def query_timeout_queued(t):
+    p = t.tx({"default_pool_size": 1, "query_timeout": "0.5"})
+    holder, waiter = t.connect(p), t.connect(p)
+    holder.query("BEGIN")
+    call = t.background(waiter.query, "SELECT 1")
+    fails("query_timeout", call.result, severity="FATAL")
+    p.wait_log("closing because: query_timeout")
+
+
+@check("timeout/query_timeout-spares-copy-in", slow=True)
+def query_timeout_copy(t):
+    p = t.tx({"query_timeout": "1"})
+    client = t.connect(p)
+    client.query("BEGIN; CREATE TEMP TABLE c (a int) ON COMMIT DROP")
+    client.send("Q", b"COPY c FROM STDIN\0")
+    same(client.recv()[0], "G")
+    for number in range(8):
+        time.sleep(0.25)
+        client.send("d", f"{number}\n".encode())
+    client.send("c")
+    same(client.finish()[-1].tag, "COPY 8")
+
+
 # Times of a user are whole seconds: PgBouncer reads them as integers.
 @check("timeout/query_timeout-of-user", slow=True)
 def query_timeout_user(t):
@@ -58,6 +82,15 @@ def query_wait_timeout_paused(t):
     client = t.connect(p)
     p.admin("PAUSE")
     fails("query_wait_timeout", client.query, "SELECT 1")
+
+
+@check("timeout/query_wait_timeout-at-login", slow=True)
+def query_wait_timeout_login(t):
+    p = t.tx({"query_wait_timeout": "0.5", "max_db_connections": "1"})
+    t.connect(p).query("BEGIN")
+    # Of a pool that has no server yet nothing is known that this client could be told.
+    fails("query_wait_timeout", t.connect, p, "alice", severity="FATAL")
+    p.wait_log("closing because: query_wait_timeout")
 
 
 @check("timeout/query_wait_notify", slow=True)
@@ -112,6 +145,16 @@ def client_idle(t):
     client.query("SELECT 1")
     dropped("client_idle_timeout", client)
     p.wait_log("closing because: client_idle_timeout")
+
+
+@check("timeout/client_idle_timeout-spares-sessions", slow=True)
+def client_idle_session(t):
+    p = t.pooler({"client_idle_timeout": "0.5"})
+    session, fresh = t.connect(p), t.connect(p)
+    pid = backend_pid(session)
+    dropped("client_idle_timeout", fresh)
+    time.sleep(1)
+    same(backend_pid(session), pid, "who has a server keeps it")
 
 
 @check("timeout/client_idle_timeout-of-user", slow=True)

@@ -250,6 +250,7 @@ def server_shown(t):
     client = t.connect(p)
     client.query("SELECT 1")
     assert p.admin("SHOW SERVERS")[0]["tls"].startswith("TLSv1.3/")
+    p.wait_log("SSL established: TLSv1.3/")
 
 
 @check("tls-server/unix-socket-has-none")

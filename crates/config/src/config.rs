@@ -171,7 +171,8 @@ keys! {
         /// In session pooling, close connections that must be closed as soon as no transaction is open, client
         /// included.
         server_fast_close: bool = Some("0"), Reload;
-        /// Close a connection this long after it was made, when no client uses it. 0: use it once. Per database. \[seconds\]
+        /// Close a connection this long after it was made, when no client uses it; those of a pool one by one,
+        /// `server_lifetime` / `pool_size` apart. 0: use it once. Per database. \[seconds\]
         server_lifetime: Duration = Some("3600"), Reload;
         /// Close a connection that was idle this long. 0: never. \[seconds\]
         server_idle_timeout: Duration = Some("600"), Reload;
@@ -187,15 +188,17 @@ keys! {
         autodb_idle_timeout: Duration = Some("3600"), Reload;
         /// Forget a pool that was empty this long. 0: never. \[seconds\]
         pool_idle_timeout: Duration = Some("0"), Reload;
-        /// Cancel queries that run longer. 0: off. Per user. \[seconds\]
+        /// Cancel queries that take longer, their wait for a server included, since the client last said something.
+        /// 0: off. Per user. \[seconds\]
         query_timeout: Duration = Some("0"), Reload;
-        /// Disconnect clients that wait longer for a server. 0: off. Per database and user. \[seconds\]
+        /// Disconnect clients that wait longer for a server, at login too. 0: off. Per database and user. \[seconds\]
         query_wait_timeout: Duration = Some("120"), Reload;
         /// Tell a client by a notice that it is queued this long. 0: off. \[seconds\]
         query_wait_notify: Duration = Some("5"), Reload;
         /// Longest wait of a cancel request for its connection. 0: off. \[seconds\]
         cancel_wait_timeout: Duration = Some("10"), Reload;
-        /// Disconnect clients that do nothing this long. 0: off. Per user. \[seconds\]
+        /// Disconnect clients that do nothing this long and have no server: in session pooling, those that have asked
+        /// nothing yet. 0: off. Per user. \[seconds\]
         client_idle_timeout: Duration = Some("0"), Reload;
         /// Disconnect clients idle in a transaction this long. 0: off. Per user. \[seconds\]
         idle_transaction_timeout: Duration = Some("0"), Reload;

@@ -100,16 +100,10 @@ pub fn pooler_error(message: &str) -> Phrase {
     phrase(Level::Warning, "pooler_error", format!("pooler error: {message}"))
 }
 
-/// A client prepares a name again without closing it first.
-#[must_use]
-pub fn already_prepared(name: &str) -> Phrase {
-    phrase(Level::Error, "already_prepared", format!("prepared statement '{name}' was already prepared"))
-}
-
 /// A client that waited for `reserve_pool_timeout` gets a server beyond the pool size.
 #[must_use]
-pub fn reserve_pool() -> Phrase {
-    phrase(Level::Warning, "reserve_pool", "taking connection from reserve_pool".to_owned())
+pub fn reserve_pool(database: &str, user: &str) -> Phrase {
+    phrase(Level::Warning, "reserve_pool", format!("taking connection from reserve_pool: {database}/{user}"))
 }
 
 /// A database was made from the `*` entry.
@@ -142,14 +136,6 @@ pub fn server_login_failed(error: Option<(&str, &str)>) -> Phrase {
         None => "server login failed".to_owned(),
     };
     phrase(Level::Warning, "server_login_failed", text)
-}
-
-/// A startup parameter that is neither tracked nor ignored.
-#[must_use]
-pub fn unsupported_parameter(name: &str, value: &str, in_options: bool) -> Phrase {
-    let place = if in_options { " in options" } else { "" };
-    let text = format!("unsupported startup parameter{place}: {name}={value}");
-    phrase(Level::Warning, "unsupported_parameter", text)
 }
 
 /// A console command changes the pooler. `command` is its word, `database` its argument.
@@ -261,7 +247,6 @@ mod tests {
             ),
             (console_command("PAUSE", Some("db")).text, "PAUSE 'db' command issued"),
             (console_command("RELOAD", None).text, "RELOAD command issued"),
-            (unsupported_parameter("a", "b", true).text, "unsupported startup parameter in options: a=b"),
             (server_login_failed(Some(("FATAL", "no"))).text, "server login failed: FATAL no"),
             (drained(true).text, "client connections dropped, exiting"),
             (signal(SignalAction::ResumeRefused).text, "got SIGUSR2 while shutting down, ignoring"),

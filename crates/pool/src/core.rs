@@ -109,6 +109,8 @@ struct Slot<S> {
     idle_since: Instant,
     /// Close instead of using again (RECONNECT, changed configuration, ...).
     close_needed: bool,
+    /// Its lifetime is over, and it is the next to go: see [`Pool::mark_over`].
+    is_over: bool,
     /// PostgreSQL has refused this login. It may go on: see [`Core::refused`].
     is_refused: bool,
     /// Cancel requests under way for it.
@@ -144,6 +146,8 @@ struct Pool<S> {
     failed_at: Option<Instant>,
     /// Connections that are to close when they come to rest.
     old: Option<Old<S>>,
+    /// When the last connection was given up because its lifetime was over.
+    last_over: Option<Instant>,
     last_used: Instant,
 }
 
@@ -265,6 +269,7 @@ impl<S> Core<S> {
             paused: false,
             failed_at: None,
             old: None,
+            last_over: None,
             last_used: now,
         });
         self.by_name.insert((database, user), id);
@@ -441,6 +446,7 @@ impl<S> Core<S> {
                 connected_at: now,
                 idle_since: now,
                 close_needed: false,
+                is_over: false,
                 is_refused: false,
                 cancels: 0,
                 worker: None,
@@ -451,6 +457,7 @@ impl<S> Core<S> {
         slot.generation += 1;
         slot.connected_at = now;
         slot.close_needed = false;
+        slot.is_over = false;
         slot.is_refused = false;
         slot.cancels = 0;
         slot.worker = None;
@@ -495,7 +502,7 @@ impl<S> Core<S> {
             slot.state = State::BeingCanceled;
             return Released::Held(server);
         }
-        let (connected_at, close_needed) = (slot.connected_at, slot.close_needed);
+        let (connected_at, close_needed, is_over) = (slot.connected_at, slot.close_needed, slot.is_over);
         let pool = self.at(id.pool);
         if was_login {
             pool.logins -= 1;
@@ -503,16 +510,14 @@ impl<S> Core<S> {
             pool.failed_at = None;
             pool.waiting.values_mut().for_each(|waiter| waiter.after_failure = false);
         }
-        let age = now.saturating_duration_since(connected_at);
         let close_needed =
             close_needed || pool.old.as_ref().is_some_and(|old| old.has(connected_at, &server));
         let reason = if close_needed {
             Some(CloseReason::CloseNeeded)
-        } else if !was_login && age >= pool.limits.lifetime {
+        } else if !was_login && (is_over || pool.is_over(connected_at, now)) {
+            pool.last_over = Some(now);
             Some(CloseReason::Lifetime)
-        } else if pool.connections > pool.limits.size + pool.limits.reserve
-            || (pool.connections > pool.limits.size && pool.waiting.is_empty())
-        {
+        } else if pool.connections > pool.limits.size + pool.limits.reserve {
             Some(CloseReason::PoolShrunk)
         } else {
             None

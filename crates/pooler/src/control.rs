@@ -401,7 +401,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
                 forget(shared, &database);
                 let number = database.number;
                 shared.broadcast(move |worker| {
-                    worker.kill(Some(number), reason::SERVER_SHUTTING_DOWN);
+                    worker.kill(Some(number), reason::DATABASE_REMOVED);
                 });
             }
             Some((configured, is_auto)) => {

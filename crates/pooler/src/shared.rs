@@ -224,7 +224,7 @@ impl Shared {
             state.settings.store(Arc::new(configured));
             state.is_auto.store(is_auto, Ordering::Relaxed);
             if state.forgotten.swap(false, Ordering::AcqRel) && is_auto {
-                log::info!("registered new auto-database: db={}", state.name);
+                logging::phrase(None, &text::auto_database(&state.name));
             }
         }
     }

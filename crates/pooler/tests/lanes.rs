@@ -443,28 +443,25 @@ fn timeouts_reach_clients_in_lanes() -> Result<()> {
     let ini = |ini: Ini| {
         ini.set("query_timeout", "1").set("idle_transaction_timeout", "1").set("client_idle_timeout", "3")
     };
-    each_lane(ini, |_, pooler, _| expect_timeouts(pooler, 1))
+    each_lane(ini, |_, pooler, _| {
+        expect_timeout(pooler, 1, "select pg_sleep(30)", "query")?;
+        expect_timeout(pooler, 1, "begin", "idle transaction")?;
+        expect_timeout(pooler, 1, "select 1", "idle")
+    })
 }
 
-/// Each of the three timeouts ends a client, whose lane has carried it since `before` queries.
-fn expect_timeouts(pooler: &Underpass, before: usize) -> Result<()> {
-    for (sql, word) in [("select pg_sleep(30)", "query"), ("begin", "idle transaction"), ("select 1", "idle")]
-    {
-        let mut a = client(pooler)?;
-        for _ in 0..before {
-            value(&mut a, "select 1")?;
-        }
-        let begun = Instant::now();
-        a.send(&Batch::new().query(sql))?;
-        let messages = a.until_closed()?;
-        let error =
-            messages.iter().filter_map(|message| message.error()).next_back().map(|error| error.message);
-        assert!(
-            error.as_ref().is_some_and(|error| error.replace('_', " ").contains(word)),
-            "{sql}: {error:?}"
-        );
-        assert!(begun.elapsed() < Duration::from_secs(10));
+/// A client whose lane has carried it since `before` queries is ended for what it does at last; `word` is a part of what it is told.
+fn expect_timeout(pooler: &Underpass, before: usize, sql: &str, word: &str) -> Result<()> {
+    let mut a = client(pooler)?;
+    for _ in 0..before {
+        value(&mut a, "select 1")?;
     }
+    let begun = Instant::now();
+    a.send(&Batch::new().query(sql))?;
+    let messages = a.until_closed()?;
+    let error = messages.iter().filter_map(|message| message.error()).next_back().map(|error| error.message);
+    assert!(error.as_ref().is_some_and(|error| error.replace('_', " ").contains(word)), "{sql}: {error:?}");
+    assert!(begun.elapsed() < Duration::from_secs(10));
     assert_eq!(value(&mut client(pooler)?, "select 3")?, "3");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Instant;
 
 use super::parked::Idle;
-use super::{Core, PoolId, ServerId, State};
+use super::{Core, Pool, PoolId, PoolLimits, ServerId, Slot, State};
 
 /// Why the core has a server closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum CloseReason {
     IdleTimeout,
     /// RECONNECT, RELOAD with other settings, DNS change.
     CloseNeeded,
-    /// More connections than `pool_size` after a reload.
+    /// More connections than `pool_size` and `reserve_pool_size` allow after a reload.
     PoolShrunk,
     /// Another pool of the same database or user needs the place.
     Evicted,
@@ -170,11 +170,11 @@ impl<S> Core<S> {
         let mut expired = Vec::new();
         let p = self.at(pool);
         p.set_aside_unchecked(now);
+        p.mark_over(now);
         if let Idle::Shared(shared) = &p.idle {
             // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
             for (ordinal, slot) in p.slots.iter().enumerate() {
-                let over = slot.close_needed || now.duration_since(slot.connected_at) >= p.limits.lifetime;
-                if slot.state == State::Idle && over {
+                if slot.state == State::Idle && (slot.close_needed || slot.is_over) {
                     shared.retire(ordinal as u32);
                 }
             }
@@ -185,9 +185,9 @@ impl<S> Core<S> {
             let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
-            } else if now.saturating_duration_since(slot.connected_at) >= limits.lifetime {
+            } else if slot.is_over {
                 CloseReason::Lifetime
-            } else if p.connections > limits.size {
+            } else if p.connections > limits.size + limits.reserve {
                 CloseReason::PoolShrunk
             } else if !limits.idle_timeout.is_zero()
                 && idle_for >= limits.idle_timeout
@@ -207,5 +207,31 @@ impl<S> Core<S> {
             }
         }
         expired
+    }
+}
+
+impl<S> Pool<S> {
+    /// Whether a connection made then is to go now for its age. Connections that were made together do not go together, which would
+    /// have all of them made anew at once: there is a pause between two of `lifetime` / `size`, as in PgBouncer (objects.c, `life_over`).
+    pub(super) fn is_over(&self, connected_at: Instant, now: Instant) -> bool {
+        let PoolLimits { lifetime, size, .. } = self.limits;
+        let age = now.saturating_duration_since(connected_at);
+        let has_paused =
+            |last| now.saturating_duration_since(last) >= lifetime.checked_div(size).unwrap_or_default();
+        age >= lifetime && self.last_over.is_none_or(has_paused)
+    }
+
+    /// Marks the idle connections that are to go for their age, the oldest first.
+    fn mark_over(&mut self, now: Instant) {
+        let is_candidate = |slot: &Slot<S>| slot.state == State::Idle && !slot.is_over;
+        loop {
+            let candidates = self.slots.iter().enumerate().filter(|(_, slot)| is_candidate(slot));
+            let Some((oldest, slot)) = candidates.min_by_key(|(_, slot)| slot.connected_at) else { return };
+            if !self.is_over(slot.connected_at, now) {
+                return;
+            }
+            self.slots[oldest].is_over = true;
+            self.last_over = Some(now);
+        }
     }
 }

@@ -90,6 +90,25 @@ fn reserve_opens_after_the_timeout_only() {
 }
 
 #[test]
+fn reserve_connections_stay_until_they_are_idle_for_too_long() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    (1..=3).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let opened = [1, 2, 3].map(|name| open(&mut core, pool, name, now + Duration::from_secs(5)).0);
+    assert_eq!(core.connections(pool), 3);
+    for (id, name) in opened.into_iter().zip(1..) {
+        assert!(matches!(core.release(id, name, now + Duration::from_secs(6)), Released::Parked));
+    }
+    assert!(core.expire(pool, now + Duration::from_secs(7)).is_empty());
+    let smaller = PoolLimits { size: 1, ..limits() };
+    core.set_limits(pool, smaller);
+    let shrunk = core.expire(pool, now + Duration::from_secs(8));
+    assert_eq!(shrunk.iter().map(|(.., reason)| *reason).collect::<Vec<_>>(), [CloseReason::PoolShrunk]);
+}
+
+#[test]
 fn a_full_database_evicts_from_another_pool() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let two = || PoolLimits { database_max: 1, ..limits() };
@@ -212,6 +231,27 @@ fn lifetime_idle_timeout_and_obsolete() {
     assert!(core.obsolete(pool).is_empty(), "it is in use");
     assert!(matches!(core.release(id, 11, now), Released::Close(11, CloseReason::CloseNeeded)));
     assert!(matches!(core.release(id, 11, now), Released::Close(..)), "a stale identity is never taken back");
+    assert_eq!(core.connections(pool), 0);
+}
+
+#[test]
+fn connections_made_together_do_not_end_together() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, || PoolLimits { size: 3, idle_timeout: Duration::ZERO, ..limits() }, now);
+    let after = |seconds| now + Duration::from_secs(seconds);
+    (1..=3).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let opened = [1, 2, 3].map(|name| open(&mut core, pool, name, now).0);
+    assert!(matches!(core.release(opened[0], 1, after(1)), Released::Parked));
+    assert!(matches!(core.release(opened[1], 2, after(1)), Released::Parked));
+    let first = core.expire(pool, after(3600));
+    assert!(matches!(first[..], [(_, 1, CloseReason::Lifetime)]), "{first:?}");
+    // Of three, one goes every 20 minutes.
+    assert!(core.expire(pool, after(4799)).is_empty());
+    assert!(matches!(core.release(opened[2], 3, after(4799)), Released::Parked), "nor one that was in use");
+    assert_eq!(core.expire(pool, after(4800)).len(), 1);
+    assert_eq!(core.expire(pool, after(6000)).len(), 1);
     assert_eq!(core.connections(pool), 0);
 }
 

@@ -29,7 +29,7 @@ use crate::why::{Own, Why};
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
 /// See [`Worker::lane_times`].
-type LaneTimes = (Option<Instant>, Option<Instant>, Option<Instant>);
+type LaneTimes = (Instant, Option<Instant>, Option<Instant>);
 
 impl Client {
     /// Notes bytes read from the socket.
@@ -540,7 +540,7 @@ impl Worker {
             lane.drained = false;
         }
         client.phase = Phase::Linked(server_key);
-        let (_, query, transaction) = since.unwrap_or_default();
+        let (query, transaction) = since.map_or((None, None), |(_, query, transaction)| (query, transaction));
         client.transaction_at = (!taken.link.is_idle()).then(|| transaction.unwrap_or(now));
         client.query_at = server.link.is_busy().then(|| query.unwrap_or(now));
     }
@@ -646,7 +646,8 @@ impl Worker {
         let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
         let now_ns = monotonic_ns();
         let at = |ns: u64| self.now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns)));
-        let active = if info.active_ns == 0 { Some(client.request_at) } else { at(info.active_ns) };
+        // What is fed to a server passes no program.
+        let active = at(info.active_ns).map_or(client.request_at, |at| at.max(client.request_at));
         let linked = info.server.is_some();
         let in_transaction = linked && !(info.link.pinned && info.link.is_idle());
         Some((

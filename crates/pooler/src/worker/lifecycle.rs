@@ -465,7 +465,7 @@ impl Worker {
             let launch = lock(&self.shared.core).launch(pool, self.now);
             match launch {
                 Launch::Open { id, from_reserve } => self.open_server(id, from_reserve),
-                Launch::Evict(_, server) => self.bury(server, "evicted"),
+                Launch::Evict(_, server) => self.bury(server, reason::EVICTED),
                 Launch::Refuse(clients) => {
                     for (client, ticket) in clients {
                         self.post(

@@ -20,6 +20,7 @@ use underpass_wire::{Header, SqlState};
 
 use super::{Entry, Farewell, Source, Worker};
 use crate::client::Phase;
+use crate::control::say;
 use crate::hosts::Turn;
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint, TcpOptions};
@@ -55,7 +56,7 @@ impl Worker {
         let pool = pools.pools[id.pool.0 as usize].clone();
         drop(pools);
         if from_reserve {
-            log::info!("taking connection from reserve_pool: {}/{}", pool.database.name, pool.user.name);
+            say(&text::reserve_pool(&pool.database.name, &pool.user.name));
         }
         self.open(id, pool, None);
     }
@@ -571,6 +572,10 @@ fn tls_answer(server: &mut Server, settings: &Settings) -> Result<(), String> {
 fn drive_handshake(server: &mut Server, settings: &Settings) -> Result<(), String> {
     let result = server.transport.handshake().map_err(|error| format!("TLS handshake failed: {error}"))?;
     if result {
+        let tls = server.transport.tls().and_then(|tls| underpass_tls::describe(tls));
+        if let Some(tls) = tls.filter(|_| settings.config.log_connections) {
+            logging::phrase(Some(server.label()), &text::tls_established(&tls));
+        }
         send_startup(server, settings)?;
     }
     Ok(())

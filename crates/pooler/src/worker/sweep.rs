@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use underpass_console::text::reason;
+use underpass_console::text::{QUEUED_NOTICE, reason};
 use underpass_pool::link::Status;
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::notice_response;
@@ -71,26 +71,34 @@ impl Worker {
                 }
                 Phase::Login(login) => {
                     let (ticket, since) = (login.ticket, client.request_at);
-                    ticket.and_then(|(pool, _)| self.failing_fast(pool, now.saturating_duration_since(since)))
+                    let limits = pool.as_ref().map_or(
+                        (config.query_wait_timeout, config.query_timeout),
+                        |pool| (pool.query_wait_timeout, pool.query_timeout),
+                    );
+                    ticket.and_then(|(pool, _)| {
+                        waited_too_long(now.saturating_duration_since(since), limits)
+                            .or_else(|| self.failing_fast(pool, now.saturating_duration_since(since)))
+                    })
                 }
                 Phase::Closing if over(client.request_at, Duration::from_secs(10)) => {
                     self.drop_client(key);
                     continue;
                 }
                 Phase::Waiting { since, notified, .. } => {
-                    let (since, limit) =
-                        (*since, pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_wait_timeout));
-                    if over(since, limit) {
-                        Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, "query_wait_timeout"))
+                    let since = *since;
+                    let limits = pool
+                        .as_ref()
+                        .map_or_else(Default::default, |pool| (pool.query_wait_timeout, pool.query_timeout));
+                    let late = waited_too_long(now.saturating_duration_since(since), limits);
+                    if late.is_some() {
+                        late
                     } else {
                         // What a lane forwarded before must be in the socket first: else at the next look.
                         let is_due = !*notified && over(since, config.query_wait_notify);
                         if is_due && client.lane.as_mut().is_none_or(|lane| lane.is_clear()) {
                             *notified = true;
                             let why = client.pool.as_ref().and_then(|pool| pool.last_error.load_full());
-                            let mut text =
-                                "No server connection available in postgres backend, client being queued"
-                                    .to_owned();
+                            let mut text = QUEUED_NOTICE.to_owned();
                             if let Some(why) = why {
                                 text = format!("{text} (last connection attempt: {})", why.message);
                             }
@@ -120,10 +128,8 @@ impl Worker {
                         continue;
                     };
                     let Some(client) = self.clients.get(key) else { continue };
-                    if client
-                        .query_at
-                        .is_some_and(|since| linked.link.is_busy() && over(since, pool.query_timeout))
-                    {
+                    // Since the client last said something: COPY data that keeps coming is no query that hangs.
+                    if linked.link.is_busy() && over(client.request_at, pool.query_timeout) {
                         Some(Farewell::told(SqlState::QUERY_CANCELED, "query timeout"))
                     } else if client.transaction_at.is_some_and(|since| over(since, pool.transaction_timeout))
                     {
@@ -136,10 +142,6 @@ impl Worker {
                             SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
                             "idle transaction timeout",
                         ))
-                    } else if linked.link.is_quiescent()
-                        && (over(client.request_at, pool.client_idle_timeout))
-                    {
-                        Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if linked.link.is_quiescent() && draining && !self.shared.waits_for_clients() {
                         Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
                     } else {
@@ -194,10 +196,13 @@ impl Worker {
         let over = |since: Option<Instant>, limit: Duration| {
             !limit.is_zero() && since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
         };
-        let late = over(query, pool.query_timeout)
+        let is_quiet = |limit: Duration| over(Some(active), limit);
+        // A session keeps its server, and is not idle in the sense of `client_idle_timeout`.
+        let is_free = transaction.is_none() && !client.lane.as_ref().is_some_and(|lane| lane.session);
+        let late = (query.is_some() && is_quiet(pool.query_timeout))
             || over(transaction, pool.transaction_timeout)
-            || (transaction.is_some() && query.is_none() && over(active, pool.idle_transaction_timeout))
-            || (transaction.is_none() && over(active, pool.client_idle_timeout))
+            || (transaction.is_some() && query.is_none() && is_quiet(pool.idle_transaction_timeout))
+            || (is_free && is_quiet(pool.client_idle_timeout))
             || (transaction.is_none() && draining && !self.shared.waits_for_clients());
         if !late {
             return;
@@ -207,7 +212,7 @@ impl Worker {
             return;
         }
         if let Some(client) = self.clients.get_mut(key) {
-            client.request_at = active.unwrap_or(client.request_at);
+            client.request_at = active;
             client.query_at = query.or(client.query_at);
             client.transaction_at = transaction.or(client.transaction_at);
         }
@@ -241,6 +246,11 @@ impl Worker {
                 }
                 Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => {
                     Some("server did not come to rest")
+                }
+                // A replication stream may never end by itself, so RECONNECT and RELOAD do not wait for that.
+                Work::Client(_) if server.dedicated => {
+                    let id = server.id;
+                    lock(&self.shared.core).is_close_needed(id).then_some(reason::DATABASE_CHANGED)
                 }
                 _ => None,
             };
@@ -299,5 +309,18 @@ impl Worker {
                 self.grant_idle(pool.id);
             }
         }
+    }
+}
+
+/// What a client is told that has `waited` for a server longer than one of its limits, `query_wait_timeout` and `query_timeout`, allows.
+/// Waiting counts as a part of the query, as in PgBouncer (janitor.c, `pool_client_maint`).
+fn waited_too_long(waited: Duration, (wait, query): (Duration, Duration)) -> Option<Farewell> {
+    let over = |limit: Duration| !limit.is_zero() && waited >= limit;
+    if over(query) {
+        Some(Farewell::told(SqlState::QUERY_CANCELED, reason::CLIENT_QUERY_TIMEOUT))
+    } else if over(wait) {
+        Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, reason::QUERY_WAIT_TIMEOUT))
+    } else {
+        None
     }
 }

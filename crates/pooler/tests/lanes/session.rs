@@ -216,9 +216,19 @@ fn statistics_of_sessions_are_true() -> Result<()> {
 #[test]
 fn timeouts_reach_sessions_in_lanes() -> Result<()> {
     let ini = |ini: Ini| {
-        ini.set("query_timeout", "1").set("idle_transaction_timeout", "1").set("client_idle_timeout", "2")
+        ini.set("query_timeout", "1").set("idle_transaction_timeout", "1").set("client_idle_timeout", "1")
     };
-    each_session_lane(ini, |_, pooler, _| expect_timeouts(pooler, 3))
+    each_session_lane(ini, |_, pooler, _| {
+        let mut idle = client(pooler)?;
+        for _ in 0..3 {
+            value(&mut idle, "select 1")?;
+        }
+        expect_timeout(pooler, 3, "select pg_sleep(30)", "query")?;
+        expect_timeout(pooler, 3, "begin", "idle transaction")?;
+        // `client_idle_timeout` is for clients without a server, and a session keeps its own.
+        assert_eq!(value(&mut idle, "select 2")?, "2");
+        Ok(())
+    })
 }
 
 #[test]
