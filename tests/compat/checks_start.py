@@ -319,6 +319,15 @@ def forced(t):
     same(p.pool(user="alice")["database"], "p0")
 
 
+@check("database/connect_query-that-fails")
+def connect_query_fails(t):
+    p = t.tx(databases={"p0": t.target(connect_query="'SELECT 1/0'")})
+    client = t.connect(p)
+    pid = backend_pid(client)
+    p.wait_log("division by zero")
+    same(backend_pid(client), pid, "the connection is used in spite of it")
+
+
 @check("database/connect_query")
 def connect_query(t):
     p = t.tx(databases={"p0": t.target(connect_query="'SELECT set_config(''up.q'', ''1'', false)'")})

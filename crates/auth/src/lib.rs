@@ -28,7 +28,7 @@ pub mod scram;
 mod secret;
 mod server_auth;
 
-pub use auth_query::{AuthQueryError, AuthQueryUser, auth_query_row};
+pub use auth_query::{AuthQueryError, auth_query_row};
 pub use client_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Login, Method, Refusal};
 pub use context::{AuthContext, AuthOptions, Derivation, EntropyError, MockMethod};
 pub use password::Password;

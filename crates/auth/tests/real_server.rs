@@ -30,7 +30,7 @@ fn plain(text: &str) -> Option<Secret> {
 /// What PgBouncer's default auth_query finds.
 fn stored(server: &Postgres, user: &str) -> Secret {
     let text = server.sql(&format!("select rolpassword from pg_authid where rolname = '{user}'"));
-    match auth_query_row(&[Some(user.as_bytes()), Some(text.as_bytes())]).expect("a row").credential {
+    match auth_query_row(&[Some(user.as_bytes()), Some(text.as_bytes())]).expect("a row") {
         Credential::Secret(secret) => secret,
         other => panic!("{other:?}"),
     }

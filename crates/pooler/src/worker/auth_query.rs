@@ -115,8 +115,7 @@ fn read_answer(mut answer: &[u8]) -> Result<Credential, String> {
         match header[0] {
             b'D' => {
                 let columns = columns(body).ok_or("malformed row")?;
-                let user = auth_query_row(&columns).map_err(|error| error.to_string())?;
-                credential = user.credential;
+                credential = auth_query_row(&columns).map_err(|error| error.to_string())?;
             }
             b'E' => return Err(crate::error_message(body)),
             _ => {}

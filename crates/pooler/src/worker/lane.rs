@@ -28,8 +28,17 @@ use crate::why::{Own, Why};
 /// A client whose requests a lane refuses by their nature again and again is not offered again for this long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
-/// See [`Worker::lane_times`].
-type LaneTimes = (Instant, Option<Instant>, Option<Instant>);
+/// What the programs know of the times of a client that a lane carries.
+pub(super) struct LaneTimes {
+    /// When it was last active.
+    pub active: Instant,
+    /// Since when its query runs.
+    pub query: Option<Instant>,
+    /// The same for its transaction.
+    pub transaction: Option<Instant>,
+    /// Whether it has a server.
+    pub is_linked: bool,
+}
 
 impl Client {
     /// Notes bytes read from the socket.
@@ -540,7 +549,7 @@ impl Worker {
             lane.drained = false;
         }
         client.phase = Phase::Linked(server_key);
-        let (query, transaction) = since.map_or((None, None), |(_, query, transaction)| (query, transaction));
+        let (query, transaction) = since.map_or((None, None), |since| (since.query, since.transaction));
         client.transaction_at = (!taken.link.is_idle()).then(|| transaction.unwrap_or(now));
         client.query_at = server.link.is_busy().then(|| query.unwrap_or(now));
     }
@@ -640,7 +649,7 @@ impl Worker {
         self.post(index, Box::new(move |worker| worker.close_client(key, farewell)));
     }
 
-    /// Times of a client that a lane carries: when it was last active, since when its query and its transaction run.
+    /// Times of a client that a lane carries.
     pub(super) fn lane_times(&self, client: &Client) -> Option<LaneTimes> {
         let lane = client.lane.as_ref()?;
         let info = lane.lanes.datapath.client_info(lane.slot).ok()?;
@@ -648,12 +657,13 @@ impl Worker {
         let at = |ns: u64| self.now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns)));
         // What is fed to a server passes no program.
         let active = at(info.active_ns).map_or(client.request_at, |at| at.max(client.request_at));
-        let linked = info.server.is_some();
-        let in_transaction = linked && !(info.link.pinned && info.link.is_idle());
-        Some((
+        let is_linked = info.server.is_some();
+        let in_transaction = is_linked && !(info.link.pinned && info.link.is_idle());
+        Some(LaneTimes {
             active,
-            (linked && info.link.pending > 0).then(|| at(info.query_start_ns)).flatten(),
-            in_transaction.then(|| at(info.xact_start_ns)).flatten(),
-        ))
+            query: (is_linked && info.link.pending > 0).then(|| at(info.query_start_ns)).flatten(),
+            transaction: in_transaction.then(|| at(info.xact_start_ns)).flatten(),
+            is_linked,
+        })
     }
 }

@@ -18,7 +18,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
-use crate::logging;
+use crate::logging::{self, log_socket};
 use crate::metrics::Told;
 use crate::pool::{ConnectError, Pool};
 use crate::server::{PrepareStep, Server, SettleStep, Work};
@@ -389,7 +389,24 @@ impl Worker {
                 self.ask(key, |_| "ROLLBACK".to_owned());
             }
             (SettleStep::RollingBack, Status::Idle) if failed.is_none() => self.clean(key),
-            (SettleStep::Resetting | SettleStep::Connecting, Status::Idle) if failed.is_none() => {
+            (SettleStep::Connecting, Status::Idle) => {
+                // PgBouncer goes on too. Closing it would only have the next connection fail the same way, without an end.
+                if let Some(error) = failed {
+                    let message = crate::error_message(&error);
+                    log_socket!(Error, server.label(), "connect_query_failed", "connect_query failed: {message}");
+                }
+                server.work = Work::Resting;
+                self.give_back(key);
+            }
+            (SettleStep::Connecting, _) => {
+                let reason = "connect_query left a transaction open: let it end with COMMIT";
+                let error = ConnectError { message: reason.to_owned(), refused: None };
+                server.pool.last_error.store(Some(Arc::new(error)));
+                // As a login that failed, so that the next attempt waits for `server_login_retry`.
+                lock(&self.shared.core).closed(id, true, now);
+                self.close_server(key, reason);
+            }
+            (SettleStep::Resetting, Status::Idle) if failed.is_none() => {
                 server.work = Work::Resting;
                 self.give_back(key);
             }

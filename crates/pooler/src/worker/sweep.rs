@@ -9,6 +9,7 @@ use underpass_wire::SqlState;
 use underpass_wire::backend::build::notice_response;
 use underpass_wire::backend::{Report, Severity};
 
+use super::lane::LaneTimes;
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
 use crate::server::{SettleStep, Work};
@@ -192,17 +193,16 @@ impl Worker {
         self.lane_collect(key);
         let Some(client) = self.clients.get(key) else { return };
         let Some(pool) = client.pool.as_ref().map(|pool| pool.settings.load()) else { return };
-        let Some((active, query, transaction)) = self.lane_times(client) else { return };
+        let Some(times) = self.lane_times(client) else { return };
+        let LaneTimes { active, query, transaction, is_linked } = times;
         let over = |since: Option<Instant>, limit: Duration| {
             !limit.is_zero() && since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
         };
         let is_quiet = |limit: Duration| over(Some(active), limit);
-        // A session keeps its server, and is not idle in the sense of `client_idle_timeout`.
-        let is_free = transaction.is_none() && !client.lane.as_ref().is_some_and(|lane| lane.session);
         let late = (query.is_some() && is_quiet(pool.query_timeout))
             || over(transaction, pool.transaction_timeout)
             || (transaction.is_some() && query.is_none() && is_quiet(pool.idle_transaction_timeout))
-            || (is_free && is_quiet(pool.client_idle_timeout))
+            || (!is_linked && is_quiet(pool.client_idle_timeout))
             || (transaction.is_none() && draining && !self.shared.waits_for_clients());
         if !late {
             return;

@@ -116,7 +116,7 @@ impl Worker {
             peer: client.address.clone(),
             local: client.address.ip().and_then(|_| net::local_endpoint(client.transport.fd())),
             connected_at: client.connected_at,
-            request_at: self.lane_times(client).map_or(client.request_at, |(active, ..)| active),
+            request_at: self.lane_times(client).map_or(client.request_at, |times| times.active),
             wait_us,
             close_needed: false,
             link: server.map(|server| server.socket_id).or(lane_server.map(|(id, _)| id)),
