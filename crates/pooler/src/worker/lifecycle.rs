@@ -393,7 +393,12 @@ impl Worker {
                 // PgBouncer goes on too. Closing it would only have the next connection fail the same way, without an end.
                 if let Some(error) = failed {
                     let message = crate::error_message(&error);
-                    log_socket!(Error, server.label(), "connect_query_failed", "connect_query failed: {message}");
+                    log_socket!(
+                        Error,
+                        server.label(),
+                        "connect_query_failed",
+                        "connect_query failed: {message}"
+                    );
                 }
                 server.work = Work::Resting;
                 self.give_back(key);

@@ -72,10 +72,10 @@ impl Worker {
                 }
                 Phase::Login(login) => {
                     let (ticket, since) = (login.ticket, client.request_at);
-                    let limits = pool.as_ref().map_or(
-                        (config.query_wait_timeout, config.query_timeout),
-                        |pool| (pool.query_wait_timeout, pool.query_timeout),
-                    );
+                    let limits =
+                        pool.as_ref().map_or((config.query_wait_timeout, config.query_timeout), |pool| {
+                            (pool.query_wait_timeout, pool.query_timeout)
+                        });
                     ticket.and_then(|(pool, _)| {
                         waited_too_long(now.saturating_duration_since(since), limits)
                             .or_else(|| self.failing_fast(pool, now.saturating_duration_since(since)))
