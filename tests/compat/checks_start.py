@@ -195,6 +195,13 @@ def unix_only(t):
     raise AssertionError("listens on TCP without listen_addr")
 
 
+@check("start/listen_addr-names-an-address-twice")
+def listen_twice(t):
+    for addresses in ("127.0.0.1, 127.0.0.1", "127.0.0.1, *"):
+        p = t.pooler({"listen_addr": addresses})
+        t.connect(p).query("SELECT 1")
+
+
 @check("start/several-addresses")
 def addresses(t):
     p = t.pooler({"listen_addr": "127.0.0.1, 127.0.0.2"})

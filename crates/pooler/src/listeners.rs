@@ -104,9 +104,11 @@ fn unix_port(address: &SocketAddrUnix) -> Option<u16> {
 /// # Errors
 /// An address cannot be resolved or is in use.
 pub(crate) fn tcp(config: &Config) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
+    let (mut listeners, mut opened) = (Vec::new(), Vec::<SocketAddr>::new());
     let (port, backlog) = (config.listen_port, config.listen_backlog as i32);
-    for name in config.listen_addr.iter() {
+    // `*` first: what it has is not opened again under another name.
+    let (all, named): (Vec<_>, Vec<_>) = config.listen_addr.iter().partition(|name| *name == "*");
+    for name in all.into_iter().chain(named) {
         let addresses: Vec<SocketAddr> = if name == "*" {
             vec![
                 (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port).into(),
@@ -119,11 +121,19 @@ pub(crate) fn tcp(config: &Config) -> anyhow::Result<Vec<Listener>> {
             resolved.collect()
         };
         for address in addresses {
+            // Two names may be one address, as `localhost` and `127.0.0.1` are.
+            let is_same = |open: &SocketAddr| {
+                *open == address || (open.ip().is_unspecified() && open.is_ipv4() == address.is_ipv4())
+            };
+            if opened.iter().any(is_same) {
+                continue;
+            }
             match net::listen_tcp(address, backlog, config.so_reuseport) {
                 Ok(fd) => {
                     defer_accept(&fd, config);
                     logging::phrase(None, &text::listening(&address));
                     listeners.push(Listener { fd: Arc::new(fd), unix_port: None });
+                    opened.push(address);
                 }
                 // A machine without IPv6 is served on IPv4.
                 Err(error) if name == "*" && address.is_ipv6() => {
