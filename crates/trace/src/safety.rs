@@ -18,7 +18,7 @@ use underpass_mysql::command::{
     COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA,
 };
 use underpass_mysql::{packet, response};
-use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
+use underpass_wire::frontend::{Bind, FunctionCall, bind_names, first_name};
 use underpass_wire::tag::{backend, frontend};
 
 pub use fold::fold;
@@ -35,6 +35,8 @@ pub(crate) struct Safety {
     masker: Option<Masker>,
     /// Requests with a password in them, whose error message might quote it; emptied by Ready.
     covered: foldhash::HashMap<SessionId, Vec<u64>>,
+    /// Prepared statements that put together SQL which sets a password: it is in one of their parameters.
+    composing: foldhash::HashMap<SessionId, foldhash::HashSet<Vec<u8>>>,
     /// Sessions of MySQL's protocol whose client is sending something that is not a command.
     sending: foldhash::HashMap<SessionId, Sending>,
 }
@@ -60,6 +62,7 @@ impl Safety {
             protocol,
             masker,
             covered: foldhash::HashMap::default(),
+            composing: foldhash::HashMap::default(),
             sending: foldhash::HashMap::default(),
         }
     }
@@ -96,6 +99,7 @@ impl Safety {
             }
             Record::SessionEnd(r) => {
                 self.covered.remove(&r.session);
+                self.composing.remove(&r.session);
                 None
             }
             _ => None,
@@ -144,6 +148,7 @@ impl Safety {
             // Attributes that cannot be read: where the text begins, and what in it is a password, is not known.
             return withhold(WithheldReason::Authentication);
         };
+        let mut hides = false;
         if passwords::may_have_password(&message, self.protocol) {
             let mut changed = message.to_vec();
             let mut covered = false;
@@ -158,10 +163,16 @@ impl Safety {
             }
             if covered {
                 message = Cow::Owned(changed);
-                self.covered.entry(r.session).or_default().push(r.offset);
-                if redaction == Redaction::None {
-                    redaction = Redaction::Password;
-                }
+            }
+            hides |= covered;
+        }
+        if self.protocol == Protocol::Postgres {
+            hides |= self.composing(r, &mut message);
+        }
+        if hides {
+            self.covered.entry(r.session).or_default().push(r.offset);
+            if redaction == Redaction::None {
+                redaction = Redaction::Password;
             }
         }
         if let Some(masker) = &self.masker
@@ -214,6 +225,29 @@ impl Safety {
                 }),
             })),
         }
+    }
+
+    /// Follows statements that put SQL with a password together, and overwrites all values that a Bind gives to one; `true` if it did.
+    fn composing(&mut self, r: &Frontend<'_>, message: &mut Cow<'_, [u8]>) -> bool {
+        let (Some(&tag), Some(body)) = (r.message.first(), r.message.get(HEADER..)) else { return false };
+        if tag == frontend::PARSE
+            && let Some(name) = first_name(body)
+        {
+            let names = self.composing.entry(r.session);
+            if passwords::composes(&body[name.len() + 1..], self.protocol) {
+                names.or_default().insert(name.to_vec());
+            } else {
+                names.and_modify(|names| _ = names.remove(name));
+            }
+        }
+        let Some(names) = self.composing.get(&r.session) else { return false };
+        let binds =
+            tag == frontend::BIND && bind_names(body).is_some_and(|bind| names.contains(bind.statement));
+        let values = if binds { self.values_of(&r.message) } else { Vec::new() };
+        for (value, _) in values.iter().cloned() {
+            message.to_mut()[value].fill(passwords::COVER);
+        }
+        !values.is_empty()
     }
 
     /// What a message of MySQL's protocol is: only who knows what came before it can tell.
@@ -305,11 +339,13 @@ impl Safety {
         }))
     }
 
-    /// An error about a statement with a password may quote it.
+    /// An error about a statement with a password may quote it, and its rows may be made of it.
     fn covered_error(&self, r: &Backend<'_>) -> Option<Record<'static>> {
         let tag = r.message.first().copied().unwrap_or(0);
         let quotes = match self.protocol {
-            Protocol::Postgres => matches!(tag, backend::ERROR_RESPONSE | backend::NOTICE_RESPONSE),
+            Protocol::Postgres => {
+                matches!(tag, backend::ERROR_RESPONSE | backend::NOTICE_RESPONSE | backend::DATA_ROW)
+            }
             Protocol::Mysql => r.message.get(packet::HEADER_BYTES) == Some(&response::ERR),
         };
         (quotes && self.covered.contains_key(&r.session)).then_some(Record::Withheld(Withheld {
@@ -322,8 +358,11 @@ impl Safety {
         }))
     }
 
-    fn prepared_fill(&self, r: &PreparedFill<'_>) -> Option<Record<'static>> {
+    fn prepared_fill(&mut self, r: &PreparedFill<'_>) -> Option<Record<'static>> {
         let mut query = r.query.to_vec();
+        if passwords::composes(&query, self.protocol) {
+            self.composing.entry(r.session).or_default().insert(r.name.to_vec());
+        }
         let mut redaction = r.redaction;
         if passwords::cover(&mut query, self.protocol) {
             redaction = Redaction::Password;

@@ -137,6 +137,40 @@ fn binary_values_are_stored_bit_by_bit() {
     assert!(read == records, "it is another value");
 }
 
+/// `ALTER ROLE` takes no parameters, so programs have the server quote the password: it is a parameter of another statement then.
+#[test]
+fn passwords_that_sql_is_put_together_with_are_never_stored() {
+    let parent = tempfile::tempdir().unwrap();
+    let composing = b"select format('alter role %I password %L', $1::text, $2::text)";
+    let bind = |offset, name: &'static [u8]| {
+        frontend(offset, move |out| {
+            build::bind(out, b"", name, [], [Some(&b"app"[..]), Some(SECRET)], []);
+        })
+    };
+    let records = [
+        frontend(0, |out| build::parse(out, b"s", composing, [])),
+        bind(100, b"s"),
+        response_error(message(|out| backend::data_row(out, [Some(SECRET)]))),
+        frontend(200, |out| build::query(out, b"select format('alter role a password %L', 'S3cretS3cret')")),
+    ];
+    let read = write(&parent.path().join("trace"), None, &records);
+    let redaction = |at: usize| match &read[at] {
+        Record::Frontend(frontend) => frontend.redaction,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(redaction(0), Redaction::None, "there is none in the text");
+    assert_eq!(redaction(1), Redaction::Password);
+    assert!(matches!(&read[2], Record::Withheld(_)), "a row that has it: {:?}", read[2]);
+    assert_eq!(redaction(3), Redaction::Password);
+
+    // The name is another statement's by now.
+    let mut later = records[..2].to_vec();
+    later.insert(1, frontend(50, |out| build::parse(out, b"s", b"select $1, $2", [])));
+    later[2] = frontend(100, |out| build::bind(out, b"", b"s", [], [Some(&b"a"[..]), Some(b"b")], []));
+    let read = write(&parent.path().join("later"), None, &later);
+    assert_eq!(read[2], later[2]);
+}
+
 #[test]
 fn errors_of_other_statements_keep_their_message() {
     let parent = tempfile::tempdir().unwrap();

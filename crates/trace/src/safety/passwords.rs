@@ -8,7 +8,9 @@
 //! * `password=...` in connection strings and URLs with a password, wherever a string holds one: `CREATE
 //!   SUBSCRIPTION`, `dblink_connect`;
 //! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`, `START REPLICA PASSWORD = '...'`,
-//!   their numbers like `0x...`, too.
+//!   their numbers like `0x...`, too;
+//! * SQL that a statement puts together, `format('alter role %I password %L', ...)` or `'... password ' || quote_literal(...)`: which
+//!   of its strings is the password only the server knows, so all of them are overwritten ([`composes`]).
 //!
 //! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
 //! has the form but not the sense (`... password 'x'` as a column of that type) is overwritten as well.
@@ -48,9 +50,21 @@ pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> bool {
     if !may_have_password(text, dialect) {
         return false;
     }
-    let mut places = Vec::new();
-    find(text, 0, dialect, 0, &mut places);
-    overwrite(text, places)
+    let mut found = Found::default();
+    find(text, 0, dialect, 0, &mut found);
+    if found.composed {
+        strings(text, 0, dialect, 0, &mut found.places);
+    }
+    overwrite(text, found.places)
+}
+
+/// Whether a text puts together SQL that sets a password, which then is in one of its other strings, or in a parameter.
+pub(crate) fn composes(text: &[u8], dialect: Protocol) -> bool {
+    let mut found = Found::default();
+    if may_have_password(text, dialect) {
+        find(text, 0, dialect, 0, &mut found);
+    }
+    found.composed
 }
 
 /// Overwrites all passwords in a value, which may be a connection string or an SQL text; `true` if there was one.
@@ -58,10 +72,10 @@ pub(crate) fn cover_value(value: &mut [u8], dialect: Protocol) -> bool {
     if !may_have_password(value, dialect) {
         return false;
     }
-    let mut places = Vec::new();
-    connection_string(value, 0, &mut places);
-    find(value, 0, dialect, 1, &mut places);
-    overwrite(value, places)
+    let mut found = Found::default();
+    connection_string(value, 0, &mut found.places);
+    find(value, 0, dialect, 1, &mut found);
+    overwrite(value, found.places)
 }
 
 /// As [`cover_value`], in a value in binary format: an image, an array of texts, or a text like any other.
@@ -112,11 +126,27 @@ enum Expect {
     Password,
     /// Behind `password =` or `password (`.
     Value,
+    /// Behind a password: a string that follows at once is its continuation (manual, "String Constants").
+    More,
     /// Behind `IDENTIFIED` and `SET PASSWORD`: every string up to the end of the statement, names of users included.
     Identified,
 }
 
-fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Vec<Range<usize>>) {
+/// What [`find`] found.
+#[derive(Debug, Default)]
+struct Found {
+    places: Vec<Range<usize>>,
+    /// A string has `ALTER ROLE` or its like in it.
+    alters: bool,
+    /// The password of such a string is not in it: it ends before, or has a `%L` in its place.
+    composed: bool,
+}
+
+/// Words of which two behind each other make a statement about somebody who may have a password.
+const ALTERING_WORDS: [&[u8]; 2] = [b"create", b"alter"];
+const ALTERED_WORDS: [&[u8]; 3] = [b"role", b"user", b"group"];
+
+fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Found) {
     let mut expect = Expect::Nothing;
     let mut sets = false;
     let mut set = false;
@@ -125,32 +155,37 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
     // have statements anywhere.
     let (mut assigns, mut after_set) = (false, false);
     let mysql = dialect == Protocol::Mysql;
+    let mut altering = false;
     for Token { kind, inner } in Lexer::new(text, dialect) {
         let content = &text[inner.clone()];
+        let was_altering = std::mem::take(&mut altering);
         match kind {
             Kind::Comment => {
                 // `/*! ... */` is run by MySQL; and whatever it is, it may have been a statement once.
                 if depth < DEPTH_MAX {
-                    find(content, base + inner.start, dialect, depth + 1, places);
+                    find(content, base + inner.start, dialect, depth + 1, found);
                 }
+                altering = was_altering;
                 continue;
             }
             Kind::String if expect != Expect::Nothing => {
                 if depth > 0 && content.iter().all(|&byte| byte == b'\'') {
                     // In a string the quotes are doubled: what looks like an empty string opens the password.
                     let start = (inner.end + 1).min(text.len());
-                    let len = memchr::memchr(b'\'', &text[start..]).unwrap_or(text.len() - start);
-                    places.push(base + start..base + start + len);
+                    let len = memchr::memchr(b'\'', &text[start..]);
+                    found.composed |= found.alters && (len.is_none() || text[start..].starts_with(b"%"));
+                    let len = len.unwrap_or(text.len() - start);
+                    found.places.push(base + start..base + start + len);
                 }
-                places.push(base + inner.start..base + inner.end);
+                found.places.push(base + inner.start..base + inner.end);
                 if expect != Expect::Identified {
-                    expect = Expect::Nothing;
+                    expect = Expect::More;
                 }
             }
             Kind::String => {
-                connection_string(content, base + inner.start, places);
-                if depth < DEPTH_MAX && may_have_password(content, dialect) {
-                    find(content, base + inner.start, dialect, depth + 1, places);
+                connection_string(content, base + inner.start, &mut found.places);
+                if depth < DEPTH_MAX && (may_have_password(content, dialect) || may_alter(content)) {
+                    find(content, base + inner.start, dialect, depth + 1, found);
                 }
                 // MySQL's MASTER_PASSWORD and `OPTIONS ("password" 'x')` of strings in double quotes.
                 expect = if ends_in_password(content) && inner.len() < 64 {
@@ -161,6 +196,8 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
             }
             Kind::Word => {
                 let is_one_of = |words: &[&[u8]]| words.iter().any(|word| content.eq_ignore_ascii_case(word));
+                altering = is_one_of(&ALTERING_WORDS);
+                found.alters |= depth > 0 && was_altering && is_one_of(&ALTERED_WORDS);
                 assigns = !is_one_of(&BODY_WORDS) && (assigns || is_one_of(&ASSIGNING_WORDS));
                 let sets_this = after_set;
                 after_set = !assigns && content.eq_ignore_ascii_case(b"set");
@@ -193,17 +230,57 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Ve
             Kind::Symbol(b'(') if expect == Expect::Password => expect = Expect::Value,
             Kind::Symbol(b'=') if expect == Expect::Password && (sets || depth > 0) => expect = Expect::Value,
             Kind::Symbol(b'\\') if depth > 0 => {} // before a quote, in a string with escapes
+            Kind::Symbol(b'%') if depth > 0 && expect == Expect::Password && found.alters => {
+                found.composed = true
+            }
             Kind::Symbol(b'@' | b'%' | b'.' | b':' | b'$') if sets && expect == Expect::Password => {}
             Kind::Number
                 if mysql && expect != Expect::Nothing && matches!(content, [b'0', b'x' | b'X', ..]) =>
             {
-                places.push(base + inner.start + 2..base + inner.end);
+                found.places.push(base + inner.start + 2..base + inner.end);
             }
             Kind::Symbol(_) | Kind::Number => {
                 if expect != Expect::Identified {
                     expect = Expect::Nothing;
                 }
             }
+        }
+    }
+    let open = matches!(expect, Expect::Password | Expect::Value | Expect::Identified);
+    found.composed |= depth > 0 && open && found.alters;
+}
+
+/// Whether a string can be the beginning of SQL about a role, whose password another string has.
+fn may_alter(text: &[u8]) -> bool {
+    let begins = |word: &&[u8]| {
+        text.trim_ascii_start().get(..word.len()).is_some_and(|s| s.eq_ignore_ascii_case(word))
+    };
+    ALTERING_WORDS.iter().any(begins)
+}
+
+/// All strings of a text but those that are nothing but the SQL that it puts together. Of the body of a function, which is a string itself, its
+/// strings.
+fn strings(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Vec<Range<usize>>) {
+    let mut first = true;
+    let mut has_bodies = false;
+    for Token { kind, inner } in Lexer::new(text, dialect) {
+        let content = &text[inner.clone()];
+        match kind {
+            Kind::Word if std::mem::take(&mut first) => {
+                has_bodies = [&b"do"[..], b"create"].iter().any(|word| content.eq_ignore_ascii_case(word));
+            }
+            Kind::Symbol(b';') => first = true,
+            Kind::String if depth == 0 && has_bodies && text[..inner.start].ends_with(b"$") => {
+                strings(content, base + inner.start, dialect, depth + 1, places);
+            }
+            Kind::String => {
+                let quotes = memchr::memchr(b'\'', content).is_some();
+                let sql = may_have_password(content, dialect) || may_alter(content);
+                if quotes || !sql {
+                    places.push(base + inner.start..base + inner.end);
+                }
+            }
+            _ => {}
         }
     }
 }
@@ -307,9 +384,38 @@ mod tests {
             "select 1; alter role a password 'S3cret'; select 2",
             "alter role a password 'S3cret",
             "alter role nonsense nonsense password 'S3cret' nonsense",
+            "alter role a password 'S3c'\n  'S3cret'",
+            "alter role a password -- x\n 'x' -- y\n 'S3cret' valid until 'infinity'",
+            "select format('alter role %I password %L', 'a', 'S3cret')",
+            "select format('ALTER USER %I WITH ENCRYPTED PASSWORD %2$L', 'a', $$S3cret$$)",
+            "select format('create user %I login password ''%s''', 'a', 'S3cret')",
+            "do $$ begin execute format('create role a password %L', 'S3cret'); end $$",
+            "do $$ begin execute 'alter role a password ' || quote_literal('S3cret'); end $$",
+            "do $$ begin execute 'alter role a password ''' || 'S3cret' || ''''; end $$",
+            "do $$ begin execute 'alter role ' || quote_ident('a') || ' password ' || quote_literal('S3cret'); end $$",
+            "do $$ declare p text := 'S3cret'; begin execute format('alter role a password %L', p); end $$",
+            "do 'begin execute format(''alter role a password %L'', ''S3cret''); end'",
         ] {
             let text = covered(statement, Protocol::Postgres);
             assert!(!text.contains("S3cret") && text.contains("******"), "{text}");
+        }
+    }
+
+    /// The body of a function that is given a password has none in it, and must stay: what calls it would fail.
+    #[test]
+    fn a_statement_that_puts_sql_together_is_known() {
+        let function = "create function f(u text, p text) returns void language plpgsql as $$ begin \
+                        execute format('alter role %I password %L', u, p); end $$";
+        assert_eq!(covered(function, Protocol::Postgres), function);
+        for (text, composes) in [
+            (function, true),
+            ("select format('alter user %I password %L', $1::text, $2::text)", true),
+            ("alter role a password 'x'", false),
+            ("select format('%s has no password %s', 'a', 'b')", false),
+            ("insert into mail values ('user a has no password', 'x')", false),
+            ("select 'x'", false),
+        ] {
+            assert_eq!(super::composes(text.as_bytes(), Protocol::Postgres), composes, "{text}");
         }
     }
 
@@ -345,6 +451,7 @@ mod tests {
             "create procedure p() begin if 1 then update t set a = 1; else set password for a = 'S3cret'; end if; end",
             "create trigger g before update on t for each row set password = 'S3cret'",
             "create event e on schedule every 1 day do set password = 'S3cret'",
+            "set @s = concat('alter user a identified by ', quote('S3cret'))",
         ] {
             let text = covered(statement, Protocol::Mysql);
             assert!(!text.contains("S3cret"), "{text}");
