@@ -85,6 +85,8 @@ pub(super) struct Script {
     /// Texts of prepared statements and portals, by name.
     statements: HashMap<Vec<u8>, u32>,
     portals: HashMap<Vec<u8>, u32>,
+    /// Names of statements whose password was overwritten: what they would do is not what they did.
+    redacted: HashSet<Vec<u8>>,
     /// Names that were prepared before recording. They may become known at any later time.
     filled: HashSet<Vec<u8>>,
     /// Units that use a name nobody had prepared when it was used.
@@ -175,7 +177,11 @@ impl<'o> Builder<'o> {
                 build::parse(&mut message, &fill.name, &fill.query, fill.param_types.iter().copied());
                 script.statements.insert(fill.name.to_vec(), self.classifier.classify(&fill.query));
                 script.filled.insert(fill.name.to_vec());
-                script.session.prepared.push(message);
+                if fill.redaction == Redaction::Password {
+                    script.redacted.insert(fill.name.to_vec());
+                } else {
+                    script.session.prepared.push(message);
+                }
             }
             Record::Server(server) => self.servers.push(server.clone().into_owned()),
             Record::Cancel(cancel) => self.cancels.push((cancel.session, cancel.time_ns)),
@@ -254,6 +260,7 @@ impl<'o> Builder<'o> {
             session,
             statements: HashMap::default(),
             portals: HashMap::default(),
+            redacted: HashSet::default(),
             filled: HashSet::default(),
             unresolved: Vec::new(),
             open: Open { complete: true, ..Open::default() },
@@ -531,19 +538,30 @@ impl Script {
                 let index = classifier.classify(parse.query);
                 self.statements.insert(parse.name.to_vec(), index);
                 self.open.parses.push(index);
-                if when == Ordering::Less && !parse.name.is_empty() {
+                if message.redaction == Redaction::Password {
+                    self.redacted.insert(parse.name.to_vec());
+                    self.prepared.remove(parse.name);
+                } else {
+                    self.redacted.remove(parse.name);
+                }
+                if when == Ordering::Less && !parse.name.is_empty() && !self.redacted.contains(parse.name) {
                     self.prepared.insert(parse.name.to_vec(), bytes.to_vec());
                 }
             }
-            Ok(Message::Bind(bind)) => match self.statements.get(bind.statement) {
-                Some(&index) => {
-                    self.portals.insert(bind.portal.to_vec(), index);
+            Ok(Message::Bind(bind)) => {
+                if self.redacted.contains(bind.statement) {
+                    unit.omitted.get_or_insert(Reason::Password);
                 }
-                None => {
-                    self.portals.remove(bind.portal);
-                    self.unresolved.push((at, bind.statement.to_vec()));
+                match self.statements.get(bind.statement) {
+                    Some(&index) => {
+                        self.portals.insert(bind.portal.to_vec(), index);
+                    }
+                    None => {
+                        self.portals.remove(bind.portal);
+                        self.unresolved.push((at, bind.statement.to_vec()));
+                    }
                 }
-            },
+            }
             Ok(Message::Execute(portal)) => match self.portals.get(portal.portal) {
                 Some(&index) if execute(unit, &mut self.open, index, classifier, options) => {
                     keep = false;

@@ -311,6 +311,45 @@ fn passwords_and_open_ends_are_left_out() {
     assert_eq!(omitted(&plan), [Some(Reason::Password), Some(Reason::Incomplete)]);
 }
 
+/// It would set the password to what overwrote it in the trace.
+#[test]
+fn a_prepared_statement_with_a_password_is_not_executed() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    let query = b"alter role joe password '******'";
+    trace.records.push(Record::PreparedFill(PreparedFill {
+        session: SessionId(1),
+        time_ns: 1,
+        name: b"before"[..].into(),
+        query: query[..].into(),
+        param_types: Vec::new(),
+        redaction: Redaction::Password,
+    }));
+    let sync = trace.send(1, 2, |out| {
+        build::parse(out, b"s", query, []);
+        build::sync(out);
+    });
+    if let Some(Record::Frontend(frontend)) = trace.records.get_mut(2) {
+        frontend.redaction = Redaction::Password;
+    }
+    trace.ready(1, 3, sync, I);
+    for (time_ns, name) in [(4, "s"), (6, "before"), (8, "other")] {
+        let sync = trace.send(1, time_ns, |out| {
+            if name == "other" {
+                build::parse(out, b"s", b"select 1", []);
+            }
+            build::bind(out, b"", if name == "other" { b"s" } else { name.as_bytes() }, [], [], []);
+            build::execute(out, b"", 0);
+            build::sync(out);
+        });
+        trace.ready(1, time_ns + 1, sync, I);
+    }
+    let plan = trace.plan(&Options::default());
+    let password = Some(Reason::Password);
+    assert_eq!(omitted(&plan), [password, password, password, None]);
+    assert!(plan.sessions[0].prepared.is_empty());
+}
+
 #[test]
 fn writes_wait_for_what_was_over_before_their_answer_and_reads_for_what_was_over_before_they_began() {
     let mut trace = Trace::default();
