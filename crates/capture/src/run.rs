@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use underpass_trace::{
-    Clock, Count, Counters, Direction, Level, Meta, Options as WriterOptions, Protocol, Record, Writer,
+    Clock, Count, Counters, Direction, Level, Meta, Note, Options as WriterOptions, Protocol, Record, Writer,
     WriterStats,
 };
 
@@ -95,7 +95,7 @@ pub struct Summary {
     pub accounts: Vec<(SourceKind, Direction, Accounts)>,
     /// What was written.
     pub writer: WriterStats,
-    /// Things that its reader should know.
+    /// Things that its reader should know. They are in the trace, too.
     pub notes: Vec<String>,
     /// The fullest a ring was, 0.0 to 1.0.
     pub fill_max: f64,
@@ -122,6 +122,8 @@ struct Run<'a> {
     summary: Summary,
     started: Instant,
     activity_useless: bool,
+    /// So many notes are in the trace.
+    told: usize,
     /// The server as it is now: it may have been started again.
     server: Server,
 }
@@ -169,6 +171,7 @@ pub fn run(
         summary: Summary::default(),
         started: Instant::now(),
         activity_useless: false,
+        told: 0,
         server: options.server.clone(),
         options,
         kernel,
@@ -186,6 +189,7 @@ pub fn run(
     if options.stage == Stage::Persist {
         run.writer = Some(run.create()?);
     }
+    run.tell_notes();
     run.update();
     ready(&run.summary);
     run.poll(stop, progress);
@@ -223,12 +227,41 @@ impl Run<'_> {
                 pid: Some(server.pid),
                 build_id: None,
             },
-            filters: options.port.iter().map(|port| format!("port {port}")).collect(),
+            filters: self.filters(),
             sources,
             ..Meta::default()
         };
         Writer::create(&options.directory, &meta, options.writer.clone())
             .map_err(|error| Error::Trace { message: error.to_string() })
+    }
+
+    /// What of the server's traffic is left out from the start, in words.
+    fn filters(&self) -> Vec<String> {
+        let options = self.options;
+        let ports = options.server.addresses.iter().map(|address| address.port());
+        let one_of_many = options.port.filter(|&port| ports.clone().any(|other| other != port));
+        let cgroup = options.cgroup.as_ref().filter(|_| options.port.is_some());
+        let never = options.probes == Probes::Never && options.port.is_some();
+        [
+            one_of_many.map(|port| format!("TCP port {port}")),
+            cgroup.map(|path| format!("sockets made in the cgroup {}", path.display())),
+            never.then(|| "TCP connections without encryption (--probes never)".to_owned()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// Puts the notes that are new into the trace.
+    fn tell_notes(&mut self) {
+        if self.writer.is_none() {
+            return;
+        }
+        for text in &self.summary.notes[self.told..] {
+            let note = Note { time_ns: now_ns(), text: text.as_bytes().into() };
+            write(&mut self.writer, &mut self.stopped, &Record::Note(note));
+        }
+        self.told = self.summary.notes.len();
     }
 
     fn attach_probes(&mut self) -> Result<(), Error> {
@@ -334,6 +367,7 @@ impl Run<'_> {
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
                 self.tick();
+                self.tell_notes();
             }
             if reported.elapsed() >= REPORT {
                 reported = Instant::now();
@@ -431,6 +465,7 @@ impl Run<'_> {
     }
 
     fn finish(mut self) -> Summary {
+        let probed = self.kernel.probes_attached();
         self.kernel.detach();
         while self.drain() > 0 {}
         let Self { recorder, writer, stopped, .. } = &mut self;
@@ -438,16 +473,6 @@ impl Run<'_> {
         self.update();
         let counters = counters(&self.summary);
         write(&mut self.writer, &mut self.stopped, &Record::Counters(counters));
-        if let Some(writer) = self.writer.take() {
-            let stats = writer.stats();
-            self.summary.writer = match writer.finish() {
-                Ok(stats) => stats,
-                Err(error) => {
-                    self.stopped.get_or_insert(error.to_string());
-                    stats
-                }
-            };
-        }
         if let Some(why) = self.recorder.refused() {
             let count = self.summary.totals.refused;
             self.summary.notes.push(format!("{count} connections are not recorded, because they use {why}"));
@@ -464,6 +489,29 @@ impl Run<'_> {
             self.summary.notes.push(format!(
                 "{unheard} beginnings or ends of connections were lost: what their sessions lack at the end is not known"
             ));
+        }
+        let encrypted = self.summary.totals.encrypted;
+        if encrypted > 0 && !probed {
+            self.summary.notes.push(format!(
+                "{encrypted} connections are not recorded, because they turned to TLS or GSSAPI"
+            ));
+        }
+        if self.options.probes == Probes::Auto && !probed && !self.server.sockets.is_empty() {
+            self.summary.notes.push(
+                "no session by a Unix socket was seen; those that were over within 0.2 s would be missing (--probes always)"
+                    .into(),
+            );
+        }
+        self.tell_notes();
+        if let Some(writer) = self.writer.take() {
+            let stats = writer.stats();
+            self.summary.writer = match writer.finish() {
+                Ok(stats) => stats,
+                Err(error) => {
+                    self.stopped.get_or_insert(error.to_string());
+                    stats
+                }
+            };
         }
         if let Some(why) = self.stopped {
             self.summary.notes.push(format!("the trace ended early: {why}"));

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 use common::{binary, ended, output, skipped, start_recorder, stop_recorder, wait_gone};
-use underpass_testkit::{Client, Port, Postgres, SmallDisk};
+use underpass_testkit::{Authority, Client, Port, Postgres, SmallDisk};
 use underpass_trace::{Damage, Reader, Record};
 
 fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
@@ -124,6 +124,34 @@ fn a_trace_is_new_complete_and_ends_by_a_signal() {
     assert_eq!(messages(&directory), 11);
     let (code, _, text) = run(&["-p", &site.port(), "-o", &directory.display().to_string(), "-d", "1"]);
     assert!(code == Some(1) && text.contains("never written over"), "{text}");
+}
+
+/// Who reads a trace did not see what its recorder said at the end.
+#[test]
+fn a_trace_says_what_was_left_out() {
+    if skipped() {
+        return;
+    }
+    let authority = Authority::new("test").expect("an authority");
+    let postgres = Postgres::builder().tls(&authority).start().expect("a server");
+    let site = Site { postgres, parent: tempfile::tempdir().expect("a directory") };
+    let directory = site.path("trace");
+    let recorder = site.record(&directory, &["--probes", "never"]);
+    let mut psql = Command::new("psql");
+    psql.args(["-h", "127.0.0.1", "-p", &site.port(), "-U", "postgres", "-c", "select 1"]);
+    let said = output(psql.env("PGSSLMODE", "require"));
+    assert!(said.status.success(), "{said:?}");
+    wait_gone(&site.postgres);
+    let (code, text) = stop_recorder(recorder);
+    assert_eq!(code, Some(0), "{text}");
+    let report = output(Command::new(binary()).args(["report", "--no-page"]).arg(&directory));
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    for sentence in
+        ["without encryption (--probes never)", "1 connections are not recorded, because they turned to TLS"]
+    {
+        assert!(report.contains(sentence), "{sentence}\n{report}");
+    }
+    assert!(!report.contains("Nothing is known to be missing"), "{report}");
 }
 
 #[test]

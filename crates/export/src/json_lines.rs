@@ -181,6 +181,9 @@ fn object(record: &Record<'_>, utc: Utc, says: Says) -> Value {
             o.bytes("database", &r.database).bytes("address", &r.address).bytes("version", &r.version);
             o.optional_bytes("system_identifier", r.system_identifier.as_deref());
         }
+        Record::Note(r) => {
+            o.bytes("text", &r.text);
+        }
         _ => {}
     }
     Value::Object(o.0)
@@ -202,6 +205,7 @@ fn kind(record: &Record<'_>) -> &'static str {
         Record::Clock(_) => "clock",
         Record::Counters(_) => "counters",
         Record::Server(_) => "server",
+        Record::Note(_) => "note",
         _ => "unknown",
     }
 }

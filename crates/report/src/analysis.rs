@@ -98,6 +98,8 @@ pub struct Analysis {
     pub counters: Option<Counters>,
     /// The servers of a trace that a pooler made, by the database as clients name it.
     pub servers: BTreeMap<String, KnownServer>,
+    /// What the recorder said that is no number.
+    pub notes: Vec<String>,
     pub(crate) bins: Bins,
     open: foldhash::HashMap<SessionId, Open>,
 }
@@ -216,6 +218,7 @@ impl Analysis {
             unbalanced: 0,
             counters: None,
             servers: BTreeMap::new(),
+            notes: Vec::new(),
             bins: Bins::new(),
             open: foldhash::HashMap::default(),
         }
@@ -224,7 +227,7 @@ impl Analysis {
     fn record(&mut self, record: &Record<'_>) {
         self.records += 1;
         // The clock was read before the first record, and may be much older.
-        if !matches!(record, Record::Clock(_) | Record::Counters(_) | Record::Server(_)) {
+        if !matches!(record, Record::Clock(_) | Record::Counters(_) | Record::Server(_) | Record::Note(_)) {
             let now = record.time_ns();
             self.span_ns =
                 Some(self.span_ns.map_or((now, now), |(first, last)| (first.min(now), last.max(now))));
@@ -234,6 +237,7 @@ impl Analysis {
             Record::Cancel(_) => self.cancels += 1,
             Record::Clock(clock) => self.clock = self.clock.or(Some(*clock)),
             Record::Counters(counters) => self.counters = Some(*counters),
+            Record::Note(note) => self.notes.push(String::from_utf8_lossy(&note.text).into_owned()),
             Record::Server(server) => {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
                 let known = KnownServer {
@@ -455,6 +459,9 @@ impl Analysis {
         }
         for filter in &self.meta.filters {
             say(1, format!("Only a part of the traffic was recorded: {filter}."));
+        }
+        for note in &self.notes {
+            say(1, format!("The recorder says: {note}."));
         }
         let ppm = self.meta.sample_ppm;
         say(

@@ -103,6 +103,8 @@ fn analysis(lossy: bool) -> Analysis {
                 reason: LossReason::RingFull,
             }))
             .unwrap();
+        let text = Cow::Borrowed(&b"3 connections turned away"[..]);
+        writer.write(&Record::Note(Note { time_ns: 9_960 * MS, text })).unwrap();
     }
     let totals = ByteTotals { seen: 500, recorded: 500, ..ByteTotals::default() };
     writer
@@ -148,6 +150,7 @@ fn the_summary_confesses() {
         "1013, 101 a second, 1 errors",
         "Lost: 1234 bytes in 1 gaps, because the ring buffer was full.",
         "1 of 2 sessions were joined in their middle",
+        "The recorder says: 3 connections turned away.",
         "42601  syntax error at or near \"<b>\"",
         "select $1",
         "Never recorded: statements inside functions",

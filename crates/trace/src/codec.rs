@@ -27,10 +27,12 @@ pub(crate) mod kind {
     pub(crate) const COUNTERS: u8 = 13;
     /// Since 1.1.
     pub(crate) const SERVER: u8 = 14;
+    /// Since 1.2.
+    pub(crate) const NOTE: u8 = 15;
 
     /// Whether this version knows the kind. Readers pass over others, which a later minor version added.
     pub(crate) const fn is_known(kind: u8) -> bool {
-        matches!(kind, SESSION_START..=SERVER)
+        matches!(kind, SESSION_START..=NOTE)
     }
 }
 
@@ -77,6 +79,7 @@ pub(crate) fn kind_of(record: &Record<'_>) -> u8 {
         Record::Clock(_) => kind::CLOCK,
         Record::Counters(_) => kind::COUNTERS,
         Record::Server(_) => kind::SERVER,
+        Record::Note(_) => kind::NOTE,
     }
 }
 
@@ -188,6 +191,10 @@ pub(crate) fn encode(state: &mut State, record: &Record<'_>, out: &mut Vec<u8>) 
                 put_bytes(out, text);
             }
             optional_bytes(r.system_identifier.as_deref(), out);
+        }
+        Record::Note(r) => {
+            time(state, r.time_ns, out);
+            put_bytes(out, &r.text);
         }
     }
 }
@@ -318,6 +325,10 @@ fn decode_fields<'a>(state: &mut State, kind: u8, mut f: Fields<'a>) -> Option<R
             let (database, address, version) = (text()?, text()?, text()?);
             let system_identifier = decode_optional_bytes(&mut f)?;
             Record::Server(ServerIdentity { time_ns, database, address, version, system_identifier })
+        }
+        kind::NOTE => {
+            let time_ns = decode_time(state, &mut f)?;
+            Record::Note(Note { time_ns, text: Cow::Borrowed(f.bytes()?) })
         }
         _ => return None,
     })

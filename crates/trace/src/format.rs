@@ -6,7 +6,7 @@
 /// Readers refuse a higher one.
 pub const VERSION_MAJOR: u16 = 1;
 /// Raised when something is added that readers of the same major version may ignore.
-pub const VERSION_MINOR: u16 = 1;
+pub const VERSION_MINOR: u16 = 2;
 /// The most bytes that a block holds before compression. A stored block is never longer.
 pub const BLOCK_RAW_MAX: usize = 1 << 20;
 /// The extension of a segment's file name: `000001.upt`.

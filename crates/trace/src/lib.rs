@@ -37,6 +37,7 @@ mod model;
 mod reader;
 mod safety;
 pub mod statements;
+mod syncer;
 mod varint;
 mod writer;
 

@@ -73,6 +73,8 @@ pub enum Record<'a> {
     Counters(Counters),
     /// Which server a database is, of a trace that a pooler made.
     Server(ServerIdentity<'a>),
+    /// What the recorder has to say to the trace's reader: what it could not record, and why.
+    Note(Note<'a>),
 }
 
 /// A session begins. Written when the login is over, so that all of it is known; also for a login that failed,
@@ -472,6 +474,15 @@ pub struct ServerIdentity<'a> {
     pub system_identifier: Option<Bytes<'a>>,
 }
 
+/// What the recorder has to say to the trace's reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note<'a> {
+    /// When it was said.
+    pub time_ns: u64,
+    /// A sentence.
+    pub text: Bytes<'a>,
+}
+
 /// A number of events and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
@@ -512,6 +523,7 @@ impl Record<'_> {
             Self::Clock(r) => r.monotonic_ns,
             Self::Counters(r) => r.time_ns,
             Self::Server(r) => r.time_ns,
+            Self::Note(r) => r.time_ns,
         }
     }
 
@@ -529,7 +541,7 @@ impl Record<'_> {
             Self::Withheld(r) => Some(r.session),
             Self::Loss(r) => r.session,
             Self::SessionEnd(r) => Some(r.session),
-            Self::Clock(_) | Self::Counters(_) | Self::Server(_) => None,
+            Self::Clock(_) | Self::Counters(_) | Self::Server(_) | Self::Note(_) => None,
         }
     }
 
@@ -559,6 +571,7 @@ impl Record<'_> {
             Self::Clock(r) => Record::Clock(r),
             Self::Counters(r) => Record::Counters(r),
             Self::Server(r) => Record::Server(r.into_owned()),
+            Self::Note(Note { time_ns, text }) => Record::Note(Note { time_ns, text: own(text) }),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::format::{
 };
 use crate::model::{Clock, Record};
 use crate::safety::{Masker, Safety};
+use crate::syncer::Syncer;
 use crate::varint::{self, put};
 use crate::{Error, Meta, RedactionPolicy};
 
@@ -105,6 +106,7 @@ pub struct Writer {
     fields: Vec<u8>,
     compressor: Compressor,
     segment: Option<Segment>,
+    syncer: Syncer,
     stats: WriterStats,
 }
 
@@ -156,6 +158,7 @@ impl Writer {
             compressor: Compressor::new(options.zstd_level)
                 .map_err(Error::io(directory, "start compression"))?,
             segment: None,
+            syncer: Syncer::default(),
             stats: WriterStats::default(),
             options,
         };
@@ -376,14 +379,17 @@ impl Writer {
         }
         let Some(segment) = &mut self.segment else { return Ok(()) };
         let trailer = format::encode_trailer(index_offset);
-        let path = segment.path.clone();
-        let done = segment.file.write_all(&trailer).and_then(|()| segment.file.sync_data());
-        if let Err(error) = done {
+        if let Err(error) = segment.file.write_all(&trailer) {
+            let path = segment.path.clone();
             return self.stop(error, &path);
         }
         self.stats.file_bytes += TRAILER_LEN as u64;
-        self.segment = None;
-        Ok(())
+        let Some(Segment { path, file, .. }) = self.segment.take() else { return Ok(()) };
+        let mut done = self.syncer.begin(path, move || file.sync_data());
+        if last {
+            done = done.and(self.syncer.finish());
+        }
+        done.or_else(|(path, error)| self.stop(error, &path))
     }
 
     /// Ends the trace because of an error of the file system.

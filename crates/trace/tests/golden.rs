@@ -145,6 +145,7 @@ fn records() -> Vec<Record<'static>> {
             version: b"17.2"[..].into(),
             system_identifier: Some(b"7421931650231287733"[..].into()),
         }),
+        Record::Note(Note { time_ns: 8_600_000, text: b"the server was started again"[..].into() }),
     ]
 }
 

@@ -224,5 +224,6 @@ pub fn record() -> impl Strategy<Value = Record<'static>> {
                 Record::Server(ServerIdentity { time_ns, database, address, version, system_identifier })
             }
         ),
+        (number(), bytes()).prop_map(|(time_ns, text)| Record::Note(Note { time_ns, text })),
     ]
 }
