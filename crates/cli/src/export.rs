@@ -86,8 +86,12 @@ pub(crate) fn export(arguments: &Export) -> anyhow::Result<ExitCode> {
             let done = match place.filter(|place| *place != Path::new("-")) {
                 None => json_lines::export(&mut reader, &mut BufWriter::new(std::io::stdout().lock())),
                 Some(path) => {
-                    let file =
-                        File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
+                    let mut options = underpass_export::private();
+                    let file = options
+                        .write(true)
+                        .create_new(true)
+                        .open(path)
+                        .with_context(|| format!("cannot make {}", path.display()))?;
                     json_lines::export(&mut reader, &mut BufWriter::new(file))
                 }
             };
@@ -133,18 +137,23 @@ pub(crate) fn import(arguments: &Import) -> anyhow::Result<ExitCode> {
     // All of them are there before anything is made.
     let logs: Vec<_> = logs.collect::<anyhow::Result<_>>()?;
     let mut writer = Writer::create(&arguments.output, &csv_log::meta(), Options::default())?;
-    let mut sum = csv_log::Summary::default();
+    let mut import = csv_log::Import::default();
     for (path, file) in logs {
-        let one = csv_log::import(file, &mut writer).with_context(|| path.display().to_string())?;
-        sum.lines += one.lines;
-        sum.sessions += one.sessions;
-        sum.statements += one.statements;
-        sum.errors += one.errors;
-        sum.zones_taken_for_utc += one.zones_taken_for_utc;
+        import.log(file, &mut writer).with_context(|| path.display().to_string())?;
     }
+    let sum = import.finish(&mut writer)?;
     writer.finish()?;
-    let csv_log::Summary { lines, sessions, statements, errors, zones_taken_for_utc, .. } = sum;
+    let csv_log::Summary { lines, sessions, statements, errors, zones_taken_for_utc, not_utf8, torn, .. } =
+        sum;
     eprintln!("{statements} statements of {sessions} sessions, {errors} errors, from {lines} lines");
+    if not_utf8 > 0 {
+        eprintln!(
+            "underpass: {not_utf8} lines are not UTF-8; what cannot be read of them is U+FFFD in the trace"
+        );
+    }
+    if torn > 0 {
+        eprintln!("underpass: {torn} logs end in the middle of a line, which was left out");
+    }
     if zones_taken_for_utc > 0 {
         eprintln!(
             "underpass: {zones_taken_for_utc} lines name a time zone by an abbreviation, which was taken for UTC"

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Read;
 
-use csv::StringRecord;
+use csv::{ByteRecord, StringRecord};
 use underpass_trace::*;
 use underpass_wire::frontend::build;
 
@@ -30,6 +30,10 @@ pub struct Summary {
     pub others: u64,
     /// Lines whose time zone is an abbreviation other than UTC and GMT, which was taken for UTC.
     pub zones_taken_for_utc: u64,
+    /// Lines with bytes that are not UTF-8, which became U+FFFD: the server writes each in its database's encoding.
+    pub not_utf8: u64,
+    /// Logs whose last line is cut off, and left out.
+    pub torn: u64,
 }
 
 /// Columns of the log; manual, "Using CSV-Format Log Output".
@@ -56,35 +60,6 @@ pub fn meta() -> Meta {
     Meta { sources: vec!["PostgreSQL CSV log".into()], ..Meta::default() }
 }
 
-/// Reads a log, several of them one after the other, and writes their statements.
-///
-/// # Errors
-/// The log is not in CSV format or has too few columns; the trace cannot be written.
-pub fn import(log: impl Read, writer: &mut Writer) -> Result<Summary, Error> {
-    let mut lines = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(log);
-    let mut import = Import {
-        sessions: BTreeMap::new(),
-        connected: BTreeMap::new(),
-        next: 1,
-        clock: false,
-        last_ns: 0,
-        summary: Summary::default(),
-    };
-    let mut line = StringRecord::new();
-    while {
-        let at = lines.position().line();
-        let more = lines.read_record(&mut line);
-        more.map_err(|error| Error::Input { line: at, why: error.to_string() })?
-    } {
-        let at = line.position().map_or(0, csv::Position::line);
-        import.line(&line, writer).map_err(|fault| match fault {
-            Fault::Error(error) => error,
-            Fault::Line(why) => Error::Input { line: at, why: why.to_owned() },
-        })?;
-    }
-    import.finish(writer)
-}
-
 enum Fault {
     Error(Error),
     Line(&'static str),
@@ -96,7 +71,8 @@ impl From<underpass_trace::Error> for Fault {
     }
 }
 
-struct Import {
+/// Reads logs, one after the other: what is open at the end of one goes on in the next.
+pub struct Import {
     sessions: BTreeMap<String, Session>,
     /// When connections were authorized that have not said anything yet.
     connected: BTreeMap<String, u64>,
@@ -130,7 +106,59 @@ struct Logged<'a> {
     text: &'a str,
 }
 
+impl std::fmt::Debug for Import {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Import").field("summary", &self.summary).finish_non_exhaustive()
+    }
+}
+
+impl Default for Import {
+    fn default() -> Self {
+        Self {
+            sessions: BTreeMap::new(),
+            connected: BTreeMap::new(),
+            next: 1,
+            clock: false,
+            last_ns: 0,
+            summary: Summary::default(),
+        }
+    }
+}
+
 impl Import {
+    /// Reads the next log and writes its statements.
+    ///
+    /// # Errors
+    /// The log is not in CSV format or has too few columns; the trace cannot be written.
+    pub fn log(&mut self, log: impl Read, writer: &mut Writer) -> Result<(), Error> {
+        let mut lines = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(log);
+        let mut read = |line: &mut ByteRecord| {
+            let at = lines.position().line();
+            let more = lines.read_byte_record(line);
+            more.map_err(|error| Error::Input { line: at, why: error.to_string() })
+        };
+        let (mut next, mut bytes) = (ByteRecord::new(), ByteRecord::new());
+        let mut more = read(&mut next)?;
+        while more {
+            std::mem::swap(&mut next, &mut bytes);
+            more = read(&mut next)?;
+            let at = bytes.position().map_or(0, csv::Position::line);
+            let line = StringRecord::from_byte_record_lossy(bytes.clone());
+            // A server that is at work, or was killed, leaves a line without its end; a file of another kind has no time.
+            if !more && line.len() < column::COUNT_MIN && line.get(column::LOG_TIME).and_then(time).is_some()
+            {
+                self.summary.torn += 1;
+                break;
+            }
+            self.summary.not_utf8 += u64::from(line.as_byte_record() != &bytes);
+            self.line(&line, writer).map_err(|fault| match fault {
+                Fault::Error(error) => error,
+                Fault::Line(why) => Error::Input { line: at, why: why.to_owned() },
+            })?;
+        }
+        Ok(())
+    }
+
     fn line(&mut self, line: &StringRecord, writer: &mut Writer) -> Result<(), Fault> {
         if line.len() < column::COUNT_MIN {
             return Err(Fault::Line("too few columns: not PostgreSQL's CSV log"));
@@ -231,7 +259,11 @@ impl Import {
         Ok(Session { id, frontend: 0, backend: 0, status: TransactionStatus::Idle, running: None })
     }
 
-    fn finish(mut self, writer: &mut Writer) -> Result<Summary, Error> {
+    /// All logs are read: sessions that are open end with what was read last.
+    ///
+    /// # Errors
+    /// The trace cannot be written.
+    pub fn finish(mut self, writer: &mut Writer) -> Result<Summary, Error> {
         let now = self.last_ns;
         for session in std::mem::take(&mut self.sessions).values_mut() {
             end_session(session, now, EndReason::RecordingEnded, writer).map_err(|fault| match fault {

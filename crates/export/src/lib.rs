@@ -14,6 +14,8 @@ mod value;
 pub use error::Error;
 pub use value::text_of;
 
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use underpass_trace::Clock;
@@ -37,9 +39,16 @@ impl Utc {
     }
 }
 
+/// For files that hold what a trace holds: nobody but their owner may read them, as the trace itself.
+pub fn private() -> OpenOptions {
+    let mut options = File::options();
+    options.mode(0o600);
+    options
+}
+
 /// Makes the directory of an export, which must not be there.
 fn new_directory(path: &Path) -> Result<(), Error> {
-    std::fs::create_dir(path).map_err(|error| match error.kind() {
+    DirBuilder::new().mode(0o700).create(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Error::Exists(path.to_owned()),
         _ => Error::io(path)(error),
     })

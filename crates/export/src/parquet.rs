@@ -218,7 +218,7 @@ struct Table<R> {
 
 impl<R: Rows> Table<R> {
     fn create(path: PathBuf) -> Result<Self, Error> {
-        let mut options = File::options();
+        let mut options = crate::private();
         let file = options.write(true).create_new(true).open(&path).map_err(Error::io(&path))?;
         let failed = |source| Error::Parquet { path: path.clone(), source };
         let properties = WriterProperties::builder()

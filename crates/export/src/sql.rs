@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use underpass_trace::statements::{Event, Request, Statement, Statements};
+use underpass_trace::statements::{Event, Parameters, Request, Statement, Statements};
 use underpass_trace::{Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart};
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
@@ -49,6 +50,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
         utc: Utc::default(),
         starts: BTreeMap::new(),
         copies: BTreeMap::new(),
+        suspended: BTreeMap::new(),
         files: BTreeMap::new(),
         summary: Summary::default(),
     };
@@ -80,6 +82,8 @@ struct Scripts {
     utc: Utc,
     starts: BTreeMap<SessionId, SessionStart<'static>>,
     copies: BTreeMap<SessionId, Copy>,
+    /// Parameters of a portal that has more rows: what executes it again has the same.
+    suspended: BTreeMap<SessionId, Arc<Parameters>>,
     files: BTreeMap<SessionId, BufWriter<File>>,
     summary: Summary,
 }
@@ -127,7 +131,17 @@ impl Scripts {
             Redaction::Masked => text += ", masked",
         }
         text.push('\n');
-        match script(self.protocol, statement, copy.as_ref()) {
+        let more = match statement.outcome {
+            Outcome::Suspended => self.suspended.insert(statement.session, Arc::clone(&statement.parameters)),
+            _ => self.suspended.remove(&statement.session),
+        };
+        let script = match more {
+            Some(portal) if Arc::ptr_eq(&portal, &statement.parameters) => {
+                Err("more rows of the portal before".into())
+            }
+            _ => script(self.protocol, statement, copy.as_ref()),
+        };
+        match script {
             Ok(sql) => {
                 text += &sql;
                 self.summary.statements += 1;
@@ -154,7 +168,8 @@ impl Scripts {
             std::collections::btree_map::Entry::Vacant(place) => {
                 let path = self.directory.join(format!("session-{:06}.sql", session.0));
                 let is_new = !path.exists();
-                let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+                let mut options = crate::private();
+                let file = options.create(true).append(true).open(&path).map_err(Error::io(&path))?;
                 let mut file = BufWriter::new(file);
                 if is_new {
                     self.summary.files += 1;
@@ -168,6 +183,7 @@ impl Scripts {
     fn end(&mut self, session: SessionId) -> Result<(), Error> {
         self.starts.remove(&session);
         self.copies.remove(&session);
+        self.suspended.remove(&session);
         if let Some(mut file) = self.files.remove(&session) {
             file.flush()?;
         }
@@ -216,6 +232,13 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     if let Some(copy) = copy {
         return copy_script(text, copy);
     }
+    if copies_in(text) {
+        // psql would take the rest of the script for its data.
+        return match statement.outcome {
+            Outcome::Complete { .. } => copy_script(text, &Copy::default()),
+            _ => Err("a COPY that failed before it got its data".into()),
+        };
+    }
     let parameters = &statement.parameters;
     if parameters.values.is_empty() {
         // On a line of its own: the text may end in a comment.
@@ -234,11 +257,21 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     let types: Vec<String> = (0..parameters.values.len())
         .map(|at| type_name(parameters.types.get(at).copied().unwrap_or(0)))
         .collect();
+    // A name of its own: DEALLOCATE fails in a transaction that has failed, and the next statement must not execute this one.
+    let name = format!("underpass_{}", statement.request);
     Ok(format!(
-        "PREPARE underpass ({}) AS {text}\n;\nEXECUTE underpass ({});\nDEALLOCATE underpass;\n",
+        "PREPARE {name} ({}) AS {text}\n;\nEXECUTE {name} ({});\nDEALLOCATE {name};\n",
         types.join(", "),
         values.join(", ")
     ))
+}
+
+/// Whether a text is `COPY ... FROM STDIN`.
+fn copies_in(text: &str) -> bool {
+    let mut words = text.split_ascii_whitespace();
+    words.next().is_some_and(|word| word.eq_ignore_ascii_case("copy"))
+        && words.any(|word| word.eq_ignore_ascii_case("from"))
+        && words.next().is_some_and(|word| word.eq_ignore_ascii_case("stdin"))
 }
 
 fn copy_script(text: &str, copy: &Copy) -> Result<String, String> {
@@ -247,7 +280,8 @@ fn copy_script(text: &str, copy: &Copy) -> Result<String, String> {
     }
     let data = std::str::from_utf8(&copy.data).map_err(|_| "COPY of binary data")?;
     let end = if data.is_empty() || data.ends_with('\n') { "" } else { "\n" };
-    let mark = if data.ends_with("\\.\n") || data.ends_with("\\.") { "" } else { "\\.\n" };
+    // Only on a line of its own it is the end.
+    let mark = if data.lines().next_back() == Some("\\.") { "" } else { "\\.\n" };
     Ok(format!("{text}\n;\n{data}{end}{mark}"))
 }
 
