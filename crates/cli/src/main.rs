@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            format!("{error:#}").lines().for_each(|line| eprintln!("underpass: {line}"));
+            told(&error).lines().for_each(|line| eprintln!("underpass: {line}"));
             ExitCode::FAILURE
         }
     }
@@ -104,6 +104,15 @@ fn manual() -> anyhow::Result<Vec<u8>> {
         part.render_extra_section(&mut page)?;
     }
     Ok(page)
+}
+
+/// An error with its causes. Some tell their cause themselves, which then is not told again.
+fn told(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .map(ToString::to_string)
+        .reduce(|told, cause| if told.contains(&cause) { told } else { format!("{told}: {cause}") })
+        .unwrap_or_default()
 }
 
 /// To standard output; a reader that has seen enough (`| head`) is no error.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use underpass_replay::plan::{self, Filter, Plan, Rows};
 use underpass_replay::preflight::{self, Preflight};
 use underpass_replay::report::Report;
@@ -147,7 +148,7 @@ Examples:
   underpass replay monday --to ... --baseline postgres://postgres@old/           two servers compared
   underpass replay monday --to ... --read-only --speed 2                         on a standby, twice as fast
 
-The first Ctrl-C sends nothing more, waits for what is under way and reports; the second stops at once.";
+The first Ctrl-C (or SIGTERM) sends nothing more, waits for what is under way and reports; the second stops at once.";
 
 fn speed(text: &str) -> Result<f64, String> {
     let speed: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -269,10 +270,11 @@ async fn play(
     }
     let plan = Arc::new(plan);
     let stopper = Stopper::default();
+    let mut terminate = signal(SignalKind::terminate()).context("catching signals")?;
     let signals = tokio::spawn({
         let stopper = stopper.clone();
         async move {
-            while tokio::signal::ctrl_c().await.is_ok() {
+            while asked_to_stop(&mut terminate).await.is_ok() {
                 eprintln!("underpass: finishing what is under way; Ctrl-C again stops at once");
                 stopper.stop();
             }
@@ -291,7 +293,7 @@ async fn play(
         Some(path) if path.as_os_str() == "-" => print(&(json()? + "\n"))?,
         Some(path) => {
             print(&report.text())?;
-            std::fs::write(path, json()? + "\n")
+            crate::report::write(path, (json()? + "\n").as_bytes())
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
         None => print(&report.text())?,
@@ -302,6 +304,14 @@ async fn play(
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(if replay.require_equal && !report.is_equal() { ExitCode::from(3) } else { ExitCode::SUCCESS })
+}
+
+/// Waits for Ctrl-C or SIGTERM.
+async fn asked_to_stop(terminate: &mut Signal) -> std::io::Result<()> {
+    tokio::select! {
+        asked = tokio::signal::ctrl_c() => asked,
+        _ = terminate.recv() => Ok(()),
+    }
 }
 
 /// The page of the trace, with this replay in it.

@@ -15,6 +15,12 @@ fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
+fn an_error_says_its_cause_once() {
+    let (_, _, text) = run(&["replay", "/nowhere", "--to", "foo bar"]);
+    assert_eq!(text.matches("a word without '='").count(), 1, "{text}");
+}
+
+#[test]
 fn the_version_is_one_line_and_names_pgbouncers() {
     for arguments in [&["-V"][..], &["--version"], &["pooler", "-V"], &["pooler", "--version"]] {
         let (code, out, _) = run(arguments);

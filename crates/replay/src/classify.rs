@@ -15,7 +15,7 @@ pub struct Statement {
     pub fingerprint: String,
     /// The text with its literals replaced by `$1`, `$2`, ..., cut to 500 characters.
     pub label: String,
-    /// The first such text, whole; empty if it is longer than is remembered.
+    /// The first such text, whole; empty if it is longer than is remembered, or not UTF-8.
     pub sample: String,
     /// What it does. A text that cannot be parsed may do anything.
     pub summary: Summary,
@@ -51,10 +51,13 @@ impl Classifier {
         if let Some(&index) = self.texts.get(text) {
             return index;
         }
-        let statement = match self.protocol {
+        let mut statement = match self.protocol {
             Protocol::Postgres => classify(&String::from_utf8_lossy(text)),
             Protocol::Mysql => classify_mysql(text),
         };
+        if std::str::from_utf8(text).is_err() {
+            statement.sample.clear();
+        }
         let key = (statement.fingerprint.clone(), statement.summary.class, statement.summary.may_write);
         let next = self.statements.len() as u32;
         let index = *self.groups.entry(key).or_insert(next);
@@ -84,6 +87,7 @@ fn classify(text: &str) -> Statement {
         may_write: true,
         volatile: Vec::new(),
         creates: Vec::new(),
+        defines: false,
         relations: Vec::new(),
         extensions: Vec::new(),
         notifies: false,
@@ -141,6 +145,8 @@ mod tests {
         for text in [&b"select '\xe9'"[..], b"sel\0ect", b"\xff\xff", b"select $$"] {
             let index = classifier.classify(text);
             assert!(!classifier.get(index).fingerprint.is_empty());
+            // It is asked for on the target, where it would be another text.
+            assert_eq!(classifier.get(index).sample.is_empty(), std::str::from_utf8(text).is_err());
         }
     }
 

@@ -101,11 +101,20 @@ pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error>
     server(plan, &mut connection, &mut found).await.map_err(failed)?;
     let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
     connection.terminate().await;
-    for (login, statements) in logins {
-        match Connection::open(target, &login, &[]).await {
+    let mut typed_logins: Vec<Login> = Vec::new();
+    for Place { login, parameters, statements } in logins {
+        // Texts are looked at as UTF-8, whatever their sessions said.
+        let parameters = parameters.iter().map(|(name, value)| (&name[..], &value[..]));
+        let parameters: Vec<(&[u8], &[u8])> =
+            parameters.chain([(&b"client_encoding"[..], &b"UTF8"[..])]).collect();
+        match Connection::open(target, &login, &parameters).await {
             Ok(mut connection) => {
                 let checked = statements_exist(plan, &statements, &mut connection, &login, &mut found).await;
-                let typed = types_exist(plan, target, &login, &mut connection, &mut found).await;
+                let typed = match typed_logins.contains(&login) {
+                    true => Ok(()),
+                    false => types_exist(plan, target, &login, &mut connection, &mut found).await,
+                };
+                typed_logins.push(login.clone());
                 let extended = extensions(plan, &statements, &mut connection, &login, &mut found).await;
                 if let Err(error) = checked.and(typed).and(extended) {
                     found.problems.push(format!("database {}: {error}", login.database));
@@ -195,14 +204,14 @@ async fn names(
     target: &Target,
     connection: &mut Connection,
     found: &mut Preflight,
-) -> Result<Vec<(Login, BTreeSet<u32>)>, ConnectError> {
+) -> Result<Vec<Place>, ConnectError> {
     let databases = set(connection.query("select datname from pg_database where datallowconn").await?);
     let users = set(connection.query("select rolname from pg_roles where rolcanlogin").await?);
     let superuser = "select rolsuper from pg_roles where rolname = current_user";
     let superuser = first(connection.query(superuser).await?).as_deref() == Some("t");
     let mut logins = logins(plan, target);
     let mut missing = BTreeSet::new();
-    for (login, _) in &logins {
+    for Place { login, .. } in &logins {
         if !databases.contains(&login.database) {
             missing.insert(format!("no database {} (--map-database renames)", login.database));
         }
@@ -217,13 +226,22 @@ async fn names(
         }
     }
     found.problems.extend(missing);
-    logins.retain(|(login, _)| databases.contains(&login.database));
+    logins.retain(|place| databases.contains(&place.login.database));
     Ok(logins)
 }
 
+/// Where statements are run.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub login: Login,
+    /// Those of the StartupMessage that say where names are looked for.
+    pub parameters: Vec<(Vec<u8>, Vec<u8>)>,
+    pub statements: BTreeSet<u32>,
+}
+
 /// The logins of all sessions, with the statements that each of them runs.
-pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<(Login, BTreeSet<u32>)> {
-    let mut logins: Vec<(Login, BTreeSet<u32>)> = Vec::new();
+pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<Place> {
+    let mut logins: Vec<Place> = Vec::new();
     for session in &plan.sessions {
         let login = target.login(session.user.as_deref(), session.database.as_deref());
         let worth = session
@@ -231,10 +249,14 @@ pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<(Login, BTreeSet<u32>)
             .iter()
             .filter(|unit| worth_checking(plan, unit))
             .flat_map(|unit| plan.executes(unit));
+        let looks = |name: &[u8]| {
+            target.protocol == Protocol::Postgres && [&b"options"[..], b"search_path"].contains(&name)
+        };
+        let parameters: Vec<_> = session.parameters.iter().filter(|(name, _)| looks(name)).cloned().collect();
         // Few, however many sessions there are.
-        match logins.iter_mut().find(|(known, _)| *known == login) {
-            Some((_, statements)) => statements.extend(worth),
-            None => logins.push((login, worth.copied().collect())),
+        match logins.iter_mut().find(|known| known.login == login && known.parameters == parameters) {
+            Some(known) => known.statements.extend(worth),
+            None => logins.push(Place { login, parameters, statements: worth.copied().collect() }),
         }
     }
     logins
@@ -255,14 +277,19 @@ async fn statements_exist(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     let all = plan.classifier.statements();
-    let moves = all.iter().any(|one| one.label.to_ascii_lowercase().contains("search_path"));
+    let moves = |one: &Statement| one.label.to_ascii_lowercase().contains("search_path");
+    let moves = all.iter().any(|one| one.summary.defines || moves(one));
     let mut missing = Vec::new();
+    let created = created(plan);
     for statement in to_prepare(plan, statements) {
         let mut messages = Vec::new();
         build::parse(&mut messages, b"", statement.sample.as_bytes(), []);
         build::sync(&mut messages);
         found.statements_checked += 1;
         match connection.exchange(&messages).await {
+            // Not all relations of a statement are told by its summary: those of DECLARE are not.
+            Err(ConnectError::Server { message, .. })
+                if quoted(&message).is_some_and(|name| created.contains(name)) => {}
             Err(ConnectError::Server { sqlstate, message }) if UNDEFINED.contains(&sqlstate.as_str()) => {
                 missing.push(format!("{message}: {}", statement.label));
             }
@@ -275,18 +302,29 @@ async fn statements_exist(
     Ok(())
 }
 
+/// Relations that the trace makes or changes itself.
+fn created(plan: &Plan) -> BTreeSet<&str> {
+    let all = plan.classifier.statements().iter();
+    all.flat_map(|one| &one.summary.creates).map(String::as_str).collect()
+}
+
+/// The name in a server's message, without its schema.
+fn quoted(message: &str) -> Option<&str> {
+    let name = message.split('"').nth(1)?;
+    name.rsplit('.').next()
+}
+
 /// Those of the statements that can be prepared before anything is played: their text is known whole, and the trace itself makes
 /// none of the relations in it.
 pub(crate) fn to_prepare<'p>(plan: &'p Plan, statements: &BTreeSet<u32>) -> Vec<&'p Statement> {
-    let all = plan.classifier.statements().iter();
-    let created: BTreeSet<&str> = all.flat_map(|one| &one.summary.creates).map(String::as_str).collect();
+    let created = created(plan);
     let is_made = |one: &Statement| one.summary.relations.iter().any(|name| created.contains(name.as_str()));
     let statements = statements.iter().map(|&index| plan.classifier.get(index));
     statements.filter(|one| !one.sample.is_empty() && !is_made(one)).collect()
 }
 
-/// Says what the target does not have. Where the trace itself changes the place in which names are looked for (`moves`), what is not found
-/// now may be found then.
+/// Says what the target does not have. Where the trace itself makes functions and types, or changes the place in which names are looked
+/// for (`moves`), what is not found now may be found then.
 pub(crate) fn note_missing(missing: Vec<String>, moves: bool, login: &Login, found: &mut Preflight) {
     if missing.is_empty() {
         return;
@@ -295,7 +333,11 @@ pub(crate) fn note_missing(missing: Vec<String>, moves: bool, login: &Login, fou
     let list: Vec<String> = missing.into_iter().take(NAMED_MAX).collect();
     let more = if count > list.len() { format!("; and {} more", count - list.len()) } else { String::new() };
     let text = format!("database {}: {}{more}", login.database, list.join("; "));
-    if moves { found.notes.push(text) } else { found.problems.push(text) }
+    if moves {
+        found.notes.push(format!("not there before the trace is played, which may make it: {text}"));
+    } else {
+        found.problems.push(text);
+    }
 }
 
 /// Extensions: which the database has, and whether those that the trace makes can be had. Which the captured server had, a trace does

@@ -134,6 +134,52 @@ fn the_captured_server_is_refused_and_so_is_one_that_lacks_something() {
     assert!(crowded.iter().any(|problem| problem.contains("max_connections")), "{crowded:?}");
 }
 
+/// What the trace makes, or finds by what its sessions said when they began, is not missing.
+#[test]
+fn what_the_trace_makes_is_not_missed() {
+    let (original, copy) = (server(), server());
+    for server in [&original, &copy] {
+        server
+            .sql("create schema app authorization joe; create table app.own (a int); grant all on app.own to joe; \
+                  create table owned (id int); alter table owned owner to joe; grant create on schema public to joe")
+            .expect("setup");
+    }
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let options = ClientOptions::new(recorder.port(), "joe", "postgres");
+    let mut client =
+        Client::connect(&options.clone().parameter("options", "-csearch_path=app")).expect("connect");
+    client.query("select a from own").expect("answer");
+    client.terminate().expect("terminate");
+    let mut client = Client::connect(&options).expect("connect");
+    for query in [
+        "create temp table mine (a int)",
+        "begin",
+        "declare c cursor for select * from mine",
+        "commit",
+        "alter table owned add column late int",
+        "select late from owned",
+        "alter table owned rename to other",
+        "select late from other",
+    ] {
+        client.query(query).expect("answer");
+    }
+    client.terminate().expect("terminate");
+    let meta = recorder::meta(&original, Level::Summary);
+    let target = recorder::target(copy.port(), Identities::default());
+    let looked = look(&meta, &recorder.records(), &target);
+    assert_eq!(looked.problems, Vec::<String>::new());
+
+    let function = "create function made() returns int language sql as 'select 1'";
+    let (meta, records) = record(&original, &[function, "select made()"]);
+    let looked = look(&meta, &records, &target);
+    assert_eq!(looked.problems, Vec::<String>::new());
+    assert!(
+        looked.notes.iter().any(|note| note.contains("function made() does not exist")),
+        "{:?}",
+        looked.notes
+    );
+}
+
 #[test]
 fn filters_leave_the_rest_out() {
     let original = server();

@@ -37,8 +37,10 @@ pub struct Summary {
     pub may_write: bool,
     /// Functions in it whose result depends on more than the data: `random`, `now`, `nextval`.
     pub volatile: Vec<String>,
-    /// Relations that it creates, without schema.
+    /// Relations that it creates, changes or gives a name to, without schema: what names them may mean something else before.
     pub creates: Vec<String>,
+    /// Whether it makes something else that later statements may name, like functions and types; or whatever a DO block makes.
+    pub defines: bool,
     /// Relations that it names, without schema.
     pub relations: Vec<String>,
     /// Extensions that it creates.
@@ -75,6 +77,7 @@ impl Summary {
             class,
             volatile,
             creates: if creating { relations.clone() } else { Vec::new() },
+            defines: kinds().any(|kind| DEFINES.contains(&kind)),
             relations,
             extensions: if kinds().any(|kind| kind == "CreateExtensionStmt") {
                 extensions(text)?
@@ -200,9 +203,31 @@ const HARMLESS: [&str; 83] = [
     "version",
 ];
 
-/// Statements that make relations.
-const CREATES: [&str; 6] =
-    ["CreateStmt", "CreateTableAsStmt", "ViewStmt", "CreateSeqStmt", "CreateForeignTableStmt", "RenameStmt"];
+/// Statements that make relations, or others of them.
+const CREATES: [&str; 7] = [
+    "AlterTableStmt",
+    "CreateForeignTableStmt",
+    "CreateSeqStmt",
+    "CreateStmt",
+    "CreateTableAsStmt",
+    "RenameStmt",
+    "ViewStmt",
+];
+
+/// Statements that make something else which statements name, or may make anything.
+const DEFINES: [&str; 11] = [
+    "AlterObjectSchemaStmt",
+    "CallStmt",
+    "CompositeTypeStmt",
+    "CreateDomainStmt",
+    "CreateEnumStmt",
+    "CreateExtensionStmt",
+    "CreateFunctionStmt",
+    "CreateRangeStmt",
+    "CreateSchemaStmt",
+    "DefineStmt",
+    "DoStmt",
+];
 
 fn class_of(kind: &str, keywords: &Keywords) -> Class {
     match kind {
@@ -355,6 +380,38 @@ mod tests {
             assert_eq!(of(text).extensions, [name], "{text}");
         }
         assert!(of("create table extension (a int)").extensions.is_empty());
+    }
+
+    #[test]
+    fn what_later_statements_may_name_is_known() {
+        for (text, creates) in [
+            ("create table a (b int)", &["a"][..]),
+            ("alter table s.a add column c int", &["a"]),
+            ("alter table a rename to b", &["a", "b"]),
+            ("select 1", &[]),
+        ] {
+            let mut found = of(text);
+            found.creates.sort();
+            assert_eq!(
+                (found.creates, found.defines),
+                (creates.iter().map(|name| (*name).to_owned()).collect(), false),
+                "{text}"
+            );
+        }
+        for text in [
+            "create function f() returns int language sql as 'select 1'",
+            "create procedure p() language sql as 'select 1'",
+            "create type t as enum ('a')",
+            "create type t as (a int)",
+            "create domain d as int",
+            "create aggregate g (int) (sfunc = int4pl, stype = int)",
+            "create extension hstore",
+            "create schema s",
+            "do 'begin end'",
+            "call p()",
+        ] {
+            assert!(of(text).defines, "{text}");
+        }
     }
 
     #[test]

@@ -91,13 +91,19 @@ fn summary(shape: &str, hides: bool) -> Summary {
     let creates = words.first().is_some_and(|word| *word == "create");
     let passed = ["create", "or", "replace", "temporary", "table", "view", "if", "not", "exists", "sequence"];
     let created = words.iter().find(|word| !passed.contains(word)).filter(|_| creates);
+    let mut created: Vec<&str> = created.into_iter().copied().collect();
+    if matches!(words[..], ["alter" | "rename", ..]) {
+        // Of what it changes, names are among the words.
+        created.clone_from(&words);
+    }
     let names: BTreeSet<&str> =
         if reads || !creates { words.iter().copied().collect() } else { BTreeSet::new() };
     Summary {
         class,
         may_write,
         volatile: VOLATILE.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect(),
-        creates: created.into_iter().map(|name| (*name).to_owned()).collect(),
+        creates: created.into_iter().map(str::to_owned).collect(),
+        defines: creates && (has("function") || has("procedure")),
         // Names of tables are among them.
         relations: names.into_iter().map(str::to_owned).collect(),
         extensions: Vec::new(),

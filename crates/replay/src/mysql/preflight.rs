@@ -7,7 +7,7 @@ use crate::Error;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::plan::Plan;
-use crate::preflight::{Preflight, first, logins, note_missing, set, to_prepare};
+use crate::preflight::{Place, Preflight, first, logins, note_missing, set, to_prepare};
 use crate::target::{Login, Target};
 
 /// SQLSTATEs that say that something a statement names does not exist: table, column, database. And numbers of errors whose SQLSTATE is
@@ -24,7 +24,7 @@ pub(crate) async fn check(plan: &Plan, target: &Target) -> Result<Preflight, Err
     let databases = set(connection.run_sql("show databases").await.map_err(failed)?);
     connection.terminate().await;
     let mut missing = BTreeSet::new();
-    for (login, statements) in logins(plan, target) {
+    for Place { login, statements, .. } in logins(plan, target) {
         if !login.database.is_empty() && !databases.contains(&login.database) {
             missing.insert(format!("no database {} (--map-database renames)", login.database));
             continue;
@@ -92,7 +92,8 @@ async fn statements_exist(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     // What is not found may be found then.
-    let moves = plan.classifier.statements().iter().any(|one| one.label.starts_with("use "));
+    let moves =
+        plan.classifier.statements().iter().any(|one| one.summary.defines || one.label.starts_with("use "));
     let mut missing = Vec::new();
     for statement in to_prepare(plan, statements) {
         found.statements_checked += 1;
