@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
-use underpass_sql::{Statement, Varies, strip_literals};
+use underpass_sql::{PARSED_BYTES_MAX, Statement, Varies, strip_literals};
 
 use crate::answer::{Answer, CommandResult, RowHash};
 use crate::compare::{Difference, compare};
@@ -17,6 +17,8 @@ use crate::transaction::{Transaction, statements_of};
 
 /// Texts whose parse is remembered. Texts that differ in literals only count once.
 const TEXTS_MAX: usize = 8192;
+/// Bytes of what they are remembered by. Texts whose literals are not told apart at a glance are remembered whole.
+const TEXTS_BYTES_MAX: usize = 32 << 20;
 /// Fingerprints that are told apart; further ones share a row.
 const ROWS_MAX: usize = 5000;
 /// Longest text of a statement that is kept, in bytes.
@@ -30,26 +32,34 @@ const SLOWER_BY: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub struct Texts {
     known: HashMap<Box<[u8]>, Arc<Statement>, RandomState>,
+    /// Bytes of its keys.
+    bytes: usize,
     key: Vec<u8>,
 }
 
 impl Texts {
-    /// The statement that `text` is. One that cannot be parsed has the fingerprint 0 and reads nothing for sure.
+    /// The statement that `text` is, in whatever encoding. One that cannot be parsed has the fingerprint 0 and reads nothing for sure.
     pub fn statement(&mut self, text: &[u8]) -> Arc<Statement> {
         strip_literals(text, &mut self.key);
         if let Some(known) = self.known.get(&*self.key) {
             return known.clone();
         }
-        let parsed = std::str::from_utf8(text).ok().and_then(|text| Statement::parse(text).ok());
-        let statement = Arc::new(parsed.unwrap_or_else(|| Statement {
+        // What is remembered is so for all texts of this key, so it must not depend on how long a literal is, or in which encoding.
+        let parsed = Statement::parse(&String::from_utf8_lossy(match text.len() {
+            0..=PARSED_BYTES_MAX => text,
+            _ => &self.key,
+        }));
+        let statement = Arc::new(parsed.unwrap_or_else(|_| Statement {
             fingerprint: 0,
             text: "(cannot be parsed)".to_owned(),
             traits: underpass_sql::Traits::default(),
         }));
         // All at once, and rarely: what is in use comes back at once.
-        if self.known.len() >= TEXTS_MAX {
+        if self.known.len() >= TEXTS_MAX || self.bytes + self.key.len() > TEXTS_BYTES_MAX {
             self.known.clear();
+            self.bytes = 0;
         }
+        self.bytes += self.key.len();
         self.known.insert(self.key.as_slice().into(), statement.clone());
         statement
     }
@@ -337,6 +347,33 @@ mod tests {
         let count = table.add(&names.0, &names.1, &transaction, &there, RowHash::Ordered, show_literals);
         assert_eq!(count, cycles.len() as u64);
         table.rows()
+    }
+
+    #[test]
+    fn a_statement_is_the_same_whatever_its_literals() {
+        let long = format!("select * from t where a = '{}'", "x".repeat(PARSED_BYTES_MAX));
+        let orders: [[&[u8]; 3]; 2] = [
+            [b"select * from t where a = '\xe9'", long.as_bytes(), b"select * from t where a = 'x'"],
+            [long.as_bytes(), b"select * from t where a = 'x'", b"select * from t where a = '\xe9'"],
+        ];
+        for texts in orders {
+            let mut known = Texts::default();
+            for text in texts {
+                let statement = known.statement(text);
+                assert_ne!(statement.fingerprint, 0, "{}", statement.text);
+                assert!(statement.text.starts_with("select * from t where a = "), "{}", statement.text);
+            }
+        }
+    }
+
+    #[test]
+    fn long_texts_take_bounded_memory() {
+        let mut known = Texts::default();
+        for number in 0..200 {
+            known.statement(format!("select E'\\n{number}{}'", "x".repeat(250 << 10)).as_bytes());
+            assert_eq!(known.known.keys().map(|key| key.len()).sum::<usize>(), known.bytes);
+            assert!(known.bytes <= TEXTS_BYTES_MAX);
+        }
     }
 
     #[test]

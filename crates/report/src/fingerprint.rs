@@ -28,9 +28,10 @@ impl Fingerprints {
         if let Some(&known) = self.by_shape.get(&shape) {
             return known;
         }
-        let parsed = match (self.protocol, std::str::from_utf8(text)) {
-            (Protocol::Postgres, Ok(text)) => underpass_sql::fingerprint(text).ok(),
-            _ => None,
+        // In whatever encoding: a literal must not decide what all texts of this shape are.
+        let parsed = match self.protocol {
+            Protocol::Postgres => underpass_sql::fingerprint(&String::from_utf8_lossy(text)).ok(),
+            Protocol::Mysql => None,
         };
         let fingerprint = parsed.unwrap_or_else(|| hash_fingerprint(&shape));
         if self.by_shape.len() >= SHAPES_MAX {
@@ -50,9 +51,9 @@ impl Fingerprints {
 
     /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
     pub fn label(&self, text: &[u8]) -> String {
-        let parsed = match (self.protocol, std::str::from_utf8(text)) {
-            (Protocol::Postgres, Ok(text)) => underpass_sql::normalize(text).ok(),
-            _ => None,
+        let parsed = match self.protocol {
+            Protocol::Postgres => underpass_sql::normalize(&String::from_utf8_lossy(text)).ok(),
+            Protocol::Mysql => None,
         };
         let label = parsed.unwrap_or_else(|| String::from_utf8_lossy(&self.shape(text)).into_owned());
         label.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -76,6 +77,10 @@ mod tests {
         assert_ne!(prints.of(b"selekt a"), prints.of(b"selekt b"));
         assert_eq!(prints.label(b"select *  from t where a = 'x'"), "select * from t where a = $1");
         assert_eq!(prints.label(b"selekt 'x'"), "selekt ?");
-        assert_eq!(prints.label(b"select '\xff'"), "select ?");
+        assert_eq!(prints.label(b"select '\xff'"), "select $1");
+        let mut prints = Fingerprints::new(Protocol::Postgres);
+        let latin1 = prints.of(b"select b from t where a = '\xe9'");
+        assert_eq!(prints.of(b"select  b from t where a = 'x'"), latin1);
+        assert_eq!(Fingerprints::new(Protocol::Postgres).of(b"select b from t where a = 'x'"), latin1);
     }
 }
