@@ -220,6 +220,9 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     if statement.kind == Request::Function {
         return Err("FunctionCall has no SQL".into());
     }
+    if statement.redaction == Redaction::Password {
+        return Err("a password in it was overwritten, and would be set to that".into());
+    }
     let bytes = statement.text.as_deref().ok_or("its text is not known: prepared before recording began")?;
     let text = std::str::from_utf8(bytes).map_err(|_| "its text is not UTF-8")?;
     let text = text.trim_end().trim_end_matches(';');

@@ -294,12 +294,14 @@ fn scripts_do_nothing_that_was_not_done() {
     r.query(1, 5_000, "copy t\nfrom stdin", Outcome::Error(refused));
     r.query(1, 6_000, "copy t from stdin", complete("COPY 0"));
     r.query(1, 7_000, "select 1", complete("SELECT 1"));
+    r.query(1, 8_000, "alter role a password 'x'", complete("ALTER ROLE"));
     r.writer.finish().unwrap();
     let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
-    assert_eq!((summary.statements, summary.left_out), (3, 2));
+    assert_eq!((summary.statements, summary.left_out), (3, 3));
     let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
     assert_eq!(script.matches("insert into t").count(), 1, "{script}");
     assert_eq!(script.matches("copy t").count(), 1, "{script}");
+    assert!(!script.contains("alter role"), "{script}");
     assert!(script.contains("copy t from stdin\n;\n\\.\n") && script.contains("select 1\n;\n"), "{script}");
 }
 
