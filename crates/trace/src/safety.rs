@@ -33,7 +33,7 @@ use crate::{Protocol, SessionId};
 pub(crate) struct Safety {
     protocol: Protocol,
     masker: Option<Masker>,
-    /// Requests with a password in them, whose error message might quote it; emptied by Ready.
+    /// Messages with a password in them, which errors of what follows them might quote; emptied by Ready.
     covered: foldhash::HashMap<SessionId, Vec<u64>>,
     /// Prepared statements that put together SQL which sets a password: it is in one of their parameters.
     composing: foldhash::HashMap<SessionId, foldhash::HashSet<Vec<u8>>>,
@@ -344,7 +344,13 @@ impl Safety {
         let tag = r.message.first().copied().unwrap_or(0);
         let quotes = match self.protocol {
             Protocol::Postgres => {
-                matches!(tag, backend::ERROR_RESPONSE | backend::NOTICE_RESPONSE | backend::DATA_ROW)
+                matches!(
+                    tag,
+                    backend::ERROR_RESPONSE
+                        | backend::NOTICE_RESPONSE
+                        | backend::DATA_ROW
+                        | backend::COPY_DATA
+                )
             }
             Protocol::Mysql => r.message.get(packet::HEADER_BYTES) == Some(&response::ERR),
         };
@@ -384,7 +390,9 @@ impl Safety {
 
     fn response(&self, r: &Response<'_>) -> Option<Record<'static>> {
         let Outcome::Error(error) = &r.outcome else { return None };
-        let covered = || self.covered.get(&r.session).is_some_and(|requests| requests.contains(&r.request));
+        // The request that fails is the Execute behind a Bind that was covered, or a later one of the same statement.
+        let follows = |requests: &Vec<u64>| requests.iter().any(|&covered| covered <= r.request);
+        let covered = || self.covered.get(&r.session).is_some_and(follows);
         if error.message.is_empty() || !(self.masker.is_some() || covered()) {
             return None;
         }

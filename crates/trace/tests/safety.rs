@@ -171,6 +171,57 @@ fn passwords_that_sql_is_put_together_with_are_never_stored() {
     assert_eq!(read[2], later[2]);
 }
 
+/// The server tells of the Execute what it does not like in the value of the Bind.
+#[test]
+fn errors_that_quote_a_covered_value_lose_their_message() {
+    let parent = tempfile::tempdir().unwrap();
+    let composing = b"select run('alter role x password ''' || $1 || '''')";
+    let mut later = error(300);
+    if let Record::Response(response) = &mut later
+        && let Outcome::Error(error) = &mut response.outcome
+    {
+        error.message = b"division by zero"[..].into();
+    }
+    let records = [
+        frontend(0, |out| build::parse(out, b"s", composing, [])),
+        frontend(100, |out| build::bind(out, b"", b"s", [], [Some(&b"'S3cretS3cret"[..])], [])),
+        frontend(150, |out| build::execute(out, b"", 0)),
+        error(150),
+        response_error(message(|out| backend::copy_data(out, SECRET))),
+        ready(200),
+        frontend(300, |out| build::query(out, b"select 1/0")),
+        later,
+    ];
+    let read = write(&parent.path().join("trace"), None, &records);
+    assert!(
+        matches!(&read[3], Record::Response(Response { outcome: Outcome::Error(error), .. }) if error.message.is_empty())
+    );
+    assert_eq!(reason(&read[4]), WithheldReason::Authentication);
+    assert_eq!(read[5..], records[5..], "Ready ends it");
+}
+
+/// Statements that look for the words, or have them as data, put nothing together: their values are needed for a replay.
+#[test]
+fn values_of_statements_about_the_words_stay() {
+    let parent = tempfile::tempdir().unwrap();
+    for (at, text) in [
+        "select query from pg_stat_activity where query ilike 'alter role%password%' and usename = $1",
+        "select id from log where action like 'create user%' or action like '%password%' and name = $1",
+        "insert into permissions(name) values ('create user'), ('reset password'), ($1)",
+        "/* create user: check password */ insert into t values ('a', $1)",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let records = [
+            frontend(0, |out| build::parse(out, b"s", text.as_bytes(), [])),
+            frontend(200, |out| build::bind(out, b"", b"s", [], [Some(&b"joe"[..])], [])),
+        ];
+        let read = write(&parent.path().join(at.to_string()), None, &records);
+        assert!(read == records, "{text}: {read:?}");
+    }
+}
+
 #[test]
 fn errors_of_other_statements_keep_their_message() {
     let parent = tempfile::tempdir().unwrap();

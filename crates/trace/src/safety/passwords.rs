@@ -10,7 +10,8 @@
 //! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`, `START REPLICA PASSWORD = '...'`,
 //!   their numbers like `0x...`, too;
 //! * SQL that a statement puts together, `format('alter role %I password %L', ...)` or `'... password ' || quote_literal(...)`: which
-//!   of its strings is the password only the server knows, so all of them are overwritten ([`composes`]).
+//!   of its strings is the password only the server knows, so all of them are overwritten ([`composes`]). A password that is a bare
+//!   number there (`format('... %L', 123456)`) is no string, and stays.
 //!
 //! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
 //! has the form but not the sense (`... password 'x'` as a column of that type) is overwritten as well.
@@ -27,22 +28,27 @@ use crate::Protocol;
 pub(crate) const COVER: u8 = b'*';
 /// Strings in strings in strings are followed so far.
 const DEPTH_MAX: u32 = 4;
-/// The shortest text with a password in it, `password=x`, bytes.
-const TEXT_BYTES_MIN: usize = 10;
+/// The shortest text with a password in it, `://:p@h`, bytes.
+const TEXT_BYTES_MIN: usize = 7;
 
 /// Whether `text` may hold a password at all: a scan at the speed of memory, so that other statements cost nothing.
 pub(crate) fn may_have_password(text: &[u8], dialect: Protocol) -> bool {
-    // 'w' is rarer than the other letters of "password", and URLs are known by "://".
-    let named = memchr::memchr2_iter(b'w', b'W', text).any(|at| {
-        at >= 4 && text.get(at - 4..at + 4).is_some_and(|word| word.eq_ignore_ascii_case(b"password"))
-    });
-    named
+    // URLs are known by "://".
+    is_named(text)
         || memchr::memmem::find(text, b"://").is_some()
         || (dialect == Protocol::Mysql
             && memchr::memchr2_iter(b'f', b'F', text).any(|at| {
                 at >= 6
                     && text.get(at - 6..at + 4).is_some_and(|word| word.eq_ignore_ascii_case(b"identified"))
             }))
+}
+
+/// Whether `password` is in a text.
+fn is_named(text: &[u8]) -> bool {
+    // 'w' is rarer than the other letters.
+    memchr::memchr2_iter(b'w', b'W', text).any(|at| {
+        at >= 4 && text.get(at - 4..at + 4).is_some_and(|word| word.eq_ignore_ascii_case(b"password"))
+    })
 }
 
 /// Overwrites all passwords in an SQL text; `true` if there was one.
@@ -81,7 +87,8 @@ pub(crate) fn cover_value(value: &mut [u8], dialect: Protocol) -> bool {
 /// As [`cover_value`], in a value in binary format: an image, an array of texts, or a text like any other.
 ///
 /// In 16 MiB of random bytes there is one `://`, and one time in eighty a colon and an `@` come behind it before a blank or a slash.
-/// Texts that come in binary format are UTF-8 (the drivers that send them know no other encoding), and without control characters.
+/// Texts that come in binary format are nearly always UTF-8, and without control characters. Where one of another encoding has a password's
+/// name or a URL, it is searched beyond the bytes that are not UTF-8: they may be in the middle of the password.
 pub(crate) fn cover_binary(value: &mut [u8], dialect: Protocol) -> bool {
     if !may_have_password(value, dialect) {
         return false;
@@ -93,15 +100,35 @@ pub(crate) fn cover_binary(value: &mut [u8], dialect: Protocol) -> bool {
     covered
 }
 
-/// Where bytes read as text: UTF-8 without control characters but blanks. What is too short for a password is left out.
+/// Where bytes read as text: UTF-8 without control characters but blanks, or, behind what announces a password, any bytes but those. What is
+/// too short for a password is left out.
 fn texts(bytes: &[u8]) -> Vec<Range<usize>> {
-    let start = |text: &str| text.as_ptr() as usize - bytes.as_ptr() as usize;
-    bytes
+    let mut texts: Vec<Range<usize>> = Vec::new();
+    let pieces = bytes
         .utf8_chunks()
         .flat_map(|chunk| chunk.valid().split(|c: char| c.is_control() && !c.is_ascii_whitespace()))
-        .filter(|text| text.len() >= TEXT_BYTES_MIN)
-        .map(|text| start(text)..start(text) + text.len())
-        .collect()
+        .filter(|piece| !piece.is_empty());
+    for piece in pieces {
+        let start = piece.as_ptr() as usize - bytes.as_ptr() as usize;
+        if texts.last().is_some_and(|before| start < before.end) {
+            continue; // a text before it has been prolonged, and has all of it
+        }
+        let mut end = start + piece.len();
+        if announces(piece.as_bytes()) {
+            let is_text = |byte: &&u8| !byte.is_ascii_control() || byte.is_ascii_whitespace();
+            end += bytes[end..].iter().take_while(is_text).count();
+        }
+        if end - start >= TEXT_BYTES_MIN {
+            texts.push(start..end);
+        }
+    }
+    texts
+}
+
+/// Whether a text has the name of a password or the scheme of a URL in it: more than random bytes have by chance.
+fn announces(text: &[u8]) -> bool {
+    let scheme = |at: usize| at >= 2 && text[at - 2..at].iter().all(u8::is_ascii_alphabetic);
+    is_named(text) || memchr::memmem::find_iter(text, b"://").any(scheme)
 }
 
 fn overwrite(text: &mut [u8], places: Vec<Range<usize>>) -> bool {
@@ -145,6 +172,9 @@ struct Found {
 /// Words of which two behind each other make a statement about somebody who may have a password.
 const ALTERING_WORDS: [&[u8]; 2] = [b"create", b"alter"];
 const ALTERED_WORDS: [&[u8]; 3] = [b"role", b"user", b"group"];
+/// What stands between the somebody and the password.
+const PIECE_WORDS: [&[u8]; 9] =
+    [b"with", b"encrypted", b"login", b"password", b"identified", b"by", b"%l", b"%i", b"%s"];
 
 fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Found) {
     let mut expect = Expect::Nothing;
@@ -155,7 +185,7 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
     // have statements anywhere.
     let (mut assigns, mut after_set) = (false, false);
     let mysql = dialect == Protocol::Mysql;
-    let mut altering = false;
+    let (mut altering, mut alters_here) = (false, false);
     for Token { kind, inner } in Lexer::new(text, dialect) {
         let content = &text[inner.clone()];
         let was_altering = std::mem::take(&mut altering);
@@ -163,7 +193,18 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
             Kind::Comment => {
                 // `/*! ... */` is run by MySQL; and whatever it is, it may have been a statement once.
                 if depth < DEPTH_MAX {
-                    find(content, base + inner.start, dialect, depth + 1, found);
+                    let start = base + inner.start;
+                    if is_run(content, dialect) {
+                        find(content, start, dialect, depth + 1, found);
+                    } else {
+                        // A remark about users and passwords says nothing about the strings outside of it.
+                        let mut inside = Found::default();
+                        find(content, start, dialect, depth + 1, &mut inside);
+                        if inside.composed {
+                            strings(content, start, dialect, depth + 1, &mut inside.places);
+                        }
+                        found.places.append(&mut inside.places);
+                    }
                 }
                 altering = was_altering;
                 continue;
@@ -197,7 +238,8 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
             Kind::Word => {
                 let is_one_of = |words: &[&[u8]]| words.iter().any(|word| content.eq_ignore_ascii_case(word));
                 altering = is_one_of(&ALTERING_WORDS);
-                found.alters |= depth > 0 && was_altering && is_one_of(&ALTERED_WORDS);
+                alters_here |= depth > 0 && was_altering && is_one_of(&ALTERED_WORDS);
+                found.alters |= alters_here;
                 assigns = !is_one_of(&BODY_WORDS) && (assigns || is_one_of(&ASSIGNING_WORDS));
                 let sets_this = after_set;
                 after_set = !assigns && content.eq_ignore_ascii_case(b"set");
@@ -230,8 +272,17 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
             Kind::Symbol(b'(') if expect == Expect::Password => expect = Expect::Value,
             Kind::Symbol(b'=') if expect == Expect::Password && (sets || depth > 0) => expect = Expect::Value,
             Kind::Symbol(b'\\') if depth > 0 => {} // before a quote, in a string with escapes
-            Kind::Symbol(b'%') if depth > 0 && expect == Expect::Password && found.alters => {
-                found.composed = true
+            // A conversion of `format`; in a pattern of LIKE it is a `%` with anything or nothing behind it.
+            Kind::Symbol(b'%')
+                if depth > 0
+                    && expect == Expect::Password
+                    && found.alters
+                    && matches!(
+                        text.get(inner.end),
+                        Some(b'L' | b'I' | b's' | b'-' | b'*' | b'0'..=b'9')
+                    ) =>
+            {
+                found.composed = true;
             }
             Kind::Symbol(b'@' | b'%' | b'.' | b':' | b'$') if sets && expect == Expect::Password => {}
             Kind::Number
@@ -247,7 +298,38 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
         }
     }
     let open = matches!(expect, Expect::Password | Expect::Value | Expect::Identified);
-    found.composed |= depth > 0 && open && found.alters;
+    if depth > 0 && open && found.alters {
+        // What is put together goes on behind a blank, a quote or a bracket, or has only words of SQL: 'reset password' is a text.
+        let ends_in_letter = text.last().is_some_and(u8::is_ascii_alphanumeric);
+        found.composed |= alters_here || !ends_in_letter || is_piece(text);
+    }
+}
+
+/// Whether a comment is run: `/*! ... */`, and MariaDB's `/*M! ... */`.
+fn is_run(comment: &[u8], dialect: Protocol) -> bool {
+    dialect == Protocol::Mysql && (comment.starts_with(b"!") || comment.starts_with(b"M!"))
+}
+
+fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
+}
+
+/// Whether a string has nothing in it but what stands between somebody and the password.
+fn is_piece(text: &[u8]) -> bool {
+    words(text).all(|word| PIECE_WORDS.iter().any(|known| word.eq_ignore_ascii_case(known)))
+}
+
+/// Whether a string is the beginning of SQL about a role, or a piece from the middle of it. No password begins with two such words, or
+/// with a blank and has none but such words; that it has `password` or `://` somewhere tells nothing.
+fn is_sql(text: &[u8], dialect: Protocol) -> bool {
+    let mut begin = words(text);
+    let mut next_is = |known: &[&[u8]]| {
+        begin.next().is_some_and(|word| known.iter().any(|known| word.eq_ignore_ascii_case(known)))
+    };
+    if next_is(&ALTERING_WORDS) && next_is(&ALTERED_WORDS) {
+        return true;
+    }
+    text.first().is_some_and(u8::is_ascii_whitespace) && is_piece(text) && may_have_password(text, dialect)
 }
 
 /// Whether a string can be the beginning of SQL about a role, whose password another string has.
@@ -259,7 +341,7 @@ fn may_alter(text: &[u8]) -> bool {
 }
 
 /// All strings of a text but those that are nothing but the SQL that it puts together. Of the body of a function, which is a string itself, its
-/// strings.
+/// strings, and those of comments that are run.
 fn strings(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut Vec<Range<usize>>) {
     let mut first = true;
     let mut has_bodies = false;
@@ -270,13 +352,15 @@ fn strings(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut
                 has_bodies = [&b"do"[..], b"create"].iter().any(|word| content.eq_ignore_ascii_case(word));
             }
             Kind::Symbol(b';') => first = true,
+            Kind::Comment if depth < DEPTH_MAX && is_run(content, dialect) => {
+                strings(content, base + inner.start, dialect, depth + 1, places);
+            }
             Kind::String if depth == 0 && has_bodies && text[..inner.start].ends_with(b"$") => {
                 strings(content, base + inner.start, dialect, depth + 1, places);
             }
             Kind::String => {
                 let quotes = memchr::memchr(b'\'', content).is_some();
-                let sql = may_have_password(content, dialect) || may_alter(content);
-                if quotes || !sql {
+                if quotes || !is_sql(content, dialect) {
                     places.push(base + inner.start..base + inner.end);
                 }
             }
@@ -395,18 +479,53 @@ mod tests {
             "do $$ begin execute 'alter role ' || quote_ident('a') || ' password ' || quote_literal('S3cret'); end $$",
             "do $$ declare p text := 'S3cret'; begin execute format('alter role a password %L', p); end $$",
             "do 'begin execute format(''alter role a password %L'', ''S3cret''); end'",
+            "select concat_ws(' ', 'alter role', 'a', 'password', quote_literal('S3cret'))",
+            "select format('alter role %I %s %L', 'a', 'with password', 'S3cret')",
+            "select concat('alter role a password', quote_literal('S3cret'))",
+            "select format('alter role a password %-9L', 'S3cret')",
+            "/* select format('alter role %I password %L', 'a', 'S3cret') */ select 1",
         ] {
             let text = covered(statement, Protocol::Postgres);
             assert!(!text.contains("S3cret") && text.contains("******"), "{text}");
         }
     }
 
-    /// The body of a function that is given a password has none in it, and must stay: what calls it would fail.
+    #[test]
+    fn passwords_that_read_like_sql_are_covered_in_what_puts_sql_together() {
+        for password in [
+            "Password123",
+            "my-password",
+            "S3cretpassword",
+            "password",
+            "alter3go!",
+            "create",
+            "Alter Bridge 1",
+            "a://b",
+            " my password",
+            "password1",
+        ] {
+            let cover = "*".repeat(password.len());
+            for (before, after) in [
+                ("select format('alter role %I password %L', 'app', '", "')"),
+                ("do $$ begin execute format('alter role a password %L','", "'); end $$"),
+                ("select 'alter role a' || ' with password ' || quote_literal('", "')"),
+            ] {
+                let text = covered(&format!("{before}{password}{after}"), Protocol::Postgres);
+                assert_eq!(text, format!("{}{cover}{after}", before.replace("'app'", "'***'")));
+            }
+        }
+    }
+
+    /// The body of a function that is given a password has none in it. It stays if it has no other string: what calls it would fail in a
+    /// replay. With one, as of RAISE or LANGUAGE, it does not: which of them is a password is not known.
     #[test]
     fn a_statement_that_puts_sql_together_is_known() {
         let function = "create function f(u text, p text) returns void language plpgsql as $$ begin \
                         execute format('alter role %I password %L', u, p); end $$";
         assert_eq!(covered(function, Protocol::Postgres), function);
+        let raises = "create function f(u text, p text) returns void language plpgsql as $$ begin \
+                      execute format('alter role %I password %L', u, p); raise exception 'no'; end $$";
+        assert_eq!(covered(raises, Protocol::Postgres), raises.replace("'no'", "'**'"));
         for (text, composes) in [
             (function, true),
             ("select format('alter user %I password %L', $1::text, $2::text)", true),
@@ -452,6 +571,8 @@ mod tests {
             "create trigger g before update on t for each row set password = 'S3cret'",
             "create event e on schedule every 1 day do set password = 'S3cret'",
             "set @s = concat('alter user a identified by ', quote('S3cret'))",
+            "/*!50100 set @s = concat('alter user a identified by ', quote('S3cret')) */",
+            "set @s = concat('alter user a', ' identified by ', quote('S3cret identified'))",
         ] {
             let text = covered(statement, Protocol::Mysql);
             assert!(!text.contains("S3cret"), "{text}");
@@ -468,8 +589,16 @@ mod tests {
             "select 'no password here'",
             "insert into links values ('https://example.org/a:b@c')",
             "set client_encoding = 'UTF8'",
+            "insert into permissions(name) values ('create user'),('delete user'),('reset password')",
+            "create type action as enum ('create user','login','change password')",
+            "select query, 'x' from pg_stat_activity where query ilike 'alter role%password%' and usename = $1",
+            "select 'x' from log where action like 'create user%' or action like '%password%' and name = $1",
+            "/* create user: check password */ insert into t values ('a', $1)",
+            "-- create user: check password\ninsert into t values ('a', $1)",
+            "do $$ begin -- create user: check password \n raise notice 'x'; end $$",
         ] {
             assert_eq!(covered(statement, Protocol::Postgres), statement);
+            assert!(!composes(statement.as_bytes(), Protocol::Postgres), "{statement}");
         }
     }
 
@@ -513,6 +642,7 @@ mod tests {
         let mut value = text.into_bytes();
         assert!(cover_value(&mut value, Protocol::Postgres));
         assert!(value[9..].iter().all(|&byte| byte == COVER));
+        assert!(!cover_binary(&mut b"password\xff".repeat(1 << 19), Protocol::Postgres));
         assert_eq!(
             covered("'password=password=''x y'' z'", Protocol::Postgres),
             "'password=**************** z'"
@@ -533,6 +663,14 @@ mod tests {
                 b"\0\0\0\x0apassword=*\0\0\0\x80host=h\tpassword=****** user=u",
             ),
             (b"\xff\xfealter role a password 'S3cret'\xff", b"\xff\xfealter role a password '******'\xff"),
+            (b"\x01://:p@h\0", b"\x01://:*@h\0"),
+            (b"\xffa://:p@h\xff", b"\xffa://:*@h\xff"),
+            // LATIN1, with an umlaut in the password.
+            (b"host=h password=p\xe4sswort\0\xe4", b"host=h password=********\0\xe4"),
+            (b"host=h password=\xe4 user=\xe4", b"host=h password=* user=\xe4"),
+            (b"host=h password='a \xe4 b' user=u", b"host=h password=******* user=u"),
+            (b"postgresql://u:p\xe4sswort@h/d", b"postgresql://u:********@h/d"),
+            (b"alter role a password 'p\xe4sswort'", b"alter role a password '********'"),
         ] {
             let mut value = before.to_vec();
             assert!(cover_binary(&mut value, Protocol::Postgres));
@@ -548,7 +686,8 @@ mod tests {
             b"a://b\0c:d@e",
             b"\xff://:p@\xff",
             b"\xd6://:\xf0\x9f@\xe9",
-            b"https://example.org:\x9cx@",
+            b"\x02://example.org:\x9cx@",
+            b"https://example.org\0:\x9cx@",
         ] {
             let mut value = bytes.to_vec();
             assert!(cover_value(&mut value.clone(), Protocol::Postgres), "it has the form: {bytes:?}");
