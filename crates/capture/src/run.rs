@@ -122,6 +122,8 @@ struct Run<'a> {
     summary: Summary,
     started: Instant,
     activity_useless: bool,
+    /// A client was connected by a Unix socket.
+    local_seen: bool,
     /// So many notes are in the trace.
     told: usize,
     /// The server as it is now: it may have been started again.
@@ -171,6 +173,7 @@ pub fn run(
         summary: Summary::default(),
         started: Instant::now(),
         activity_useless: false,
+        local_seen: false,
         told: 0,
         server: options.server.clone(),
         options,
@@ -182,6 +185,7 @@ pub fn run(
     if options.probes == Probes::Always || options.port.is_none() {
         run.attach_probes()?;
     } else if options.probes == Probes::Auto && options.server.has_local() {
+        run.local_seen = true;
         run.probes_if_possible("a client is connected by a Unix socket");
     }
     // The place is made before traffic is waited for, and only when everything else has worked.
@@ -277,7 +281,10 @@ impl Run<'_> {
             Ok(()) => format!("probes attached after {:.1} s: {why}", self.started.elapsed().as_secs_f64()),
             Err(error) => format!("{why}, and its traffic is not recorded: {error}"),
         };
-        self.summary.notes.push(note);
+        // It is tried again and again, and fails for the same reason.
+        if !self.summary.notes.contains(&note) {
+            self.summary.notes.push(note);
+        }
     }
 
     /// Makes traffic and waits until each source has seen it.
@@ -403,6 +410,7 @@ impl Run<'_> {
             self.probes_if_possible("a client turned to encryption");
         }
         if self.options.probes == Probes::Auto && !self.kernel.probes_attached() && self.server.has_local() {
+            self.local_seen = true;
             self.probes_if_possible("a client is connected by a Unix socket");
         }
         self.follow_texts();
@@ -496,7 +504,7 @@ impl Run<'_> {
                 "{encrypted} connections are not recorded, because they turned to TLS or GSSAPI"
             ));
         }
-        if self.options.probes == Probes::Auto && !probed && !self.server.sockets.is_empty() {
+        if self.options.probes == Probes::Auto && !probed && !self.local_seen && !self.server.sockets.is_empty() {
             self.summary.notes.push(
                 "no session by a Unix socket was seen; those that were over within 0.2 s would be missing (--probes always)"
                     .into(),

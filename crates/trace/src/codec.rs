@@ -193,7 +193,8 @@ pub(crate) fn encode(state: &mut State, record: &Record<'_>, out: &mut Vec<u8>) 
             optional_bytes(r.system_identifier.as_deref(), out);
         }
         Record::Note(r) => {
-            time(state, r.time_ns, out);
+            // No difference: a reader that does not know this kind and passes over it keeps its time.
+            put(out, r.time_ns);
             put_bytes(out, &r.text);
         }
     }
@@ -327,7 +328,7 @@ fn decode_fields<'a>(state: &mut State, kind: u8, mut f: Fields<'a>) -> Option<R
             Record::Server(ServerIdentity { time_ns, database, address, version, system_identifier })
         }
         kind::NOTE => {
-            let time_ns = decode_time(state, &mut f)?;
+            let time_ns = f.u64()?;
             Record::Note(Note { time_ns, text: Cow::Borrowed(f.bytes()?) })
         }
         _ => return None,

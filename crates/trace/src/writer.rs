@@ -238,6 +238,8 @@ impl Writer {
             .is_some_and(|limit| segment.first_ns.is_some_and(|ns| older(ns, limit)));
         if old || segment.len >= self.options.segment_bytes {
             self.end_block()?;
+            // While there is a segment in which the trace can end in good order.
+            self.syncer.failure().or_else(|(path, error)| self.stop(error, &path))?;
             self.end_segment(false)?;
             self.begin_segment()?;
             if let Some(clock) = self.clock {
@@ -385,11 +387,11 @@ impl Writer {
         }
         self.stats.file_bytes += TRAILER_LEN as u64;
         let Some(Segment { path, file, .. }) = self.segment.take() else { return Ok(()) };
-        let mut done = self.syncer.begin(path, move || file.sync_data());
+        self.syncer.begin(path, move || file.sync_data());
         if last {
-            done = done.and(self.syncer.finish());
+            return self.syncer.finish().or_else(|(path, error)| self.stop(error, &path));
         }
-        done.or_else(|(path, error)| self.stop(error, &path))
+        Ok(())
     }
 
     /// Ends the trace because of an error of the file system.
