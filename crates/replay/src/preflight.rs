@@ -17,8 +17,14 @@ use crate::{Error, plan::Unit};
 
 /// SQLSTATEs that say that something a statement names does not exist: table, column, function, other object, schema.
 const UNDEFINED: [&str; 5] = ["42P01", "42703", "42883", "42704", "3F000"];
+/// Of these, what a statement that makes functions, types or schemas may make: not tables and columns.
+const DEFINED: [&str; 3] = ["42883", "42704", "3F000"];
+/// Of these, what a statement that changes a table may make in it: columns, and constraints that ON CONFLICT names.
+const ALTERED: [&str; 2] = ["42703", "42704"];
 /// So many missing things are named.
 const NAMED_MAX: usize = 10;
+/// So many search paths of sessions are looked at, each by a connection.
+const SEARCH_PATHS_MAX: usize = 100;
 
 /// What was found out about a target.
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -102,11 +108,10 @@ pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error>
     let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
     connection.terminate().await;
     let mut typed_logins: Vec<Login> = Vec::new();
-    for Place { login, parameters, statements } in logins {
+    for Place { login, search_path, statements } in logins {
         // Texts are looked at as UTF-8, whatever their sessions said.
-        let parameters = parameters.iter().map(|(name, value)| (&name[..], &value[..]));
-        let parameters: Vec<(&[u8], &[u8])> =
-            parameters.chain([(&b"client_encoding"[..], &b"UTF8"[..])]).collect();
+        let mut parameters = vec![(&b"client_encoding"[..], &b"UTF8"[..])];
+        parameters.extend(search_path.as_deref().map(|path| (&b"search_path"[..], path)));
         match Connection::open(target, &login, &parameters).await {
             Ok(mut connection) => {
                 let checked = statements_exist(plan, &statements, &mut connection, &login, &mut found).await;
@@ -126,6 +131,11 @@ pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error>
                 found.problems.push(format!("user {user}, database {}: {error}", login.database));
             }
         }
+    }
+    // The same is missing by each search path.
+    for texts in [&mut found.problems, &mut found.notes] {
+        let mut seen = BTreeSet::new();
+        texts.retain(|text| seen.insert(text.clone()));
     }
     Ok(found)
 }
@@ -209,7 +219,7 @@ async fn names(
     let users = set(connection.query("select rolname from pg_roles where rolcanlogin").await?);
     let superuser = "select rolsuper from pg_roles where rolname = current_user";
     let superuser = first(connection.query(superuser).await?).as_deref() == Some("t");
-    let mut logins = logins(plan, target);
+    let mut logins = logins(plan, target, found);
     let mut missing = BTreeSet::new();
     for Place { login, .. } in &logins {
         if !databases.contains(&login.database) {
@@ -234,14 +244,16 @@ async fn names(
 #[derive(Debug)]
 pub(crate) struct Place {
     pub login: Login,
-    /// Those of the StartupMessage that say where names are looked for.
-    pub parameters: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Where the StartupMessage says that names are looked for.
+    pub search_path: Option<Vec<u8>>,
     pub statements: BTreeSet<u32>,
 }
 
-/// The logins of all sessions, with the statements that each of them runs.
-pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<Place> {
+/// The logins of all sessions, with the statements that each of them runs. Notes how many search paths are left out.
+pub(crate) fn logins(plan: &Plan, target: &Target, found: &mut Preflight) -> Vec<Place> {
     let mut logins: Vec<Place> = Vec::new();
+    let mut paths = BTreeSet::new();
+    let mut left_out = BTreeSet::new();
     for session in &plan.sessions {
         let login = target.login(session.user.as_deref(), session.database.as_deref());
         let worth = session
@@ -249,17 +261,75 @@ pub(crate) fn logins(plan: &Plan, target: &Target) -> Vec<Place> {
             .iter()
             .filter(|unit| worth_checking(plan, unit))
             .flat_map(|unit| plan.executes(unit));
-        let looks = |name: &[u8]| {
-            target.protocol == Protocol::Postgres && [&b"options"[..], b"search_path"].contains(&name)
+        let search_path = match target.protocol {
+            Protocol::Postgres => search_path(&session.parameters),
+            Protocol::Mysql => None,
         };
-        let parameters: Vec<_> = session.parameters.iter().filter(|(name, _)| looks(name)).cloned().collect();
+        if let Some(path) = &search_path
+            && !paths.contains(path)
+        {
+            if paths.len() == SEARCH_PATHS_MAX {
+                left_out.insert(path.clone());
+                continue;
+            }
+            paths.insert(path.clone());
+        }
         // Few, however many sessions there are.
-        match logins.iter_mut().find(|known| known.login == login && known.parameters == parameters) {
+        match logins.iter_mut().find(|known| known.login == login && known.search_path == search_path) {
             Some(known) => known.statements.extend(worth),
-            None => logins.push(Place { login, parameters, statements: worth.copied().collect() }),
+            None => logins.push(Place { login, search_path, statements: worth.copied().collect() }),
         }
     }
+    if !left_out.is_empty() {
+        found.notes.push(format!(
+            "what sessions of {} search paths name is not looked for, beyond the first {SEARCH_PATHS_MAX} search paths",
+            left_out.len()
+        ));
+    }
     logins
+}
+
+/// The `search_path` of a StartupMessage: a parameter of its own, which wins, or one of the `options`.
+fn search_path(parameters: &[(Vec<u8>, Vec<u8>)]) -> Option<Vec<u8>> {
+    let of = |wanted: &[u8]| parameters.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
+    match of(b"search_path") {
+        Some((_, path)) => Some(path.clone()),
+        None => of(b"options").and_then(|(_, options)| search_path_option(options)),
+    }
+}
+
+/// The last of `-c search_path=...`, `-csearch_path=...` and `--search_path=...`, in which a backslash takes a blank into the value.
+fn search_path_option(options: &[u8]) -> Option<Vec<u8>> {
+    let mut arguments: Vec<Vec<u8>> = vec![Vec::new()];
+    let mut escaped = false;
+    for &byte in options {
+        if byte == b'\\' && !escaped {
+            escaped = true;
+            continue;
+        }
+        if byte.is_ascii_whitespace() && !escaped {
+            arguments.push(Vec::new());
+        } else if let Some(argument) = arguments.last_mut() {
+            argument.push(byte);
+        }
+        escaped = false;
+    }
+    let mut arguments = arguments.iter().map(Vec::as_slice).filter(|argument| !argument.is_empty());
+    let mut path = None;
+    while let Some(argument) = arguments.next() {
+        let setting = match argument.strip_prefix(b"-c").or_else(|| argument.strip_prefix(b"--")) {
+            Some(b"") => arguments.next().unwrap_or_default(),
+            Some(setting) => setting,
+            None => continue,
+        };
+        let Some(at) = setting.iter().position(|&byte| byte == b'=') else { continue };
+        let name = setting[..at].to_ascii_lowercase();
+        // A minus sign stands for the underscore.
+        if [&b"search_path"[..], b"search-path"].contains(&name.as_slice()) {
+            path = Some(setting[at + 1..].to_vec());
+        }
+    }
+    path
 }
 
 /// Whether a unit's statements should exist on the target: those that worked at capture.
@@ -276,10 +346,8 @@ async fn statements_exist(
     login: &Login,
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
-    let all = plan.classifier.statements();
-    let moves = |one: &Statement| one.label.to_ascii_lowercase().contains("search_path");
-    let moves = all.iter().any(|one| one.summary.defines || moves(one));
-    let mut missing = Vec::new();
+    let makes = Makes::of(plan, |one| one.label.to_ascii_lowercase().contains("search_path"));
+    let mut missing = Missing::default();
     let created = created(plan);
     for statement in to_prepare(plan, statements) {
         let mut messages = Vec::new();
@@ -291,18 +359,48 @@ async fn statements_exist(
             Err(ConnectError::Server { message, .. })
                 if quoted(&message).is_some_and(|name| created.contains(name)) => {}
             Err(ConnectError::Server { sqlstate, message }) if UNDEFINED.contains(&sqlstate.as_str()) => {
-                missing.push(format!("{message}: {}", statement.label));
+                let later = makes.anything
+                    || makes.objects && DEFINED.contains(&sqlstate.as_str())
+                    || makes.in_tables_of(statement) && ALTERED.contains(&sqlstate.as_str());
+                missing.push(later, format!("{message}: {}", statement.label));
             }
             // Parameters whose type only the client knew, several statements in one text: no evidence of anything.
             Ok(_) | Err(ConnectError::Server { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    note_missing(missing, moves, login, found);
+    missing.note(login, found);
     Ok(())
 }
 
-/// Relations that the trace makes or changes itself.
+/// What the trace itself makes besides relations, so that what is not found now may be found then.
+pub(crate) struct Makes<'p> {
+    /// It may make anything, or changes the place in which names are looked for.
+    pub anything: bool,
+    /// Functions, types, schemas.
+    pub objects: bool,
+    /// Something in these relations.
+    altered: BTreeSet<&'p str>,
+}
+
+impl<'p> Makes<'p> {
+    /// `moves` tells the statements after which names are looked for elsewhere.
+    pub(crate) fn of(plan: &'p Plan, moves: impl Fn(&Statement) -> bool) -> Self {
+        let all = plan.classifier.statements();
+        Self {
+            anything: all.iter().any(|one| one.summary.makes_anything || moves(one)),
+            objects: all.iter().any(|one| one.summary.defines),
+            altered: all.iter().flat_map(|one| &one.summary.alters).map(String::as_str).collect(),
+        }
+    }
+
+    /// Whether the trace changes a relation that the statement names.
+    pub(crate) fn in_tables_of(&self, statement: &Statement) -> bool {
+        statement.summary.relations.iter().any(|name| self.altered.contains(name.as_str()))
+    }
+}
+
+/// Relations that the trace makes itself.
 fn created(plan: &Plan) -> BTreeSet<&str> {
     let all = plan.classifier.statements().iter();
     all.flat_map(|one| &one.summary.creates).map(String::as_str).collect()
@@ -323,20 +421,34 @@ pub(crate) fn to_prepare<'p>(plan: &'p Plan, statements: &BTreeSet<u32>) -> Vec<
     statements.filter(|one| !one.sample.is_empty() && !is_made(one)).collect()
 }
 
-/// Says what the target does not have. Where the trace itself makes functions and types, or changes the place in which names are looked
-/// for (`moves`), what is not found now may be found then.
-pub(crate) fn note_missing(missing: Vec<String>, moves: bool, login: &Login, found: &mut Preflight) {
-    if missing.is_empty() {
-        return;
+/// What the target does not have.
+#[derive(Debug, Default)]
+pub(crate) struct Missing {
+    now: Vec<String>,
+    /// The trace may make it.
+    later: Vec<String>,
+}
+
+impl Missing {
+    pub(crate) fn push(&mut self, later: bool, text: String) {
+        if later { self.later.push(text) } else { self.now.push(text) }
     }
-    let count = missing.len();
-    let list: Vec<String> = missing.into_iter().take(NAMED_MAX).collect();
-    let more = if count > list.len() { format!("; and {} more", count - list.len()) } else { String::new() };
-    let text = format!("database {}: {}{more}", login.database, list.join("; "));
-    if moves {
-        found.notes.push(format!("not there before the trace is played, which may make it: {text}"));
-    } else {
-        found.problems.push(text);
+
+    /// Says it: what the trace may make is no problem.
+    pub(crate) fn note(self, login: &Login, found: &mut Preflight) {
+        let text = |missing: Vec<String>| {
+            let more = missing.len().saturating_sub(NAMED_MAX);
+            let list: Vec<String> = missing.into_iter().take(NAMED_MAX).collect();
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            format!("database {}: {}{more}", login.database, list.join("; "))
+        };
+        if !self.now.is_empty() {
+            found.problems.push(text(self.now));
+        }
+        if !self.later.is_empty() {
+            let text = text(self.later);
+            found.notes.push(format!("not there before the trace is played, which may make it: {text}"));
+        }
     }
 }
 
@@ -441,4 +553,67 @@ pub fn volatile(plan: &Plan, played: &crate::run::Played) -> BTreeMap<String, u6
         }
     }
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use underpass_trace::{Meta, Record, SessionId, SessionStart, Source, Transport};
+
+    use super::*;
+    use crate::plan::{Options, from_records};
+    use crate::target::Identities;
+
+    #[test]
+    fn options_say_where_names_are_looked_for() {
+        for (options, path) in [
+            ("-csearch_path=app", Some("app")),
+            ("-c search_path=app -c work_mem=4MB", Some("app")),
+            ("-e --search-path=a --Search_Path=app,\\ public", Some("app, public")),
+            ("-c work_mem=4MB", None),
+            ("-c", None),
+            ("", None),
+        ] {
+            let found = search_path_option(options.as_bytes());
+            assert_eq!(found.as_deref(), path.map(str::as_bytes), "{options}");
+        }
+        let parameters = [("options", "-csearch_path=one"), ("search_path", "two")]
+            .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()));
+        assert_eq!(search_path(&parameters), Some(b"two".to_vec()));
+    }
+
+    /// A connection and a check for each would never end.
+    #[test]
+    fn other_options_make_no_other_place_and_search_paths_are_bounded() {
+        let places = |options: &dyn Fn(u64) -> String| {
+            let records = (0..200).map(|session| {
+                let options = options(session).into_bytes();
+                Record::SessionStart(SessionStart {
+                    session: SessionId(session),
+                    time_ns: session,
+                    ready_ns: Some(session),
+                    source: Source::Synthetic,
+                    transport: Transport::Tcp,
+                    peer: None,
+                    backend_pid: None,
+                    midstream: false,
+                    protocol_version: 3 << 16,
+                    database: Some(b"db"[..].into()),
+                    user: Some(b"joe"[..].into()),
+                    application_name: None,
+                    parameters: vec![(b"options"[..].into(), options.into())],
+                    frontend_offset: 0,
+                    backend_offset: 0,
+                })
+            });
+            let plan = from_records(Meta::default(), records, &Options::default()).unwrap();
+            assert_eq!(plan.sessions.len(), 200);
+            let target = Target::new("postgres://admin@h/db", Identities::default()).unwrap();
+            let mut found = Preflight::default();
+            (logins(&plan, &target, &mut found).len(), found.notes)
+        };
+        assert_eq!(places(&|session| format!("-c work_mem={session}MB")), (1, Vec::new()));
+        let (count, notes) = places(&|session| format!("-c search_path=tenant_{session}"));
+        assert_eq!(count, SEARCH_PATHS_MAX);
+        assert!(notes.len() == 1 && notes[0].contains("100 search paths"), "{notes:?}");
+    }
 }

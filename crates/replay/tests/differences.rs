@@ -169,6 +169,18 @@ fn what_the_trace_makes_is_not_missed() {
     let looked = look(&meta, &recorder.records(), &target);
     assert_eq!(looked.problems, Vec::<String>::new());
 
+    // A function and a column that the trace makes do not excuse tables.
+    original.sql("create table absent (a int); grant all on absent to joe").expect("a table");
+    original.sql("alter table absent owner to joe").expect("an owner");
+    let function = "create function excuse() returns int language sql as 'select 1'";
+    let alter = "alter table absent add column b int";
+    let (meta, records) = record(&original, &[function, alter, "select b from absent"]);
+    let looked = look(&meta, &records, &target);
+    assert!(
+        looked.problems.len() == 1 && looked.problems[0].contains("relation \"absent\" does not exist"),
+        "{looked:?}"
+    );
+
     let function = "create function made() returns int language sql as 'select 1'";
     let (meta, records) = record(&original, &[function, "select made()"]);
     let looked = look(&meta, &records, &target);

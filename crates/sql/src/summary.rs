@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use pg_query::NodeEnum;
+use pg_query::protobuf::{ObjectType, RangeVar};
 
 use crate::traits::{CLOCK_WORDS, varying_function};
 use crate::{Error, syntax, tokens};
@@ -37,10 +38,14 @@ pub struct Summary {
     pub may_write: bool,
     /// Functions in it whose result depends on more than the data: `random`, `now`, `nextval`.
     pub volatile: Vec<String>,
-    /// Relations that it creates, changes or gives a name to, without schema: what names them may mean something else before.
+    /// Relations that it creates or gives this name to, without schema: before it, they may be missing or others.
     pub creates: Vec<String>,
-    /// Whether it makes something else that later statements may name, like functions and types; or whatever a DO block makes.
+    /// Relations that it changes, without schema: they are there before it, perhaps with other columns.
+    pub alters: Vec<String>,
+    /// Whether it makes something else that later statements may name, like functions, types and schemas.
     pub defines: bool,
+    /// Whether it may make anything, which its text does not tell: DO, CALL, and what moves things to another schema.
+    pub makes_anything: bool,
     /// Relations that it names, without schema.
     pub relations: Vec<String>,
     /// Extensions that it creates.
@@ -70,36 +75,97 @@ impl Summary {
         volatile.extend(keywords.clock.iter().map(|&word| word.to_owned()));
         let unknown_function = || functions.iter().any(|name| !HARMLESS.contains(name));
         let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
-        let creating = kinds().any(|kind| CREATES.contains(&kind)) || keywords.select_into;
         let relations: Vec<String> = summary.tables().iter().map(|name| last(name)).collect();
+        let mut made = Made::default();
+        if kinds().any(|kind| MAKES.contains(&kind)) || keywords.select_into {
+            made = Made::of(text)?;
+        }
         Ok(Self {
             may_write: class == Class::Write || (class == Class::Read && unknown_function()),
             class,
             volatile,
-            creates: if creating { relations.clone() } else { Vec::new() },
+            creates: made.creates,
+            alters: made.alters,
             defines: kinds().any(|kind| DEFINES.contains(&kind)),
+            makes_anything: kinds().any(|kind| MAKES_ANYTHING.contains(&kind)),
             relations,
-            extensions: if kinds().any(|kind| kind == "CreateExtensionStmt") {
-                extensions(text)?
-            } else {
-                Vec::new()
-            },
+            extensions: made.extensions,
             notifies: kinds().any(|kind| ["ListenStmt", "UnlistenStmt", "NotifyStmt"].contains(&kind)),
         })
     }
 }
 
-/// The extensions that a text creates. The summary does not name them.
-fn extensions(text: &str) -> Result<Vec<String>, Error> {
-    let parsed = pg_query::parse(text, 0).map_err(syntax)?;
-    let statements = parsed.protobuf.stmts.into_iter().filter_map(|raw| raw.stmt?.node);
-    Ok(statements
-        .filter_map(|node| match node {
-            NodeEnum::CreateExtensionStmt(create) => Some(create.extname),
-            _ => None,
-        })
-        .collect())
+/// What a text makes and changes. The summary does not tell it from what is only read.
+#[derive(Debug, Default)]
+struct Made {
+    creates: Vec<String>,
+    alters: Vec<String>,
+    extensions: Vec<String>,
 }
+
+impl Made {
+    fn of(text: &str) -> Result<Self, Error> {
+        let parsed = pg_query::parse(text, 0).map_err(syntax)?;
+        let mut made = Self::default();
+        for node in parsed.protobuf.stmts.iter().filter_map(|raw| raw.stmt.as_ref()?.node.as_ref()) {
+            made.add(node);
+        }
+        Ok(made)
+    }
+
+    fn add(&mut self, node: &NodeEnum) {
+        let created: Option<&RangeVar> = match node {
+            NodeEnum::CreateStmt(one) => one.relation.as_ref(),
+            NodeEnum::CreateForeignTableStmt(one) => {
+                one.base_stmt.as_ref().and_then(|base| base.relation.as_ref())
+            }
+            NodeEnum::CreateSeqStmt(one) => one.sequence.as_ref(),
+            NodeEnum::CreateTableAsStmt(one) => one.into.as_ref().and_then(|into| into.rel.as_ref()),
+            NodeEnum::ViewStmt(one) => one.view.as_ref(),
+            NodeEnum::SelectStmt(one) => {
+                // INTO is in the first of several that are joined by UNION.
+                let mut select = one;
+                while let Some(first) = &select.larg {
+                    select = first;
+                }
+                select.into_clause.as_ref().and_then(|into| into.rel.as_ref())
+            }
+            NodeEnum::AlterTableStmt(one) => {
+                self.alters.extend(one.relation.as_ref().map(|relation| relation.relname.clone()));
+                None
+            }
+            NodeEnum::RenameStmt(one) => {
+                self.alters.extend(one.relation.as_ref().map(|relation| relation.relname.clone()));
+                if RELATIONS.iter().any(|kind| *kind as i32 == one.rename_type) {
+                    self.creates.push(one.newname.clone());
+                }
+                None
+            }
+            NodeEnum::CreateExtensionStmt(one) => {
+                self.extensions.push(one.extname.clone());
+                // The view of an extension often has its name, as that of pg_stat_statements.
+                self.creates.push(one.extname.clone());
+                None
+            }
+            NodeEnum::CreateSchemaStmt(one) => {
+                one.schema_elts.iter().filter_map(|part| part.node.as_ref()).for_each(|part| self.add(part));
+                None
+            }
+            _ => None,
+        };
+        self.creates.extend(created.map(|relation| relation.relname.clone()));
+    }
+}
+
+/// Kinds of relations that can be renamed.
+const RELATIONS: [ObjectType; 6] = [
+    ObjectType::ObjectForeignTable,
+    ObjectType::ObjectIndex,
+    ObjectType::ObjectMatview,
+    ObjectType::ObjectSequence,
+    ObjectType::ObjectTable,
+    ObjectType::ObjectView,
+];
 
 /// Statements by their node in PostgreSQL's grammar, as libpg_query names them, that only touch the session.
 const SESSION: [&str; 10] = [
@@ -203,10 +269,12 @@ const HARMLESS: [&str; 83] = [
     "version",
 ];
 
-/// Statements that make relations, or others of them.
-const CREATES: [&str; 7] = [
+/// Statements whose tree names what they make or change: see [`Made`].
+const MAKES: [&str; 9] = [
     "AlterTableStmt",
+    "CreateExtensionStmt",
     "CreateForeignTableStmt",
+    "CreateSchemaStmt",
     "CreateSeqStmt",
     "CreateStmt",
     "CreateTableAsStmt",
@@ -214,10 +282,8 @@ const CREATES: [&str; 7] = [
     "ViewStmt",
 ];
 
-/// Statements that make something else which statements name, or may make anything.
-const DEFINES: [&str; 11] = [
-    "AlterObjectSchemaStmt",
-    "CallStmt",
+/// Statements that make something else which statements name.
+const DEFINES: [&str; 8] = [
     "CompositeTypeStmt",
     "CreateDomainStmt",
     "CreateEnumStmt",
@@ -226,8 +292,10 @@ const DEFINES: [&str; 11] = [
     "CreateRangeStmt",
     "CreateSchemaStmt",
     "DefineStmt",
-    "DoStmt",
 ];
+
+/// Statements that may make anything, or bring it to where it is looked for.
+const MAKES_ANYTHING: [&str; 3] = ["AlterObjectSchemaStmt", "CallStmt", "DoStmt"];
 
 fn class_of(kind: &str, keywords: &Keywords) -> Class {
     match kind {
@@ -309,6 +377,10 @@ mod tests {
         of(text).class
     }
 
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     #[test]
     fn reads_and_writes_are_told_apart() {
         for text in [
@@ -384,20 +456,26 @@ mod tests {
 
     #[test]
     fn what_later_statements_may_name_is_known() {
-        for (text, creates) in [
-            ("create table a (b int)", &["a"][..]),
-            ("alter table s.a add column c int", &["a"]),
-            ("alter table a rename to b", &["a", "b"]),
-            ("select 1", &[]),
+        for (text, creates, alters) in [
+            ("create table a (b int)", &["a"][..], &[] as &[&str]),
+            // What is only read is there before.
+            ("create table a (b int references c)", &["a"], &[]),
+            ("create table s.a as select * from c", &["a"], &[]),
+            ("create view a as select * from c", &["a"], &[]),
+            ("create sequence a", &["a"], &[]),
+            ("select 1 as b into a from c union select 2", &["a"], &[]),
+            ("create schema s create table a (b int)", &["a"], &[]),
+            ("alter table s.a add column c int", &[], &["a"]),
+            ("alter table a rename to b", &["b"], &["a"]),
+            ("alter table a rename column b to c", &[], &["a"]),
+            ("create table b (c int); alter table a add column c int", &["b"], &["a"]),
+            ("select 1", &[], &[]),
         ] {
-            let mut found = of(text);
-            found.creates.sort();
-            assert_eq!(
-                (found.creates, found.defines),
-                (creates.iter().map(|name| (*name).to_owned()).collect(), false),
-                "{text}"
-            );
+            let found = of(text);
+            assert!(!found.makes_anything, "{text}");
+            assert_eq!((found.creates, found.alters), (owned(creates), owned(alters)), "{text}");
         }
+        assert!(!of("create table a (b int)").defines);
         for text in [
             "create function f() returns int language sql as 'select 1'",
             "create procedure p() language sql as 'select 1'",
@@ -407,10 +485,12 @@ mod tests {
             "create aggregate g (int) (sfunc = int4pl, stype = int)",
             "create extension hstore",
             "create schema s",
-            "do 'begin end'",
-            "call p()",
         ] {
-            assert!(of(text).defines, "{text}");
+            let found = of(text);
+            assert!(found.defines && !found.makes_anything, "{text}");
+        }
+        for text in ["do 'begin end'", "call p()", "alter table a set schema s"] {
+            assert!(of(text).makes_anything, "{text}");
         }
     }
 

@@ -92,10 +92,8 @@ fn summary(shape: &str, hides: bool) -> Summary {
     let passed = ["create", "or", "replace", "temporary", "table", "view", "if", "not", "exists", "sequence"];
     let created = words.iter().find(|word| !passed.contains(word)).filter(|_| creates);
     let mut created: Vec<&str> = created.into_iter().copied().collect();
-    if matches!(words[..], ["alter" | "rename", ..]) {
-        // Of what it changes, names are among the words.
-        created.clone_from(&words);
-    }
+    let (altered, renamed) = altered(shape);
+    created.extend(renamed);
     let names: BTreeSet<&str> =
         if reads || !creates { words.iter().copied().collect() } else { BTreeSet::new() };
     Summary {
@@ -103,12 +101,46 @@ fn summary(shape: &str, hides: bool) -> Summary {
         may_write,
         volatile: VOLATILE.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect(),
         creates: created.into_iter().map(str::to_owned).collect(),
+        alters: altered.into_iter().map(str::to_owned).collect(),
         defines: creates && (has("function") || has("procedure")),
+        makes_anything: matches!(words[..], ["call", ..] | ["begin", "not", ..]),
         // Names of tables are among them.
         relations: names.into_iter().map(str::to_owned).collect(),
         extensions: Vec::new(),
         notifies: false,
     }
+}
+
+/// The tables and views that a statement changes, and the names that it gives them, both without their databases.
+fn altered(shape: &str) -> (Vec<&str>, Vec<&str>) {
+    let ends = |c: char| c.is_whitespace() || [',', '(', ')', ';', '='].contains(&c);
+    // Quotes are gone, and a blank is behind the point of a quoted database: `shop. t`.
+    let parts: Vec<&str> =
+        shape.split(ends).filter(|part| !part.is_empty() && !part.ends_with('.')).collect();
+    let kind = parts.iter().position(|part| ["table", "tables", "view"].contains(part));
+    let verb = parts.first().copied().unwrap_or_default();
+    let Some(kind) = kind.filter(|_| ["alter", "rename"].contains(&verb)) else {
+        return (Vec::new(), Vec::new());
+    };
+    let rest = &parts[kind + 1..];
+    // RENAME TABLE a TO b, c TO d; ALTER TABLE a ..., RENAME [TO | AS] b.
+    let mut names = rest.iter().copied().filter(|part| !["if", "exists", "to"].contains(part)).map(last_name);
+    if verb == "rename" {
+        let names: Vec<&str> = names.collect();
+        let of = |which: usize| names.iter().skip(which).step_by(2).copied().collect::<Vec<_>>();
+        return (of(0), of(1));
+    }
+    let altered = names.next().into_iter().collect();
+    let at = rest.iter().position(|part| *part == "rename");
+    let behind = rest.iter().copied().skip(at.map_or(rest.len(), |at| at + 1));
+    let renamed = behind.skip_while(|part| ["to", "as"].contains(part)).take(1);
+    let renamed = renamed.filter(|part| !["column", "index", "key"].contains(part)).map(last_name);
+    (altered, renamed.collect())
+}
+
+/// A name without its database.
+fn last_name(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
 }
 
 fn class(words: &[&str]) -> Class {
@@ -204,5 +236,27 @@ mod tests {
         let (_, summary) = classify(b"select now() from `Sums`");
         assert!(summary.relations.contains(&"sums".to_owned()));
         assert_eq!(summary.volatile, ["now"]);
+    }
+
+    #[test]
+    fn of_what_changes_a_table_only_its_names_count() {
+        for (text, alters, creates) in [
+            (
+                "alter table shop.t add foreign key (id) references b(id) on delete set null",
+                &["t"][..],
+                &[] as &[&str],
+            ),
+            ("ALTER TABLE IF EXISTS `shop`.`t` rename to `u`", &["t"], &["u"]),
+            ("alter table t rename column a to b", &["t"], &[]),
+            ("rename table a to b, shop.c to shop.d", &["a", "c"], &["b", "d"]),
+            ("alter user joe identified by 'x'", &[], &[]),
+            ("select a from t", &[], &[]),
+        ] {
+            let (shape, summary) = classify(text.as_bytes());
+            assert_eq!(summary.alters, alters, "{shape}");
+            assert_eq!(summary.creates, creates, "{shape}");
+        }
+        assert!(classify(b"call p()").1.makes_anything);
+        assert!(!classify(b"create procedure p() select 1").1.makes_anything);
     }
 }

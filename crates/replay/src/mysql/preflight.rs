@@ -7,13 +7,16 @@ use crate::Error;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::plan::Plan;
-use crate::preflight::{Place, Preflight, first, logins, note_missing, set, to_prepare};
+use crate::preflight::{Makes, Missing, Place, Preflight, first, logins, set, to_prepare};
 use crate::target::{Login, Target};
 
 /// SQLSTATEs that say that something a statement names does not exist: table, column, database. And numbers of errors whose SQLSTATE is
 /// too general: routine, database.
-const UNDEFINED: [&str; 2] = ["42S02", "42S22"];
-const UNDEFINED_NUMBERS: [&str; 2] = ["(error 1305)", "(error 1049)"];
+const UNDEFINED: [&str; 2] = ["42S02", NO_COLUMN];
+const UNDEFINED_NUMBERS: [&str; 2] = [NO_ROUTINE, "(error 1049)"];
+/// What a statement that changes a table may make, and one that makes a routine.
+const NO_COLUMN: &str = "42S22";
+const NO_ROUTINE: &str = "(error 1305)";
 
 /// Looks at the target. An error only if it cannot be reached.
 pub(crate) async fn check(plan: &Plan, target: &Target) -> Result<Preflight, Error> {
@@ -24,7 +27,7 @@ pub(crate) async fn check(plan: &Plan, target: &Target) -> Result<Preflight, Err
     let databases = set(connection.run_sql("show databases").await.map_err(failed)?);
     connection.terminate().await;
     let mut missing = BTreeSet::new();
-    for Place { login, statements, .. } in logins(plan, target) {
+    for Place { login, statements, .. } in logins(plan, target, &mut found) {
         if !login.database.is_empty() && !databases.contains(&login.database) {
             missing.insert(format!("no database {} (--map-database renames)", login.database));
             continue;
@@ -92,9 +95,8 @@ async fn statements_exist(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     // What is not found may be found then.
-    let moves =
-        plan.classifier.statements().iter().any(|one| one.summary.defines || one.label.starts_with("use "));
-    let mut missing = Vec::new();
+    let makes = Makes::of(plan, |one| one.label.starts_with("use "));
+    let mut missing = Missing::default();
     for statement in to_prepare(plan, statements) {
         found.statements_checked += 1;
         match connection.try_prepare(&statement.sample).await {
@@ -102,13 +104,16 @@ async fn statements_exist(
                 if UNDEFINED.contains(&sqlstate.as_str())
                     || UNDEFINED_NUMBERS.iter().any(|number| message.ends_with(number)) =>
             {
-                missing.push(format!("{message}: {}", statement.label));
+                let later = makes.anything
+                    || makes.objects && message.ends_with(NO_ROUTINE)
+                    || makes.in_tables_of(statement) && sqlstate == NO_COLUMN;
+                missing.push(later, format!("{message}: {}", statement.label));
             }
             // Statements that cannot be prepared, several in one text: no evidence of anything.
             Ok(()) | Err(ConnectError::Server { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    note_missing(missing, moves, login, found);
+    missing.note(login, found);
     Ok(())
 }

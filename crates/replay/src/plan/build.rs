@@ -178,6 +178,12 @@ impl<'o> Builder<'o> {
                 script.statements.insert(fill.name.to_vec(), self.classifier.classify(&fill.query));
                 script.filled.insert(fill.name.to_vec());
                 if fill.redaction == Redaction::Password {
+                    // A capture learns the text from the first use, so that one is before it.
+                    for (at, name) in &script.unresolved {
+                        if name[..] == *fill.name {
+                            script.session.units[*at].omitted.get_or_insert(Reason::Password);
+                        }
+                    }
                     script.redacted.insert(fill.name.to_vec());
                 } else {
                     script.session.prepared.push(message);
@@ -574,6 +580,7 @@ impl Script {
             },
             Ok(Message::Close(close)) if close.target == frontend::Target::Statement => {
                 self.statements.remove(close.name);
+                self.redacted.remove(close.name);
                 if when == Ordering::Less {
                     self.prepared.remove(close.name);
                 }

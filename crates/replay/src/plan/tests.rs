@@ -350,6 +350,40 @@ fn a_prepared_statement_with_a_password_is_not_executed() {
     assert!(plan.sessions[0].prepared.is_empty());
 }
 
+/// A capture learns the text of a statement from before when it is used, so the fill is behind the first use.
+#[test]
+fn a_password_is_not_set_by_the_use_that_showed_it_and_a_closed_name_is_free() {
+    fn bind(trace: &mut Trace, time_ns: u64, close: bool) {
+        let sync = trace.send(1, time_ns, |out| {
+            build::bind(out, b"", b"s", [], [], []);
+            build::execute(out, b"", 0);
+            if close {
+                build::close(out, underpass_wire::frontend::Target::Statement, b"s");
+            }
+            build::sync(out);
+        });
+        trace.ready(1, time_ns + 1, sync, I);
+    }
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    bind(&mut trace, 2, false);
+    trace.records.push(Record::PreparedFill(PreparedFill {
+        session: SessionId(1),
+        time_ns: 4,
+        name: b"s"[..].into(),
+        query: b"alter role joe password '******'"[..].into(),
+        param_types: Vec::new(),
+        redaction: Redaction::Password,
+    }));
+    bind(&mut trace, 5, true);
+    // SQL prepares another by that name, which leaves no Parse.
+    trace.query(1, 8, 9, "prepare s as select 1", I);
+    bind(&mut trace, 10, false);
+    let plan = trace.plan(&Options::default());
+    let password = Some(Reason::Password);
+    assert_eq!(omitted(&plan), [password, password, None, None]);
+}
+
 #[test]
 fn writes_wait_for_what_was_over_before_their_answer_and_reads_for_what_was_over_before_they_began() {
     let mut trace = Trace::default();
