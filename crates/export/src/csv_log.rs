@@ -145,8 +145,9 @@ impl Import {
             let at = bytes.position().map_or(0, csv::Position::line);
             let line = StringRecord::from_byte_record_lossy(bytes.clone());
             // A server that is at work, or was killed, leaves a line without its end; a file of another kind has no time.
-            if !more && line.len() < column::COUNT_MIN && line.get(column::LOG_TIME).and_then(time).is_some()
-            {
+            let begun = line.get(column::LOG_TIME).and_then(time).is_some()
+                || self.summary.lines > 0 && is_cut_time(&line);
+            if !more && line.len() < column::COUNT_MIN && begun {
                 self.summary.torn += 1;
                 break;
             }
@@ -283,6 +284,12 @@ fn time(text: &str) -> Option<(u64, bool)> {
         if matches!(zone, "UTC" | "GMT") { Some(jiff::tz::Offset::UTC) } else { numeric_offset(zone) };
     let time = known.unwrap_or(jiff::tz::Offset::UTC).to_timestamp(civil).ok()?;
     Some((u64::try_from(time.as_nanosecond()).ok()?, known.is_none()))
+}
+
+/// Whether a line ends before its time does.
+fn is_cut_time(line: &StringRecord) -> bool {
+    let of_time = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'-' | b':' | b'.' | b' ');
+    line.len() == 1 && line.iter().all(|column| column.bytes().all(of_time))
 }
 
 /// `+02`, `-03:30`, as zones without an abbreviation are written.

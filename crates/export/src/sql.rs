@@ -4,16 +4,18 @@
 //!
 //! A statement with parameters becomes PREPARE and EXECUTE. What a script cannot say is left out with a comment that
 //! says why: binary parameters of a type that the client did not name, texts that are not known, FunctionCall,
-//! COPY data beyond 16 MiB. Pipelines and portals are gone: `underpass replay` keeps them.
+//! COPY data that is not in the trace or beyond 16 MiB. Pipelines and portals are gone: `underpass replay` keeps them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use underpass_trace::statements::{Event, Parameters, Request, Statement, Statements};
-use underpass_trace::{Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart};
+use underpass_trace::{
+    Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart, strip_literals,
+};
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
 
@@ -65,8 +67,11 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
                         scripts.statement(statement)?;
                     }
                 }
-                if let Record::SessionEnd(end) = record {
-                    scripts.end(end.session)?;
+                match record {
+                    // Data of a COPY that was lost itself is no other statement's.
+                    Record::Ready(ready) => drop(scripts.copies.remove(&ready.session)),
+                    Record::SessionEnd(end) => scripts.end(end.session)?,
+                    _ => {}
                 }
             }
             Ok(None) => return scripts.finish(),
@@ -82,8 +87,8 @@ struct Scripts {
     utc: Utc,
     starts: BTreeMap<SessionId, SessionStart<'static>>,
     copies: BTreeMap<SessionId, Copy>,
-    /// Parameters of a portal that has more rows: what executes it again has the same.
-    suspended: BTreeMap<SessionId, Arc<Parameters>>,
+    /// Parameters of portals that had more rows: what executes one again has the same. They are gone when their portal is.
+    suspended: BTreeMap<SessionId, Vec<Weak<Parameters>>>,
     files: BTreeMap<SessionId, BufWriter<File>>,
     summary: Summary,
 }
@@ -131,15 +136,10 @@ impl Scripts {
             Redaction::Masked => text += ", masked",
         }
         text.push('\n');
-        let more = match statement.outcome {
-            Outcome::Suspended => self.suspended.insert(statement.session, Arc::clone(&statement.parameters)),
-            _ => self.suspended.remove(&statement.session),
-        };
-        let script = match more {
-            Some(portal) if Arc::ptr_eq(&portal, &statement.parameters) => {
-                Err("more rows of the portal before".into())
-            }
-            _ => script(self.protocol, statement, copy.as_ref()),
+        let script = if self.goes_on(statement) {
+            Err("more rows of a portal before".into())
+        } else {
+            script(self.protocol, statement, copy.as_ref())
         };
         match script {
             Ok(sql) => {
@@ -154,6 +154,18 @@ impl Scripts {
         let file = self.file(statement.session)?;
         file.write_all(text.as_bytes())?;
         Ok(())
+    }
+
+    /// Whether it asks a portal for further rows. A client may have several, and do other things between.
+    fn goes_on(&mut self, statement: &Statement) -> bool {
+        let portals = self.suspended.entry(statement.session).or_default();
+        portals.retain(|portal| portal.strong_count() > 0);
+        let parameters = Arc::as_ptr(&statement.parameters);
+        let known = portals.iter().any(|portal| std::ptr::eq(portal.as_ptr(), parameters));
+        if !known && matches!(statement.outcome, Outcome::Suspended) {
+            portals.push(Arc::downgrade(&statement.parameters));
+        }
+        known
     }
 
     fn file(&mut self, session: SessionId) -> Result<&mut BufWriter<File>, Error> {
@@ -232,14 +244,15 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     if protocol == Protocol::Mysql {
         return mysql::script(statement, text);
     }
-    if let Some(copy) = copy {
-        return copy_script(text, copy);
-    }
-    if copies_in(text) {
-        // psql would take the rest of the script for its data.
-        return match statement.outcome {
-            Outcome::Complete { .. } => copy_script(text, &Copy::default()),
-            _ => Err("a COPY that failed before it got its data".into()),
+    let shape = strip_literals(text.as_bytes(), protocol);
+    if shape.split(|&byte| byte == b';').any(copies_in) {
+        // Without its data, psql would take the rest of the script for it.
+        return match (copy, &statement.outcome) {
+            _ if shape.contains(&b';') => Err("a COPY in a text of several statements".into()),
+            (Some(copy), _) => copy_script(text, copy),
+            (None, Outcome::Complete { tag }) if **tag == *b"COPY 0" => copy_script(text, &Copy::default()),
+            (None, Outcome::Complete { .. }) => Err("a COPY whose data is not in the trace".into()),
+            (None, _) => Err("a COPY that failed before it got its data".into()),
         };
     }
     let parameters = &statement.parameters;
@@ -269,12 +282,17 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     ))
 }
 
-/// Whether a text is `COPY ... FROM STDIN`.
-fn copies_in(text: &str) -> bool {
-    let mut words = text.split_ascii_whitespace();
-    words.next().is_some_and(|word| word.eq_ignore_ascii_case("copy"))
-        && words.any(|word| word.eq_ignore_ascii_case("from"))
-        && words.next().is_some_and(|word| word.eq_ignore_ascii_case("stdin"))
+/// Whether a statement without literals and comments is `COPY ... FROM STDIN`.
+fn copies_in(shape: &[u8]) -> bool {
+    let Some((verb, rest)) = shape.trim_ascii().split_at_checked(b"copy".len()) else { return false };
+    // What a bracket follows is a query, and goes out.
+    let is_table = rest.first().is_some_and(u8::is_ascii_whitespace) && !rest.trim_ascii().starts_with(b"(");
+    if !verb.eq_ignore_ascii_case(b"copy") || !is_table {
+        return false;
+    }
+    let is_in_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80;
+    let words: Vec<&[u8]> = rest.split(|&byte| !is_in_name(byte)).filter(|word| !word.is_empty()).collect();
+    words.windows(2).any(|two| two[0].eq_ignore_ascii_case(b"from") && two[1].eq_ignore_ascii_case(b"stdin"))
 }
 
 fn copy_script(text: &str, copy: &Copy) -> Result<String, String> {

@@ -305,6 +305,104 @@ fn scripts_do_nothing_that_was_not_done() {
     assert!(script.contains("copy t from stdin\n;\n\\.\n") && script.contains("select 1\n;\n"), "{script}");
 }
 
+/// A masked trace has no COPY data, and others may have lost it.
+#[test]
+fn a_copy_without_its_data_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    let mut r = Recorder { writer, offsets: [0; 4] };
+    r.start(1, 1_000);
+    r.query(1, 2_000, "copy gone from stdin", complete("COPY 5000"));
+    let refused = ErrorOutcome { sqlstate: *b"42501", fatal: false, message: b"denied"[..].into() };
+    for (at, text) in [
+        "/* from here */ copy gone from stdin",
+        "COPY gone(a, b)FROM STDIN(format csv)",
+        "copy \"from\" from stdin with (delimiter ';')",
+        "begin; copy gone from stdin",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        r.query(1, 3_000 + at as u64 * 100, text, Outcome::Error(refused.clone()));
+    }
+    r.query(1, 4_000, "copy (select a from stdin) to stdout", complete("COPY 1"));
+    r.query(1, 5_000, "copy none from stdin(format csv)", complete("COPY 0"));
+    // Of this one, all but the end of its data is lost.
+    let lost = r.send(1, 6_000, |out| build::query(out, b"copy gone from stdin"));
+    r.write(Record::Loss(Loss {
+        session: Some(SessionId(1)),
+        time_ns: 6_100,
+        direction: Direction::Frontend,
+        offset: 1_000,
+        len: 77,
+        reason: LossReason::RingFull,
+    }));
+    r.send(1, 6_200, |out| build::copy_data(out, b"stray\n"));
+    r.send(1, 6_300, build::copy_done);
+    r.answer(1, lost, 7_000, 0, complete("COPY 9"));
+    r.ready(1, lost, 7_000);
+    r.query(1, 8_000, "select 1", complete("SELECT 1"));
+    r.writer.finish().unwrap();
+    let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
+    let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
+    assert_eq!((summary.statements, summary.left_out), (3, 5), "{script}");
+    assert!(script.contains("-- left out: a COPY whose data is not in the trace\n"), "{script}");
+    assert!(!script.contains("gone") && !script.contains("stray"), "{script}");
+    assert!(script.contains("copy (select a from stdin) to stdout\n;\n"), "{script}");
+    assert!(script.contains("copy none from stdin(format csv)\n;\n\\.\n"), "{script}");
+    assert!(script.contains("select 1\n;\n"), "{script}");
+}
+
+/// As JDBC with a fetch size does: rows of two portals in turn, and other statements between.
+#[test]
+fn a_portal_that_goes_on_is_written_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    let mut r = Recorder { writer, offsets: [0; 4] };
+    r.start(1, 1_000);
+    let ready = |r: &mut Recorder, request: u64, time_ns: u64| {
+        let (session, status) = (SessionId(1), TransactionStatus::Transaction);
+        r.write(Record::Ready(Ready { session, time_ns, request, offset: 0, status }));
+    };
+    let begin = r.send(1, 1_500, |out| build::query(out, b"begin"));
+    r.answer(1, begin, 2_100, 0, complete("BEGIN"));
+    ready(&mut r, begin, 2_100);
+    let mut time_ns = 3_000;
+    for (portal, text) in [(b"C_1", "select one"), (b"C_2", "select two")] {
+        r.send(1, time_ns, |out| build::parse(out, b"", text.as_bytes(), []));
+        r.send(1, time_ns, |out| build::bind(out, portal, b"", [], [], []));
+        let first = r.send(1, time_ns, |out| build::execute(out, portal, 10));
+        let sync = r.send(1, time_ns, build::sync);
+        r.answer(1, first, time_ns + 600, 10, Outcome::Suspended);
+        ready(&mut r, sync, time_ns + 600);
+        time_ns += 1_000;
+    }
+    for outcome in [Outcome::Suspended, complete("SELECT 3")] {
+        for portal in [b"C_1", b"C_2"] {
+            let update = r.send(1, time_ns, |out| build::query(out, b"update t set a = 1"));
+            r.answer(1, update, time_ns + 600, 0, complete("UPDATE 1"));
+            ready(&mut r, update, time_ns + 600);
+            time_ns += 1_000;
+            let more = r.send(1, time_ns, |out| build::execute(out, portal, 10));
+            let sync = r.send(1, time_ns, build::sync);
+            r.answer(1, more, time_ns + 600, 3, outcome.clone());
+            ready(&mut r, sync, time_ns + 600);
+            time_ns += 1_000;
+        }
+    }
+    r.query(1, time_ns, "commit", complete("COMMIT"));
+    // The same text, bound again, is another statement.
+    r.execute(1, time_ns + 5_000, "select one", &[], &[], &[]);
+    r.writer.finish().unwrap();
+    let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
+    let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
+    let count = |text: &str| script.matches(text).count();
+    assert_eq!((count("select one\n"), count("select two\n"), count("update t")), (2, 1, 4), "{script}");
+    assert_eq!((summary.statements, summary.left_out), (9, 4), "{script}");
+}
+
 /// They say what the trace says, which only its owner may read.
 #[test]
 fn an_export_is_its_owners() {
@@ -384,6 +482,11 @@ fn a_log_of_a_server_at_work_is_read() {
     assert_eq!((summary.lines, summary.not_utf8, summary.torn), (11, 1, 1));
     let summary = import_all(&[&log[..whole]], &mut writer).unwrap();
     assert_eq!((summary.lines, summary.not_utf8, summary.torn), (11, 1, 0));
+    // Wherever the first column is cut.
+    for cut in 1.."2026-01-01 10:00:07.000 UTC,".len() {
+        let summary = import_all(&[&log[..whole + cut]], &mut writer).unwrap();
+        assert_eq!((summary.lines, summary.torn), (11, 1), "{cut} bytes");
+    }
 }
 
 #[test]

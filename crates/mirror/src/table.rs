@@ -45,10 +45,12 @@ impl Texts {
             return known.clone();
         }
         // What is remembered is so for all texts of this key, so it must not depend on how long a literal is, or in which encoding.
-        let parsed = Statement::parse(&String::from_utf8_lossy(match text.len() {
-            0..=PARSED_BYTES_MAX => text,
-            _ => &self.key,
-        }));
+        // The limit is that of the parser, for what it is given: bytes that are no UTF-8 take three each.
+        let whole = String::from_utf8_lossy(&text[..text.len().min(PARSED_BYTES_MAX + 1)]);
+        let parsed = match whole.len() {
+            0..=PARSED_BYTES_MAX => Statement::parse(&whole),
+            _ => Statement::parse(&String::from_utf8_lossy(&self.key)),
+        };
         let statement = Arc::new(parsed.unwrap_or_else(|_| Statement {
             fingerprint: 0,
             text: "(cannot be parsed)".to_owned(),
@@ -352,9 +354,14 @@ mod tests {
     #[test]
     fn a_statement_is_the_same_whatever_its_literals() {
         let long = format!("select * from t where a = '{}'", "x".repeat(PARSED_BYTES_MAX));
-        let orders: [[&[u8]; 3]; 2] = [
-            [b"select * from t where a = '\xe9'", long.as_bytes(), b"select * from t where a = 'x'"],
-            [long.as_bytes(), b"select * from t where a = 'x'", b"select * from t where a = '\xe9'"],
+        // Within the limit as it is, beyond it as UTF-8.
+        let latin1 =
+            [&b"select * from t where a = '"[..], &[0xe9; PARSED_BYTES_MAX / 2][..], &b"'"[..]].concat();
+        let short: &[u8] = b"select * from t where a = 'x'";
+        let orders: [[&[u8]; 4]; 3] = [
+            [b"select * from t where a = '\xe9'", long.as_bytes(), short, &latin1],
+            [long.as_bytes(), &latin1, short, b"select * from t where a = '\xe9'"],
+            [&latin1, b"select * from t where a = '\xe9'", long.as_bytes(), short],
         ];
         for texts in orders {
             let mut known = Texts::default();

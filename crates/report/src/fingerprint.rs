@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which statements are the same but for their literals: libpg_query's fingerprint, remembered by shape.
 
-use underpass_sql::hash_fingerprint;
+use underpass_sql::{Error, PARSED_BYTES_MAX, hash_fingerprint};
 use underpass_trace::{Protocol, fold, strip_literals};
 
 /// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
@@ -21,19 +21,22 @@ impl Fingerprints {
         Self { protocol, by_shape: foldhash::HashMap::default() }
     }
 
-    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts over [`underpass_sql::PARSED_BYTES_MAX`], it is a hash of
-    /// the text without literals.
+    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts that are over [`PARSED_BYTES_MAX`] without their
+    /// literals, or have comments, dollar quotes or backslashes and are over it with them, it is a hash of the text without literals.
     pub fn of(&mut self, text: &[u8]) -> u64 {
         let shape = self.shape(text);
         if let Some(&known) = self.by_shape.get(&shape) {
             return known;
         }
-        // In whatever encoding: a literal must not decide what all texts of this shape are.
-        let parsed = match self.protocol {
-            Protocol::Postgres => underpass_sql::fingerprint(&String::from_utf8_lossy(text)).ok(),
-            Protocol::Mysql => None,
+        let fingerprint = match self.protocol {
+            Protocol::Postgres => match parsed(text, underpass_sql::fingerprint) {
+                Ok(fingerprint) => fingerprint,
+                // Not remembered: others of this shape may be shorter.
+                Err(Error::TooLong(_)) => return hash_fingerprint(&shape),
+                Err(_) => hash_fingerprint(&shape),
+            },
+            Protocol::Mysql => hash_fingerprint(&shape),
         };
-        let fingerprint = parsed.unwrap_or_else(|| hash_fingerprint(&shape));
         if self.by_shape.len() >= SHAPES_MAX {
             self.by_shape.clear();
         }
@@ -52,11 +55,24 @@ impl Fingerprints {
     /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
     pub fn label(&self, text: &[u8]) -> String {
         let parsed = match self.protocol {
-            Protocol::Postgres => underpass_sql::normalize(&String::from_utf8_lossy(text)).ok(),
+            Protocol::Postgres => parsed(text, underpass_sql::normalize).ok(),
             Protocol::Mysql => None,
         };
         let label = parsed.unwrap_or_else(|| String::from_utf8_lossy(&self.shape(text)).into_owned());
         label.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What the parser says of a text in whatever encoding. A literal must not decide what all texts of a shape are: where the text is too
+/// long for the parser, it is asked about the text without literals.
+fn parsed<T>(text: &[u8], parse: impl Fn(&str) -> Result<T, Error>) -> Result<T, Error> {
+    match parse(&String::from_utf8_lossy(&text[..text.len().min(PARSED_BYTES_MAX + 1)])) {
+        Err(Error::TooLong(_)) => {
+            let mut key = Vec::new();
+            underpass_sql::strip_literals(text, &mut key);
+            parse(&String::from_utf8_lossy(&key))
+        }
+        said => said,
     }
 }
 
@@ -82,5 +98,23 @@ mod tests {
         let latin1 = prints.of(b"select b from t where a = '\xe9'");
         assert_eq!(prints.of(b"select  b from t where a = 'x'"), latin1);
         assert_eq!(Fingerprints::new(Protocol::Postgres).of(b"select b from t where a = 'x'"), latin1);
+    }
+
+    #[test]
+    fn the_length_of_a_literal_makes_no_difference() {
+        let of = |text: &[u8]| Fingerprints::new(Protocol::Postgres).of(text);
+        let short = b"select b from t where a = 'x'";
+        // The second is within the limit as it is, beyond it as UTF-8.
+        for literal in [vec![b'x'; PARSED_BYTES_MAX], vec![0xe9; PARSED_BYTES_MAX / 2]] {
+            let long = [&b"select b from t where a = '"[..], &literal[..], &b"'"[..]].concat();
+            let mut prints = Fingerprints::new(Protocol::Postgres);
+            assert_eq!(prints.of(&long), of(short));
+            assert_eq!(prints.of(short), of(short));
+            assert_eq!(prints.label(&long), "select b from t where a = $1");
+        }
+        // Too long to be told apart at a glance, but that is its own affair.
+        let mut prints = Fingerprints::new(Protocol::Postgres);
+        prints.of(format!("select b from t where a = $${}$$", "x".repeat(PARSED_BYTES_MAX)).as_bytes());
+        assert_eq!(prints.of(short), of(short));
     }
 }
