@@ -504,7 +504,11 @@ impl Run<'_> {
                 "{encrypted} connections are not recorded, because they turned to TLS or GSSAPI"
             ));
         }
-        if self.options.probes == Probes::Auto && !probed && !self.local_seen && !self.server.sockets.is_empty() {
+        if self.options.probes == Probes::Auto
+            && !probed
+            && !self.local_seen
+            && !self.server.sockets.is_empty()
+        {
             self.summary.notes.push(
                 "no session by a Unix socket was seen; those that were over within 0.2 s would be missing (--probes always)"
                     .into(),
