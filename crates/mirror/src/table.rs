@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
-use underpass_sql::{PARSED_BYTES_MAX, Statement, Varies, strip_literals};
+use underpass_sql::{Statement, Varies, parse_bytes, strip_literals};
 
 use crate::answer::{Answer, CommandResult, RowHash};
 use crate::compare::{Difference, compare};
@@ -44,13 +44,8 @@ impl Texts {
         if let Some(known) = self.known.get(&*self.key) {
             return known.clone();
         }
-        // What is remembered is so for all texts of this key, so it must not depend on how long a literal is, or in which encoding.
-        // The limit is that of the parser, for what it is given: bytes that are no UTF-8 take three each.
-        let whole = String::from_utf8_lossy(&text[..text.len().min(PARSED_BYTES_MAX + 1)]);
-        let parsed = match whole.len() {
-            0..=PARSED_BYTES_MAX => Statement::parse(&whole),
-            _ => Statement::parse(&String::from_utf8_lossy(&self.key)),
-        };
+        // What is remembered is so for all texts of this key.
+        let parsed = parse_bytes(text, Statement::parse);
         let statement = Arc::new(parsed.unwrap_or_else(|_| Statement {
             fingerprint: 0,
             text: "(cannot be parsed)".to_owned(),
@@ -319,6 +314,8 @@ fn clip(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use underpass_sql::PARSED_BYTES_MAX;
+
     use super::*;
 
     fn answer(results: Vec<CommandResult>, took_us: u64) -> Answer {

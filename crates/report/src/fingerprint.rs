@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which statements are the same but for their literals: libpg_query's fingerprint, remembered by shape.
 
-use underpass_sql::{Error, PARSED_BYTES_MAX, hash_fingerprint};
+use underpass_sql::{Error, hash_fingerprint};
 use underpass_trace::{Protocol, fold, strip_literals};
 
 /// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
@@ -21,7 +21,7 @@ impl Fingerprints {
         Self { protocol, by_shape: foldhash::HashMap::default() }
     }
 
-    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts that are over [`PARSED_BYTES_MAX`] without their
+    /// The fingerprint of a text. For what is not in PostgreSQL's grammar, and for texts that are over [`underpass_sql::PARSED_BYTES_MAX`] without their
     /// literals, or have comments, dollar quotes or backslashes and are over it with them, it is a hash of the text without literals.
     pub fn of(&mut self, text: &[u8]) -> u64 {
         let shape = self.shape(text);
@@ -29,7 +29,7 @@ impl Fingerprints {
             return known;
         }
         let fingerprint = match self.protocol {
-            Protocol::Postgres => match parsed(text, underpass_sql::fingerprint) {
+            Protocol::Postgres => match underpass_sql::parse_bytes(text, underpass_sql::fingerprint) {
                 Ok(fingerprint) => fingerprint,
                 // Not remembered: others of this shape may be shorter.
                 Err(Error::TooLong(_)) => return hash_fingerprint(&shape),
@@ -55,7 +55,7 @@ impl Fingerprints {
     /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
     pub fn label(&self, text: &[u8]) -> String {
         let parsed = match self.protocol {
-            Protocol::Postgres => parsed(text, underpass_sql::normalize).ok(),
+            Protocol::Postgres => underpass_sql::parse_bytes(text, underpass_sql::normalize).ok(),
             Protocol::Mysql => None,
         };
         let label = parsed.unwrap_or_else(|| String::from_utf8_lossy(&self.shape(text)).into_owned());
@@ -63,21 +63,10 @@ impl Fingerprints {
     }
 }
 
-/// What the parser says of a text in whatever encoding. A literal must not decide what all texts of a shape are: where the text is too
-/// long for the parser, it is asked about the text without literals.
-fn parsed<T>(text: &[u8], parse: impl Fn(&str) -> Result<T, Error>) -> Result<T, Error> {
-    match parse(&String::from_utf8_lossy(&text[..text.len().min(PARSED_BYTES_MAX + 1)])) {
-        Err(Error::TooLong(_)) => {
-            let mut key = Vec::new();
-            underpass_sql::strip_literals(text, &mut key);
-            parse(&String::from_utf8_lossy(&key))
-        }
-        said => said,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use underpass_sql::PARSED_BYTES_MAX;
+
     use super::*;
 
     #[test]

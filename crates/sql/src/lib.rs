@@ -82,6 +82,22 @@ pub fn normalize(text: &str) -> Result<String, Error> {
     pg_query::normalize(text).map_err(syntax)
 }
 
+/// What `parse`, one of this crate's functions, says of a text in whatever encoding: bytes that are no UTF-8 are taken for U+FFFD. A literal must
+/// not decide what all texts of a shape are, so a text too long for the parser is parsed without its literals.
+///
+/// # Errors
+/// Those of `parse`; [`Error::TooLong`] if the text is too long without its literals as well.
+pub fn parse_bytes<T>(text: &[u8], parse: impl Fn(&str) -> Result<T, Error>) -> Result<T, Error> {
+    match parse(&String::from_utf8_lossy(&text[..text.len().min(PARSED_BYTES_MAX + 1)])) {
+        Err(Error::TooLong(_)) => {
+            let mut stripped = Vec::new();
+            strip_literals(text, &mut stripped);
+            parse(&String::from_utf8_lossy(&stripped))
+        }
+        said => said,
+    }
+}
+
 /// In the place of a fingerprint for what has none: FNV-1a with 64 bits, the same in every run and version.
 pub fn hash_fingerprint(text: &[u8]) -> u64 {
     text.iter()
