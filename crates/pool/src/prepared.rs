@@ -153,6 +153,11 @@ pub fn is_reserved(name: &[u8]) -> bool {
     name.first() == Some(&NAME_MARK)
 }
 
+/// Whether a name that the pooler gives, or [`nonexistent`], may go on with `byte` behind its mark.
+pub(crate) fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'!'
+}
+
 /// A name as long as `name` that no server has.
 pub fn nonexistent(name: &[u8]) -> Vec<u8> {
     let mut other = vec![b'!'; name.len()];

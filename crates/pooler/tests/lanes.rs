@@ -303,6 +303,13 @@ fn named_statements_are_renamed_in_the_kernel() -> Result<()> {
             let (carried, user) = (carried(pooler, lane)?, kernel(pooler, "user", "xacts")?);
             println!("lane {lane}: {carried} of {} transactions", carried + user);
             assert!(user * 100 <= carried + user, "lane {lane}: {user} of {} in user space", carried + user);
+            // An error that the lane hands up calls the statement what the client does.
+            let errors = kernel(pooler, "error", "xacts")?;
+            let few = a.exchange(&Batch::new().bind("", "S_1", &[]).sync())?.remove(0).ok();
+            let told = few.map_err(|error| error.to_string()).err().unwrap_or_default();
+            let expected = "bind message supplies 0 parameters, but prepared statement \"S_1\" requires 1";
+            assert!(told.contains(expected), "lane {lane}: {told}");
+            assert_eq!(kernel(pooler, "error", "xacts")?, errors + 1, "lane {lane}");
             // What nobody prepared, and what looks like a server's name, is nobody's.
             for name in ["S_3", "~00", "S_1\u{1}"] {
                 assert_eq!(execute(&mut a, name, &[Some("x")])?, "26000", "{name}");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
+use super::names::in_clients_words;
 use super::{
     Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed,
 };
+use crate::prepared::message;
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
@@ -60,7 +62,19 @@ impl Link {
                     None => break,
                 }
                 let gone = usize::from(std::mem::take(&mut self.forwarded_head));
-                out.keep(input, at + gone..at + there);
+                // A lane uses names that are as long as the client's: a length that it has forwarded already stays true.
+                let told = (tag == b'E' && complete)
+                    .then(|| in_clients_words(body, None, client.as_deref()))
+                    .flatten()
+                    .filter(|told| gone == 0 || told.len() == body.len());
+                match told {
+                    Some(told) => {
+                        let mut whole = Vec::with_capacity(total);
+                        message(&mut whole, b'E', &[&told]);
+                        out.compose(input).extend_from_slice(&whole[gone..]);
+                    }
+                    None => out.keep(input, at + gone..at + there),
+                }
                 self.backend_left = (total - there) as u32;
                 self.backend_left_hidden = false;
                 at += there;
@@ -70,7 +84,7 @@ impl Link {
                 continue;
             }
             let hidden = self.pending.front().is_some_and(|op| op.answer == Answer::Hidden);
-            let mut show = !hidden;
+            let (mut show, mut told) = (!hidden, None);
             match tag {
                 // Rows and copy data: the bulk.
                 b'D' | b'd' | b'T' | b't' | b'n' | b'c' | b'H' | b'V' => {
@@ -102,26 +116,27 @@ impl Link {
                 b'W' if hidden => return Err(LinkError::OutOfOrder('W')),
                 b'W' => self.copy_both = true,
                 b'E' => {
-                    let statement = self.pending.front().map_or(0, |op| op.statement);
-                    if statement != 0 {
-                        if !complete && total <= HELD_MAX {
-                            break;
-                        }
-                        if complete && is_plan_changed(body) && self.plan_changed(statement) {
-                            at += there;
-                            continue;
-                        }
+                    let names = self.pending.front().is_some_and(|op| op.kind.names_statement());
+                    if (names || hidden) && !complete && total <= HELD_MAX {
+                        break;
                     }
+                    let statement = self.pending.front().map_or(0, |op| op.statement);
+                    if statement != 0 && complete && is_plan_changed(body) && self.plan_changed(statement) {
+                        at += there;
+                        continue;
+                    }
+                    let alias = self.pending.front_mut().and_then(|op| op.effect.as_mut()?.alias.take());
                     if hidden {
-                        if !complete && total <= HELD_MAX {
-                            break;
-                        }
                         observer.hidden_error(body);
                         // An injected Parse stands for the client's own: it must hear why its Bind fails.
                         show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query)
                             && client.is_some();
                     }
                     self.failed(client.as_deref_mut())?;
+                    if show && names && complete {
+                        // Once what the error undid is undone: the client's names are those that it had when the server met its message.
+                        told = in_clients_words(body, alias.as_ref(), client.as_deref());
+                    }
                 }
                 b'S' => {
                     if !complete {
@@ -143,7 +158,9 @@ impl Link {
                 self.pop();
             }
             let gone = usize::from(std::mem::take(&mut self.forwarded_head));
-            if show {
+            if let Some(told) = &told {
+                message(out.compose(input), b'E', &[told]);
+            } else if show {
                 out.keep(input, at + gone..at + there);
             }
             self.backend_left = (total - there) as u32;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use memchr::memchr;
 
+use super::names::Alias;
 use super::{
     Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice,
     UNNAMED, Unnamed,
@@ -196,14 +197,8 @@ impl Link {
         out: &mut Splice<'_>,
     ) -> Result<Option<usize>, LinkError> {
         if !self.options.rename_statements {
-            let kind = match message.tag {
-                b'P' => OpKind::Parse,
-                b'B' => OpKind::Bind,
-                b'D' => OpKind::Describe,
-                _ => OpKind::Close,
-            };
             if !self.foreign_open {
-                self.push_extended(kind, Answer::Forward, None);
+                self.push_extended(kind_of(message.tag), Answer::Forward, None);
             }
             return Ok(Some(self.pass(message, input, at, out)));
         }
@@ -254,14 +249,15 @@ impl Link {
             // The name is taken. The server says so itself when it is asked to parse under a name that it has.
             self.ensure(&existing, input, out);
             prepared::message(out.compose(input), b'P', &[&existing.name, b"\0", body]);
-            self.push_extended(OpKind::Parse, Answer::Forward, None);
+            let effect = aliased(&existing.name, name);
+            self.push_extended(OpKind::Parse, Answer::Forward, Some(effect));
             return Ok(Some(message.total));
         }
         self.counts.client_parse += 1;
         let statement = context.statements.intern(name.len(), body);
         let before = context.client.statements().set(name, Some(statement.clone()));
         let mut effect =
-            Effect { client: Some((name.into(), Some(statement.clone()), before)), server: None };
+            Effect { client: Some((name.into(), Some(statement.clone()), before)), ..Effect::default() };
         let held = self.statements.touch(statement.id);
         let certain = self.is_certain();
         if held && !certain {
@@ -302,7 +298,7 @@ impl Link {
         statement.parse_message(out.compose(input));
         self.statements.insert(statement.clone());
         self.counts.server_parse += 1;
-        let effect = Effect { client: None, server: Some((statement.clone(), OnServer::Added)) };
+        let effect = Effect { server: Some((statement.clone(), OnServer::Added)), ..Effect::default() };
         self.push_extended(OpKind::Parse, Answer::Hidden, Some(Box::new(effect)));
     }
 
@@ -311,7 +307,7 @@ impl Link {
     fn make_room(&mut self, input: &[u8], out: &mut Splice<'_>) {
         if let Some(evicted) = self.statements.evict(self.options.statements_max as usize) {
             evicted.close_message(out.compose(input));
-            let effect = Effect { client: None, server: Some((evicted, OnServer::Removed)) };
+            let effect = Effect { server: Some((evicted, OnServer::Removed)), ..Effect::default() };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
         }
     }
@@ -320,7 +316,7 @@ impl Link {
     fn close_outdated(&mut self, statement: &Arc<Statement>, input: &[u8], out: &mut Splice<'_>) {
         if self.statements.take_outdated(statement.id) {
             statement.close_message(out.compose(input));
-            let effect = Effect { client: None, server: Some((statement.clone(), OnServer::Removed)) };
+            let effect = Effect { server: Some((statement.clone(), OnServer::Removed)), ..Effect::default() };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));
         }
     }
@@ -351,13 +347,9 @@ impl Link {
             self.push_extended(OpKind::Bind, Answer::Forward, None);
             return Ok(Some(self.pass(message, input, at, out)));
         }
-        let Some((used, statement)) = self.rename(message, start..end, input, at, context, out) else {
-            return Ok(None);
-        };
-        self.counts.bind += 1;
-        self.in_extended = true;
-        self.push_op(Op { kind: OpKind::Bind, answer: Answer::Forward, effect: None, statement });
-        Ok(Some(used))
+        let used = self.rename(message, start..end, input, at, context, out);
+        self.counts.bind += u64::from(used.is_some());
+        Ok(used)
     }
 
     /// A Bind of the unnamed statement must not meet one that another client left on this server. False if it has to wait.
@@ -399,7 +391,7 @@ impl Link {
         out: &mut Splice<'_>,
     ) -> Result<Option<usize>, LinkError> {
         let is_close = message.tag == b'C';
-        let kind = if is_close { OpKind::Close } else { OpKind::Describe };
+        let kind = kind_of(message.tag);
         let name_of_type = if is_close { "Close" } else { "Describe" };
         let malformed = LinkError::Malformed(name_of_type);
         if message.total - HEADER > NAMES_MAX {
@@ -432,7 +424,7 @@ impl Link {
         }
         if is_close {
             if let Some(before) = context.client.statements().set(name, None) {
-                let effect = Effect { client: Some((name.into(), None, Some(before))), server: None };
+                let effect = Effect { client: Some((name.into(), None, Some(before))), ..Effect::default() };
                 if !self.is_busy() {
                     context.to_client.extend_from_slice(b"3\0\0\0\x04");
                     self.in_extended = true;
@@ -442,16 +434,11 @@ impl Link {
                 return Ok(Some(message.total));
             }
         }
-        let Some((used, statement)) = self.rename(message, 1..end, input, at, context, out) else {
-            return Ok(None);
-        };
-        self.in_extended = true;
-        self.push_op(Op { kind, answer: Answer::Forward, effect: None, statement });
-        Ok(Some(used))
+        Ok(self.rename(message, 1..end, input, at, context, out))
     }
 
-    /// Passes a message on with the statement name at `name` of its body replaced by the server's. Returns the bytes used and the
-    /// statement's id, 0 if it is not one that the pooler knows; `None` if the message has to wait.
+    /// Passes a message on with the statement name at `name` of its body replaced by the server's. Returns the bytes used; `None` if the
+    /// message has to wait.
     fn rename(
         &mut self,
         message: &Message<'_>,
@@ -460,11 +447,12 @@ impl Link {
         at: usize,
         context: &mut FrontendContext<'_>,
         out: &mut Splice<'_>,
-    ) -> Option<(usize, u64)> {
+    ) -> Option<usize> {
         self.keep_batch(input, out);
         let client_name = &message.body[name.clone()];
         let known = context.client.statements.as_ref().and_then(|table| table.get(client_name)).cloned();
         let substitute;
+        let mut effect = None;
         let server_name: &[u8] = match &known {
             Some(statement) => {
                 // A server that lacks it is given it only where it would have it for sure, had it been this client's alone.
@@ -478,9 +466,13 @@ impl Link {
             // Unknown to us: perhaps made by SQL PREPARE. The server decides, except for names that only the pooler gives.
             None if prepared::is_reserved(client_name) => {
                 substitute = prepared::nonexistent(client_name);
+                effect = Some(aliased(&substitute, client_name));
                 &substitute
             }
-            None => return Some((self.pass(message, input, at, out), 0)),
+            None => {
+                self.push_extended(kind_of(message.tag), Answer::Forward, None);
+                return Some(self.pass(message, input, at, out));
+            }
         };
         let length = (message.total - 1 - client_name.len() + server_name.len()) as u32;
         let composed = out.compose(input);
@@ -491,6 +483,25 @@ impl Link {
         composed.extend_from_slice(&message.body[name.end..]);
         let there = HEADER + message.body.len();
         self.frontend_left = (message.total - there) as u32;
-        Some((there, known.map_or(0, |statement| statement.id)))
+        self.in_extended = true;
+        let statement = known.map_or(0, |statement| statement.id);
+        self.push_op(Op { kind: kind_of(message.tag), answer: Answer::Forward, effect, statement });
+        Some(there)
     }
+}
+
+/// Of the messages that name statements.
+fn kind_of(tag: u8) -> OpKind {
+    match tag {
+        b'P' => OpKind::Parse,
+        b'B' => OpKind::Bind,
+        b'D' => OpKind::Describe,
+        _ => OpKind::Close,
+    }
+}
+
+/// Of a message that was sent with `server` in place of the client's own name, which is in no table.
+fn aliased(server: &[u8], client: &[u8]) -> Box<Effect> {
+    let alias = Alias { server: server.into(), client: client.into() };
+    Box::new(Effect { alias: Some(alias), ..Effect::default() })
 }

@@ -12,6 +12,7 @@
 
 mod backend;
 mod frontend;
+mod names;
 mod replay;
 mod splice;
 
@@ -76,6 +77,11 @@ enum OpKind {
 }
 
 impl OpKind {
+    /// Errors in answer to it may name a statement.
+    fn names_statement(self) -> bool {
+        matches!(self, OpKind::Parse | OpKind::Bind | OpKind::Describe)
+    }
+
     fn ends_in_ready(self) -> bool {
         matches!(self, OpKind::Sync | OpKind::Query | OpKind::FunctionCall)
     }
@@ -113,10 +119,12 @@ struct Op {
 type Renamed = (Box<[u8]>, Option<Arc<Statement>>, Option<Arc<Statement>>);
 
 /// What a Parse or Close did to the tables when it was sent, so that it can be undone if the server never carried it out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Effect {
     client: Option<Renamed>,
     server: Option<(Arc<Statement>, OnServer)>,
+    /// What an error is to call the statement.
+    alias: Option<names::Alias>,
 }
 
 /// What becomes of a statement in the server's table.

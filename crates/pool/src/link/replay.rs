@@ -69,7 +69,7 @@ impl Link {
         // The server discards all up to the Sync that has been sent, and answers that.
         self.push_op(hidden(OpKind::Sync, None));
         for (kind, on_server) in [(OpKind::Close, OnServer::Removed), (OpKind::Parse, OnServer::Added)] {
-            let effect = Effect { client: None, server: Some((statement.clone(), on_server)) };
+            let effect = Effect { server: Some((statement.clone(), on_server)), ..Effect::default() };
             self.push_op(hidden(kind, Some(Box::new(effect))));
         }
         statement.close_message(&mut again);

@@ -224,6 +224,38 @@ fn reserved_names_of_a_client_reach_nothing() {
     let mut b = Bench::new();
     let (to_server, _) = b.client_sends(&[m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'S', b"")]);
     assert_eq!(to_server, [m(b'B', b"\0~!!\0\0\0\0\0\0\0"), m(b'S', b"")].concat());
+    let error = |name: &str| m(b'E', format!("C26000\0M\"{name}\" does not exist\0\0").as_bytes());
+    assert_eq!(b.server_sends(&[error("~!!"), ready(b'I')]), [error("~00"), ready(b'I')].concat());
+}
+
+#[test]
+fn errors_name_the_clients_statement() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"plan\0select $1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let taken = |name: &str| m(b'E', format!("C42P05\0M\"{name}\" already exists\0\0").as_bytes());
+    b.client_sends(&[m(b'P', b"plan\0select 2\0\0\0"), m(b'C', b"Splan\0"), m(b'S', b"")]);
+    assert_eq!(b.server_sends(&[taken("~000"), ready(b'I')]), [taken("plan"), ready(b'I')].concat());
+    // Told by the client's table, with the Close behind the failure undone.
+    let few = |name: &str| m(b'E', format!("C08P01\0M\"{name}\" requires 1\0\0").as_bytes());
+    b.client_sends(&[m(b'B', b"\0plan\0\0\0\0\0\0\0"), m(b'C', b"Splan\0"), m(b'S', b"")]);
+    assert_eq!(b.server_sends(&[few("~000"), ready(b'I')]), [few("plan"), ready(b'I')].concat());
+    // In the middle of what a lane forwarded, even of the message's head.
+    let lane = LaneState {
+        outstanding: 1,
+        status: Status::Idle,
+        copy_in: false,
+        extended: true,
+        unnamed: false,
+        open: false,
+        request_left: 0,
+        response_left: 0,
+        response_head: 3,
+    };
+    b.link.adopt(lane);
+    let shown = b.server_sends(&[few("~000"), ready(b'I')]);
+    assert_eq!(shown, [&few("plan")[3..], &ready(b'I')].concat());
+    assert!(b.link.is_quiescent());
 }
 
 #[test]

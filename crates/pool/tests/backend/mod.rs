@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A small PostgreSQL: messages in, messages out, by the rules of the manual's chapter 55, with a language of a dozen statements.
-//! Errors carry their SQLSTATE and nothing else, so that a renamed statement reads the same as one that was not.
+//! Errors carry their SQLSTATE, and the name of the statement where PostgreSQL names it.
 
 use std::collections::HashMap;
 
@@ -43,6 +43,8 @@ pub struct Backend {
     /// In COPY FROM STDIN, and whether it began by Execute.
     copying: Option<bool>,
     input: Vec<u8>,
+    /// What the next error says, if it names a statement.
+    complaint: Option<String>,
     /// The pooler's one liberty: a Parse or Close of the unnamed statement that is discarded after an error leaves none, where PostgreSQL would
     /// keep the one before.
     pub forgets_skipped_unnamed: bool,
@@ -151,7 +153,8 @@ impl Backend {
         if self.transaction() == b'T' {
             self.status = b'E';
         }
-        message(out, b'E', &[b"C", failed, b"\0\0"]);
+        let text = self.complaint.take().map(|text| format!("M{text}\0")).unwrap_or_default();
+        message(out, b'E', &[b"C", failed, b"\0", text.as_bytes(), b"\0"]);
     }
 
     fn ready(&mut self, out: &mut Vec<u8>) {
@@ -245,11 +248,15 @@ impl Backend {
         }
     }
 
-    fn statement(&self, name: &str) -> Result<String, Failed> {
-        match name {
-            "" => self.unnamed.clone().ok_or(NO_STATEMENT),
-            name => self.statements.get(name.as_bytes()).cloned().ok_or(NO_STATEMENT),
+    fn statement(&mut self, name: &str) -> Result<String, Failed> {
+        let found = match name {
+            "" => self.unnamed.clone(),
+            name => self.statements.get(name.as_bytes()).cloned(),
+        };
+        if found.is_none() && !name.is_empty() {
+            self.complaint = Some(format!("prepared statement \"{name}\" does not exist"));
         }
+        found.ok_or(NO_STATEMENT)
     }
 
     fn extended(&mut self, tag: u8, body: &[u8], out: &mut Vec<u8>) -> Result<(), Failed> {
@@ -266,6 +273,7 @@ impl Backend {
                 if name.is_empty() {
                     self.unnamed = Some(sql);
                 } else if self.statements.contains_key(name.as_bytes()) {
+                    self.complaint = Some(format!("prepared statement \"{name}\" already exists"));
                     return Err(DUPLICATE);
                 } else {
                     self.statements.insert(name.into_bytes(), sql);
