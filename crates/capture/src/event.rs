@@ -109,7 +109,7 @@ pub enum Event<'a> {
         /// Bytes it wrote while it was probed.
         bytes_written: u64,
     },
-    /// A probed process ended, and all its sessions with it. Comes once in each ring.
+    /// A probed process ended, and with it all its sessions of which the events are in the same ring. Comes in each ring, at least once.
     ProcessExit {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,

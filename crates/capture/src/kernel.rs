@@ -350,13 +350,14 @@ impl Kernel {
         self.detach_probes();
     }
 
-    /// Gives the events that wait to `sink`; those of one connection, or one process, are in order. Returns how many.
-    pub fn drain(&mut self, mut sink: impl FnMut(Event<'_>)) -> usize {
+    /// Gives the events that wait, with the number of their ring, to `sink`. All events of a session are in one ring, and only those of
+    /// one ring are in order. Returns how many.
+    pub fn drain(&mut self, mut sink: impl FnMut(usize, Event<'_>)) -> usize {
         let mut events = 0;
-        for ring in &mut self.rings {
+        for (number, ring) in self.rings.iter_mut().enumerate() {
             events += ring.drain(|bytes| {
                 if let Some(event) = Event::decode(bytes) {
-                    sink(event);
+                    sink(number, event);
                 }
             });
         }

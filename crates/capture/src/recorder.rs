@@ -76,6 +76,8 @@ struct Connection {
 
 struct Probed {
     session: Machine,
+    /// Where its events are.
+    ring: usize,
     /// Positions reached, since the probes saw it first.
     front: u64,
     back: u64,
@@ -248,8 +250,8 @@ impl Recorder {
         self.ledger.ring_was_full = true;
     }
 
-    /// Takes one event.
-    pub fn event(&mut self, event: Event<'_>, sink: &mut dyn Sink) {
+    /// Takes one event, of the ring with this number.
+    pub fn event(&mut self, ring: usize, event: Event<'_>, sink: &mut dyn Sink) {
         if self.ignored.is_some() && self.is_ignored(&event) {
             return;
         }
@@ -278,7 +280,7 @@ impl Recorder {
             Event::Call { time_ns, session, decrypted, ends, direction, offset, skipped, payload } => {
                 let at = offset.saturating_sub(skipped.into());
                 if !self.probed.contains_key(&session) {
-                    self.join_probed(session, ends, decrypted);
+                    self.join_probed(session, ring, ends, decrypted);
                 }
                 let Some(known) = self.probed.get_mut(&session) else { return };
                 let mut counting = Counting { sink, ledger: &mut self.ledger };
@@ -297,7 +299,10 @@ impl Recorder {
             }
             Event::ProcessExit { time_ns, pid } => {
                 let mut counting = Counting { sink, ledger: &mut self.ledger };
-                for (_, ended) in self.probed.extract_if(|session, _| session.pid == pid) {
+                // What its other sessions still said may wait in their rings, behind which the same event stands.
+                let ended =
+                    |session: &ProbedId, probed: &mut Probed| session.pid == pid && probed.ring == ring;
+                for (_, ended) in self.probed.extract_if(ended) {
                     ended.end(time_ns, EndReason::ServerClosed, None, &mut counting);
                 }
             }
@@ -390,7 +395,7 @@ impl Recorder {
         connection.packet(direction, ack, flags, segment, &mut counting);
     }
 
-    fn join_probed(&mut self, id: ProbedId, ends: Option<Ends>, decrypted: bool) {
+    fn join_probed(&mut self, id: ProbedId, ring: usize, ends: Option<Ends>, decrypted: bool) {
         let transport = match ends {
             _ if decrypted => Transport::Tls,
             Some(_) => self.probed_tcp,
@@ -402,13 +407,13 @@ impl Recorder {
         });
         let probed = match begun {
             Some(Connection { front, back, session, .. }) => {
-                Probed { front: 0, back: 0, before: (front.position(), back.position()), session }
+                Probed { session, ring, front: 0, back: 0, before: (front.position(), back.position()) }
             }
             None => {
                 let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
                 let mut session = machine(self.protocol, origin);
                 session.joined(self.lookup.process(id.pid));
-                Probed { front: 0, back: 0, before: (0, 0), session }
+                Probed { session, ring, front: 0, back: 0, before: (0, 0) }
             }
         };
         self.probed.insert(id, probed);

@@ -297,9 +297,9 @@ impl Run<'_> {
             let deadline = Instant::now() + SELFTEST;
             while !seen && Instant::now() < deadline {
                 let recorder = &mut self.recorder;
-                self.kernel.drain(|event| {
+                self.kernel.drain(|ring, event| {
                     seen |= matches!(event, Event::Packet { ends, .. } if ends.remote.port() == ours.port());
-                    recorder.event(event, &mut |_: Record<'_>| {});
+                    recorder.event(ring, event, &mut |_: Record<'_>| {});
                 });
                 thread::sleep(POLL);
             }
@@ -346,10 +346,10 @@ impl Run<'_> {
     fn drain(&mut self) -> usize {
         let Self { options, kernel, recorder, writer, stopped, .. } = self;
         if options.stage == Stage::Attach {
-            return kernel.drain(|_| {});
+            return kernel.drain(|_, _| {});
         }
         let mut sink = |record: Record<'_>| write(writer, stopped, &record);
-        let events = kernel.drain(|event| recorder.event(event, &mut sink));
+        let events = kernel.drain(|ring, event| recorder.event(ring, event, &mut sink));
         recorder.round(&mut sink);
         events
     }

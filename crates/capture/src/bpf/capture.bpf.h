@@ -99,9 +99,18 @@ struct files_struct___capture {
 	struct fdtable___capture *fdt;
 } KERNEL_STRUCT;
 
+struct atomic___capture {
+	int counter;
+} KERNEL_STRUCT;
+
+struct signal_struct___capture {
+	struct atomic___capture live; /* threads that have not begun to exit */
+} KERNEL_STRUCT;
+
 struct task_struct___capture {
 	int pid;
 	int tgid;
+	struct signal_struct___capture *signal;
 	struct files_struct___capture *files;
 	struct task_struct___capture *real_parent;
 	__u64 start_boottime;

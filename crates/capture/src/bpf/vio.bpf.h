@@ -199,13 +199,15 @@ SEC("raw_tp/sched_process_exit")
 int vio_process_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct event_head head = { .kind = EVENT_EXIT, .flags = EVENT_WHOLE_PROCESS };
-	__u64 id = bpf_get_current_pid_tgid();
+	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
 
-	/* A killed process' threads end in any order; after the first one none of them says anything that is whole. */
-	if (id >> 32 != (__u32)id || !is_wanted_process(id >> 32))
+	/* A killed process' threads end in any order, and one that is in a probe leaves it first: none has anything left to say when
+	 * the last one exits. The last two may both find themselves the last. */
+	if (!is_wanted_process(tgid) || BPF_CORE_READ(task, signal, live.counter) > 0)
 		return 0;
 	head.ts_ns = bpf_ktime_get_ns();
-	head.pid = id >> 32;
+	head.pid = tgid;
 	for (__u32 ring = 0; ring <= rings_mask && ring < RINGS_MAX; ring++)
 		send_head(&head, ring);
 	return 0;

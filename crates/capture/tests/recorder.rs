@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the recorder makes of events that come in an unlucky order.
+
+use underpass_capture::{Event, Nobody, ProbedId, Recorder};
+use underpass_mysql::packet::put_message;
+use underpass_trace::{Direction, EndReason, Level, Protocol, Record, SessionEnd, SessionId};
+
+const OK: &[u8] = b"\0\0\0\x02\0\0\0";
+const SERVER: u32 = 4711;
+
+/// Starts and ends in the order in which they were recorded.
+#[derive(Default)]
+struct Sessions {
+    starts: Vec<SessionId>,
+    ends: Vec<SessionEnd>,
+}
+
+/// A probed session, and how far its streams have come.
+struct Client {
+    id: ProbedId,
+    ring: usize,
+    offsets: [u64; 2],
+}
+
+impl Client {
+    fn new(number: u64, ring: usize) -> Self {
+        Self { id: ProbedId { pid: SERVER, number }, ring, offsets: [0; 2] }
+    }
+
+    /// One packet in one call of the server.
+    fn call(
+        &mut self,
+        recorder: &mut Recorder,
+        sessions: &mut Sessions,
+        direction: Direction,
+        packet: &[u8],
+    ) {
+        let mut payload = Vec::new();
+        put_message(&mut payload, (direction == Direction::Backend).into(), packet);
+        let offset = &mut self.offsets[usize::from(direction == Direction::Backend)];
+        let event = Event::Call {
+            time_ns: 1,
+            session: self.id,
+            decrypted: false,
+            ends: None,
+            direction,
+            offset: *offset,
+            skipped: 0,
+            payload: &payload,
+        };
+        *offset += payload.len() as u64;
+        take(recorder, sessions, self.ring, event);
+    }
+}
+
+fn take(recorder: &mut Recorder, sessions: &mut Sessions, ring: usize, event: Event<'_>) {
+    recorder.event(ring, event, &mut |record: Record<'_>| match record {
+        Record::SessionStart(start) => sessions.starts.push(start.session),
+        Record::SessionEnd(end) => sessions.ends.push(end),
+        _ => {}
+    });
+}
+
+/// The rings are read one after the other: the end that stands in the first is seen before the last words that stand in the second.
+#[test]
+fn the_end_of_a_process_waits_for_the_last_words_in_other_rings() {
+    let mut recorder = Recorder::new(Protocol::Mysql, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let exit = Event::ProcessExit { time_ns: 2, pid: SERVER };
+    let (mut first, mut second) = (Client::new(0, 0), Client::new(1, 1));
+    for client in [&mut first, &mut second] {
+        client.call(recorder, &mut sessions, Direction::Frontend, b"\x03insert into t values (1)");
+    }
+    first.call(recorder, &mut sessions, Direction::Backend, OK);
+    take(recorder, &mut sessions, 0, exit);
+    assert_eq!(sessions.ends.len(), 1, "the session whose ring this is");
+    second.call(recorder, &mut sessions, Direction::Backend, OK);
+    take(recorder, &mut sessions, 1, exit);
+    // The last two threads of a process may both send it.
+    take(recorder, &mut sessions, 1, exit);
+    recorder.finish(3, &mut |record: Record<'_>| assert!(!matches!(record, Record::SessionEnd(_))));
+
+    assert_eq!(sessions.starts.len(), 2, "{:?}", sessions.starts);
+    assert_eq!(sessions.ends.len(), 2, "{:?}", sessions.ends);
+    for (end, client) in sessions.ends.iter().zip([&first, &second]) {
+        assert_eq!(end.reason, EndReason::ServerClosed);
+        assert_eq!([end.frontend.recorded, end.backend.recorded], client.offsets, "{end:?}");
+        assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+    }
+    let totals = recorder.totals();
+    assert_eq!((totals.sessions, totals.messages, totals.lost_bytes), (2, 2, 0), "{totals:?}");
+}
