@@ -4,9 +4,11 @@
 //!
 //! A statement with parameters becomes PREPARE and EXECUTE. What a script cannot say is left out with a comment that
 //! says why: binary parameters of a type that the client did not name, texts that are not known, FunctionCall,
-//! COPY data that is not in the trace or beyond 16 MiB. Pipelines and portals are gone: `underpass replay` keeps them.
+//! COPY data that is not in the trace or beyond 16 MiB, a COPY that failed. Where a statement that is left out failed in a transaction,
+//! another fails in its place, so that a script commits nothing that was rolled back. Pipelines and portals are gone: `underpass replay`
+//! keeps them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 use underpass_trace::statements::{Event, Parameters, Request, Statement, Statements};
 use underpass_trace::{
-    Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart, strip_literals,
+    Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart, TransactionStatus, strip_literals,
 };
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
@@ -52,6 +54,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
         utc: Utc::default(),
         starts: BTreeMap::new(),
         copies: BTreeMap::new(),
+        blocks: BTreeSet::new(),
         suspended: BTreeMap::new(),
         files: BTreeMap::new(),
         summary: Summary::default(),
@@ -68,8 +71,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
                     }
                 }
                 match record {
-                    // Data of a COPY that was lost itself is no other statement's.
-                    Record::Ready(ready) => drop(scripts.copies.remove(&ready.session)),
+                    Record::Ready(ready) => scripts.ready(ready.session, ready.status),
                     Record::SessionEnd(end) => scripts.end(end.session)?,
                     _ => {}
                 }
@@ -87,6 +89,8 @@ struct Scripts {
     utc: Utc,
     starts: BTreeMap<SessionId, SessionStart<'static>>,
     copies: BTreeMap<SessionId, Copy>,
+    /// Sessions that are in a transaction block, which the next error fails.
+    blocks: BTreeSet<SessionId>,
     /// Parameters of portals that had more rows: what executes one again has the same. They are gone when their portal is.
     suspended: BTreeMap<SessionId, Vec<Weak<Parameters>>>,
     files: BTreeMap<SessionId, BufWriter<File>>,
@@ -97,6 +101,8 @@ struct Scripts {
 struct Copy {
     data: Vec<u8>,
     len: u64,
+    /// The client broke it off with CopyFail.
+    given_up: bool,
 }
 
 impl Scripts {
@@ -116,7 +122,23 @@ impl Scripts {
                     copy.data.extend_from_slice(data);
                 }
             }
+            Record::Frontend(r)
+                if self.protocol == Protocol::Postgres && r.message.first() == Some(&frontend::COPY_FAIL) =>
+            {
+                self.copies.entry(r.session).or_default().given_up = true;
+            }
             _ => {}
+        }
+    }
+
+    /// The server waits for the next request.
+    fn ready(&mut self, session: SessionId, status: TransactionStatus) {
+        // Data of a COPY that was lost itself is no other statement's.
+        self.copies.remove(&session);
+        if status == TransactionStatus::Transaction {
+            self.blocks.insert(session);
+        } else {
+            self.blocks.remove(&session);
         }
     }
 
@@ -149,6 +171,11 @@ impl Scripts {
             Err(why) => {
                 text += &format!("-- left out: {why}\n");
                 self.summary.left_out += 1;
+                let failed =
+                    self.protocol == Protocol::Postgres && matches!(statement.outcome, Outcome::Error(_));
+                if failed && self.blocks.contains(&statement.session) {
+                    text += "SELECT 1 / 0; -- fails in its place, and the transaction with it\n";
+                }
             }
         }
         let file = self.file(statement.session)?;
@@ -195,6 +222,7 @@ impl Scripts {
     fn end(&mut self, session: SessionId) -> Result<(), Error> {
         self.starts.remove(&session);
         self.copies.remove(&session);
+        self.blocks.remove(&session);
         self.suspended.remove(&session);
         if let Some(mut file) = self.files.remove(&session) {
             file.flush()?;
@@ -249,6 +277,10 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
         // Without its data, psql would take the rest of the script for it.
         return match (copy, &statement.outcome) {
             _ if shape.contains(&b';') => Err("a COPY in a text of several statements".into()),
+            (Some(Copy { given_up: true, .. }), _) => Err("a COPY that its client gave up".into()),
+            (Some(_), Outcome::Error(error)) => {
+                Err(format!("a COPY that failed with {}", shown(&error.sqlstate)))
+            }
             (Some(copy), _) => copy_script(text, copy),
             (None, Outcome::Complete { tag }) if **tag == *b"COPY 0" => copy_script(text, &Copy::default()),
             (None, Outcome::Complete { .. }) => Err("a COPY whose data is not in the trace".into()),

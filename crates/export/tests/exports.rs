@@ -354,6 +354,64 @@ fn a_copy_without_its_data_is_left_out() {
     assert!(script.contains("select 1\n;\n"), "{script}");
 }
 
+/// What a server did not take, a script must not load; and what was rolled back with it, it must not commit.
+#[test]
+fn a_copy_that_failed_is_left_out_and_fails_its_transaction() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    let mut r = Recorder { writer, offsets: [0; 4] };
+    let failed = |sqlstate: &[u8; 5]| {
+        Outcome::Error(ErrorOutcome { sqlstate: *sqlstate, fatal: false, message: b"COPY t"[..].into() })
+    };
+    let in_block = |r: &mut Recorder, request: u64, time_ns: u64, status: TransactionStatus| {
+        r.write(Record::Ready(Ready { session: SessionId(1), time_ns, request, offset: 0, status }));
+    };
+    r.start(1, 1_000);
+    // The client gave it up; of the last of these, the answer is not known.
+    for (at, outcome) in [failed(b"57014"), Outcome::Unknown].into_iter().enumerate() {
+        let time_ns = 2_000 + at as u64 * 100;
+        let copy = r.send(1, time_ns, |out| build::query(out, b"copy t from stdin"));
+        r.send(1, time_ns, |out| build::copy_data(out, b"given up\n"));
+        r.send(1, time_ns, |out| build::copy_fail(out, b"no more"));
+        r.answer(1, copy, time_ns + 50, 0, outcome);
+        r.ready(1, copy, time_ns + 50);
+    }
+    // The server refused what it held, in a transaction.
+    let begin = r.send(1, 3_000, |out| build::query(out, b"begin"));
+    r.answer(1, begin, 3_100, 0, complete("BEGIN"));
+    in_block(&mut r, begin, 3_100, TransactionStatus::Transaction);
+    let copy = r.send(1, 3_200, |out| build::query(out, b"copy t from stdin"));
+    r.send(1, 3_200, |out| build::copy_data(out, b"refused\n"));
+    r.send(1, 3_200, build::copy_done);
+    r.answer(1, copy, 3_300, 0, failed(b"22P02"));
+    in_block(&mut r, copy, 3_300, TransactionStatus::Failed);
+    r.query(1, 3_400, "commit", complete("ROLLBACK"));
+    // What comes later has its data.
+    let copy = r.send(1, 4_000, |out| build::query(out, b"copy t from stdin"));
+    r.send(1, 4_000, |out| build::copy_data(out, b"taken\n"));
+    r.send(1, 4_000, build::copy_done);
+    r.answer(1, copy, 4_100, 0, complete("COPY 1"));
+    r.ready(1, copy, 4_100);
+    r.writer.finish().unwrap();
+
+    let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
+    assert_eq!((summary.statements, summary.left_out), (3, 3));
+    let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
+    assert!(!script.contains("given up") && !script.contains("refused"), "{script}");
+    assert_eq!(script.matches("-- left out: a COPY that its client gave up\n").count(), 2, "{script}");
+    let in_block = "-- left out: a COPY that failed with 22P02\nSELECT 1 / 0;";
+    assert!(script.contains(in_block) && script.matches("1 / 0").count() == 1, "{script}");
+    assert!(script.contains("copy t from stdin\n;\ntaken\n\\.\n"), "{script}");
+
+    // JSON lines have each message, and how each request ended.
+    let mut lines = Vec::new();
+    json_lines::export(&mut Reader::open(&directory).unwrap(), &mut lines).unwrap();
+    let lines = String::from_utf8(lines).unwrap();
+    assert_eq!(lines.matches("\"type\":\"CopyFail\"").count(), 2, "{lines}");
+    assert!(lines.contains("\"sqlstate\":\"22P02\""), "{lines}");
+}
+
 /// As JDBC with a fetch size does: rows of two portals in turn, and other statements between.
 #[test]
 fn a_portal_that_goes_on_is_written_once() {
