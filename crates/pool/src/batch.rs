@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use underpass_wire::frontend::{bind_names, first_name};
+use underpass_wire::frontend::{bind_names, first_name, len_max};
 use underpass_wire::{Framer, Piece};
 
 use crate::prepared::{ClientStatements, Statement};
@@ -46,7 +46,8 @@ impl Batch {
         let (mut rest, mut body) = (bytes, &[][..]);
         while let Some(piece) = framer.next(&mut rest).ok()? {
             let header = match piece {
-                Piece::Header(_) => {
+                Piece::Header(header) => {
+                    len_max(header.tag).filter(|&most| header.len <= most)?;
                     body = &[];
                     continue;
                 }
@@ -172,6 +173,7 @@ mod tests {
             [query(), sync()[..3].to_vec()].concat(),
             message(build::terminate),
             message(build::copy_done),
+            [query(), b"S\0\0\x27\x11".to_vec(), vec![0; 9997]].concat(),
             [parse(b"a"), sync()].concat(),
             [parse(b""), sync()].concat(),
             [bind(b"", b""), execute(), sync()].concat(),

@@ -19,6 +19,7 @@ use underpass_sockmap::{
     ClientSlot, Connection, Datapath, Give, Holders, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX,
     ServerSlot, ServerSpec, TapStream,
 };
+use underpass_wire::MAX_MESSAGE_LEN;
 
 use crate::applications::{self, Finder};
 use crate::client::Client;
@@ -49,9 +50,6 @@ const UNEXPLAINED_VARIABLE: &str = "UNDERPASS_TEST_UNEXPLAINED";
 /// Transactions in the lane that make up for a refusal, and refusals in a row that nothing made up for before a client is left alone.
 const CARRIED_MIN: u64 = 4;
 const REFUSALS_MAX: u32 = 8;
-
-/// Longest message that lanes carry, as PostgreSQL's own limit is; `max_packet_size` may be less.
-const LANE_MESSAGE_MAX: u32 = 1 << 30;
 
 /// The idle set of a pool whose servers the programs take too.
 type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
@@ -96,7 +94,7 @@ impl Lanes {
             KernelPath::Require => true,
         };
         let mut sizes = underpass_sockmap::Config {
-            message_length_max: config.max_packet_size.min(LANE_MESSAGE_MAX),
+            message_length_max: config.max_packet_size.min(MAX_MESSAGE_LEN),
             tap_ring_bytes: tap_ring_bytes(config),
             applications: config.underpass.same_host == SameHost::Both,
             ..underpass_sockmap::Config::default()

@@ -361,6 +361,71 @@ fn bad_input_ends_its_own_connection_only() -> Result<()> {
     Ok(())
 }
 
+/// A type that nobody sends, or a length that its type cannot have: the head is enough, wherever the client stands and whoever has the servers.
+#[test]
+fn a_head_that_cannot_be_is_refused_without_its_body() -> Result<()> {
+    let server = Postgres::start()?;
+    server.sql("create table c (i int)")?;
+    for mode in ["transaction", "session"] {
+        let ini = Ini::for_server(&server).set("pool_mode", mode).set("default_pool_size", "2");
+        let mut pooler = Underpass::start(&ini.set("max_packet_size", "2147483647"))?;
+        let options = pooler.options("postgres", "postgres");
+        let stands: [(&str, Batch); 4] = [
+            ("between transactions", Batch::new().query("select 1")),
+            ("in a transaction", Batch::new().query("begin")),
+            ("in a batch", Batch::new().parse("", "select 1").flush()),
+            ("in COPY", Batch::new().query("copy c from stdin").copy_data(b"1\n")),
+        ];
+        let heads: [(&[u8], &str); 9] = [
+            (b"?\x7f\xff\xff\xff", "invalid frontend message type 63"),
+            (b"?\0\0\0\x44", "invalid frontend message type 63"),
+            (b"p\0\0\0\x44", "invalid frontend message type 112"),
+            (b"S\x40\0\0\0", "invalid message length 1073741824 for type 'S'"),
+            (b"H\0\0\x27\x11", "invalid message length 10001 for type 'H'"),
+            (b"X\0\0\x27\x11", "invalid message length 10001 for type 'X'"),
+            (b"E\0\0\x27\x11", "invalid message length 10001 for type 'E'"),
+            (b"f\0\0\x27\x11", "invalid message length 10001 for type 'f'"),
+            (b"Q\x3f\xff\xff\xff", "invalid message length 1073741823 for type 'Q'"),
+        ];
+        for (stand, batch) in &stands {
+            for (head, expected) in heads {
+                let mut client = Client::connect(&options)?;
+                client.send(batch)?;
+                while !matches!(client.recv()?.tag, b'Z' | b'1' | b'G') {}
+                // In the middle of nothing it gets no server for it, so it waits for none.
+                let mut holders = Vec::new();
+                while *stand == "between transactions" && mode == "transaction" && holders.len() < 2 {
+                    let mut holder = Client::connect(&options)?;
+                    holder.query("begin")?.ok()?;
+                    holders.push(holder);
+                }
+                client.send_bytes(head)?;
+                let last = client.until_closed()?;
+                let told = last.last().and_then(Message::error).map(|error| error.to_string());
+                assert_eq!(told, Some(format!("FATAL 08P01: {expected}")), "{mode}, {stand}: {last:?}");
+            }
+        }
+        // What was begun is gone, and the servers are there for others, one of them after another.
+        let mut witness = Client::connect(&options)?;
+        assert_eq!(witness.query("select count(*) from c")?.ok()?.value(), Some("0"));
+        pooler.stop()?;
+        let log = pooler.log();
+        assert_eq!(log.matches("closing because: unknown pkt from client: '?'").count(), 8, "{log}");
+        assert_eq!(log.matches("closing because: invalid message length 10001 for type 'H'").count(), 4);
+        pooler.start_again()?;
+    }
+    // PostgreSQL's own words, where it has any: of a bad length only its log knows.
+    let mut direct = Client::connect(&server.superuser())?;
+    direct.send_bytes(b"?\0\0\0\x04")?;
+    let last = direct.until_closed()?;
+    let told = last.last().and_then(Message::error).map(|error| error.to_string());
+    assert_eq!(told.as_deref(), Some("FATAL 08P01: invalid frontend message type 63"));
+    let mut direct = Client::connect(&server.superuser())?;
+    direct.send_bytes(b"S\0\0\x27\x11")?;
+    assert_eq!(direct.until_closed()?.len(), 0);
+    Ok(())
+}
+
 /// What a message means may depend on answers to come: whoever sends it ahead of them hears the same as without a pooler.
 #[test]
 fn a_batch_that_frees_its_own_names_is_answered_as_directly() -> Result<()> {

@@ -286,6 +286,8 @@ fn what_a_lane_does_not_forward_goes_up_whole_with_its_reason() {
         (message(0, b""), Reason::Type),
         (huge, Reason::Length),
         (tiny, Reason::Length),
+        ([&b"S"[..], &10_001u32.to_be_bytes(), b"endless"].concat(), Reason::Length),
+        ([&b"E"[..], &0x3fff_ffffu32.to_be_bytes(), b"endless"].concat(), Reason::Length),
         (message(b'd', b"stray"), Reason::CopyStray),
         (message(b'c', b""), Reason::CopyStray),
         (named(b'P', b"s1\0select 1\0\0\0"), Reason::NamedStatement),

@@ -15,9 +15,27 @@ pub use extended::{
 };
 pub use simple::{CopyData, CopyFail, FunctionCall, Query};
 
-use crate::MessageError;
 use crate::reader::Reader;
 use crate::tag::frontend as tag;
+use crate::{MAX_MESSAGE_LEN, MAX_SMALL_MESSAGE_LEN, MessageError};
+
+/// The largest length word (bytes, body plus 4) of a message of type `tag` after the login, as PostgreSQL 14 and later have it
+/// (`SocketBackend` in postgres.c). `None`: no such type. So a header alone tells whether its body is worth waiting for.
+#[inline]
+pub const fn len_max(tag: u8) -> Option<u32> {
+    match tag {
+        tag::BIND | tag::COPY_DATA | tag::FUNCTION_CALL | tag::PARSE | tag::QUERY => Some(MAX_MESSAGE_LEN),
+        tag::CLOSE
+        | tag::COPY_DONE
+        | tag::COPY_FAIL
+        | tag::DESCRIBE
+        | tag::EXECUTE
+        | tag::FLUSH
+        | tag::SYNC
+        | tag::TERMINATE => Some(MAX_SMALL_MESSAGE_LEN),
+        _ => None,
+    }
+}
 
 /// Any message of a client after the first packets.
 #[derive(Clone, Copy, Debug)]

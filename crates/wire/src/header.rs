@@ -6,6 +6,9 @@ use crate::FrameError;
 /// The largest length word that PostgreSQL accepts from a client: `PQ_LARGE_MESSAGE_LIMIT`, bytes.
 pub const MAX_MESSAGE_LEN: u32 = 0x3fff_fffe;
 
+/// The largest length word that PostgreSQL accepts of a client's message that has no user's data in it: `PQ_SMALL_MESSAGE_LIMIT`, bytes.
+pub const MAX_SMALL_MESSAGE_LEN: u32 = 10_000;
+
 /// A message's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {

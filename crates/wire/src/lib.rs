@@ -31,6 +31,6 @@ pub mod tag;
 
 pub use error::{FrameError, MessageError};
 pub use framer::{Framer, Piece};
-pub use header::{Header, MAX_MESSAGE_LEN};
+pub use header::{Header, MAX_MESSAGE_LEN, MAX_SMALL_MESSAGE_LEN};
 pub use reader::{Formats, Oids, Values};
 pub use sqlstate::SqlState;

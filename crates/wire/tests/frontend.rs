@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use underpass_wire::frontend::{
     Bind, Close, CopyFail, Describe, Execute, FunctionCall, Message, Parse, PasswordMessage, Query,
-    SaslInitialResponse, Target, bind_names, build, first_name,
+    SaslInitialResponse, Target, bind_names, build, first_name, len_max,
 };
 use underpass_wire::{MessageError, tag};
 
@@ -25,6 +25,19 @@ fn query() {
     assert_eq!(Query::decode(b"select 1"), Err(MessageError::MissingTerminator));
     assert_eq!(Query::decode(b"select\0 1\0"), Err(MessageError::TrailingBytes));
     assert_eq!(Query::decode(b""), Err(MessageError::MissingTerminator));
+}
+
+/// `SocketBackend` of PostgreSQL 14 to 18: which types there are, and which may be long.
+#[test]
+fn lengths_by_type() {
+    for byte in 0..=u8::MAX {
+        let expected = match byte {
+            b'B' | b'F' | b'P' | b'Q' | b'd' => Some(0x3fff_fffe),
+            b'C' | b'D' | b'E' | b'H' | b'S' | b'X' | b'c' | b'f' => Some(10_000),
+            _ => None,
+        };
+        assert_eq!(len_max(byte), expected, "{:?}", byte as char);
+    }
 }
 
 #[test]

@@ -8,13 +8,13 @@ use memchr::memchr;
 use super::names::Alias;
 use super::{
     Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice,
-    UNNAMED, Unnamed,
+    UNNAMED, Unnamed, judge_head,
 };
 use crate::prepared::{self, Statement};
 
 /// Bytes of type and length word.
 const HEADER: usize = 5;
-/// Names in a Bind, Describe or Close must end within this many bytes of the body, so that no more is held back. The same holds for a
+/// Names in a Bind must end within this many bytes of the body, so that no more is held back. The same holds for a
 /// message that is there as a whole: how it was cut on its way makes no difference.
 const NAMES_MAX: usize = 64 * 1024;
 
@@ -99,17 +99,9 @@ impl Link {
 
     fn peek<'a>(&self, input: &'a [u8]) -> Result<Option<Message<'a>>, LinkError> {
         let Some(header) = input.first_chunk::<HEADER>() else { return Ok(None) };
-        let tag = header[0];
-        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]);
-        if length < 4 {
-            return Err(LinkError::Length(tag as char, length));
-        }
-        if length > self.options.message_max {
-            return Err(LinkError::TooLarge(tag as char, length));
-        }
-        let total = length as usize + 1;
+        let total = judge_head(header, self.options.message_max)? as usize + 1;
         let end = total.min(input.len());
-        Ok(Some(Message { tag, total, body: &input[HEADER..end], complete: end == total }))
+        Ok(Some(Message { tag: header[0], total, body: &input[HEADER..end], complete: end == total }))
     }
 
     /// Passes the message on as it is, as far as it is there; the rest follows unseen.
@@ -392,11 +384,7 @@ impl Link {
     ) -> Result<Option<usize>, LinkError> {
         let is_close = message.tag == b'C';
         let kind = kind_of(message.tag);
-        let name_of_type = if is_close { "Close" } else { "Describe" };
-        let malformed = LinkError::Malformed(name_of_type);
-        if message.total - HEADER > NAMES_MAX {
-            return Err(LinkError::NamesTooLong(name_of_type));
-        }
+        let malformed = LinkError::Malformed(if is_close { "Close" } else { "Describe" });
         if message.complete && message.body.len() < 2 {
             return Err(malformed);
         }

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 pub use splice::Splice;
-use underpass_wire::SqlState;
+use underpass_wire::{SqlState, frontend as messages};
 
 use crate::prepared::{ClientStatements, ServerStatements, Statement, Statements};
 
@@ -210,7 +210,7 @@ impl ClientSide {
 #[non_exhaustive]
 pub enum LinkError {
     /// A length word that cannot be.
-    #[error("bad message length {1} for type {0:?}")]
+    #[error("invalid message length {1} for type {0:?}")]
     Length(char, u32),
     /// Above `max_packet_size`.
     #[error("message of type {0:?} with {1} bytes is over max_packet_size")]
@@ -280,7 +280,17 @@ impl std::fmt::Display for Side {
 }
 
 impl LinkError {
-    /// What the client is told.
+    /// What the client is told, in PostgreSQL's words where it has them; the log has PgBouncer's.
+    pub fn told(self) -> String {
+        match self {
+            LinkError::Unexpected(tag, Side::Client) => {
+                format!("invalid frontend message type {}", u32::from(tag))
+            }
+            error => error.to_string(),
+        }
+    }
+
+    /// The code that goes with it.
     pub fn sqlstate(self) -> SqlState {
         match self {
             LinkError::SimpleQueryDisabled => SqlState::FEATURE_NOT_SUPPORTED,
@@ -294,6 +304,25 @@ impl LinkError {
             | LinkError::SyncInCopy => SqlState::PROTOCOL_VIOLATION,
         }
     }
+}
+
+/// Judges a client's message by its head, so that nobody waits for a body that is not to be had. Returns the length word.
+///
+/// # Errors
+/// A type that no client sends, a length that its type cannot have, one above `message_max` (`max_packet_size`).
+#[inline]
+pub fn judge_head(&[tag, a, b, c, d]: &[u8; 5], message_max: u32) -> Result<u32, LinkError> {
+    let length = u32::from_be_bytes([a, b, c, d]);
+    let Some(most) = messages::len_max(tag) else {
+        return Err(LinkError::Unexpected(tag as char, Side::Client));
+    };
+    if length < 4 || length > most {
+        return Err(LinkError::Length(tag as char, length));
+    }
+    if length > message_max {
+        return Err(LinkError::TooLarge(tag as char, length));
+    }
+    Ok(length)
 }
 
 /// Where the client's stream left off.

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
 use underpass_config::PoolMode;
-use underpass_pool::link::{FrontendContext, FrontendEvent, LinkError, Splice, Status};
+use underpass_pool::link::{FrontendContext, FrontendEvent, LinkError, Splice, Status, judge_head};
 use underpass_wire::SqlState;
 
 use super::{Again, Entry, Farewell, GONE, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
 use crate::client::Phase;
 use crate::server::{PrepareStep, SettleStep, Work};
+use crate::shared::Shared;
 use crate::table::Key;
 use crate::why::{Own, Why};
 
@@ -87,6 +88,9 @@ impl Worker {
             if count == 0 {
                 return self.close_client(key, Farewell::quiet("client unexpected eof"));
             }
+            if let Err(error) = judge_first(&self.scratch[..count], &self.shared) {
+                return self.client_broke_protocol(key, error);
+            }
             if self.scratch[0] == b'X' {
                 return self.close_client(key, Farewell::quiet("client close request"));
             }
@@ -133,6 +137,9 @@ impl Worker {
                 }
                 Err(error) => return self.client_io_failed(key, &error),
             }
+        }
+        if let Err(error) = judge_first(&client.inbox, &self.shared) {
+            return self.client_broke_protocol(key, error);
         }
         if client.inbox[0] == b'X' {
             return self.close_client(key, Farewell::quiet("client close request"));
@@ -347,7 +354,9 @@ impl Worker {
     }
 
     fn client_broke_protocol(&mut self, key: Key, error: LinkError) {
-        self.close_client(key, Farewell::told(error.sqlstate(), error.to_string()));
+        let mut farewell = Farewell::told(error.sqlstate(), error.told());
+        farewell.reason = error.to_string();
+        self.close_client(key, farewell);
     }
 
     pub(super) fn client_io_failed(&mut self, key: Key, error: &io::Error) {
@@ -689,6 +698,15 @@ fn holds_message(bytes: &[u8]) -> bool {
 /// as it does for PgBouncer. Whoever stops in the middle of a short message keeps nobody waiting.
 fn needs_server(bytes: &[u8]) -> bool {
     message_length(bytes).is_some_and(|length| bytes.len() as u64 >= length || length > MESSAGE_HELD_MAX)
+}
+
+/// Judges the message at the head of what a client says that has no server: neither its body nor a server is waited for in vain.
+fn judge_first(bytes: &[u8], shared: &Shared) -> Result<(), LinkError> {
+    let Some(head) = bytes.first_chunk() else { return Ok(()) };
+    if u64::from(judge_head(head, u32::MAX)?) > MESSAGE_HELD_MAX {
+        judge_head(head, shared.settings.load().config.max_packet_size)?;
+    }
+    Ok(())
 }
 
 /// Bytes of the message at the head of `bytes`, type included; `None` = its header has not come yet.

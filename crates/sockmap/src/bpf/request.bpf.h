@@ -7,6 +7,9 @@
 
 #include "lanes.bpf.h"
 
+/* The largest length word of messages without user's data: PQ_SMALL_MESSAGE_LIMIT, MAX_SMALL_MESSAGE_LEN of crate wire. */
+#define SMALL_MESSAGE_MAX 10000u
+
 #define WIRE_LOAD(skb, off, to, n) bpf_skb_load_bytes(skb, off, to, n)
 #define WIRE_LOAD_N(skb, off, to, n) load_head(skb, off, to, n)
 
@@ -194,8 +197,17 @@ static __always_inline __u8 is_extended(__u32 type)
 		    is_zero(type ^ 'f'));
 }
 
+/* Of the types that carry user's data the length is limited by message_length_max only. */
+static __always_inline __u8 is_large(__u32 type)
+{
+	return is_zero(type ^ 'Q') | is_zero(type ^ 'F') | is_zero(type ^ 'd') | is_zero(type ^ 'P') |
+	       is_zero(type ^ 'B');
+}
+
 static __always_inline __u32 judge_request(struct request_scan *s, const struct wire_msg *m)
 {
+	if (!is_large(m->type) && m->length > SMALL_MESSAGE_MAX - 4)
+		return REASON_LENGTH;
 	/* A CopyInResponse that is the last to come is the last request's, see commit_response(). */
 	s->extended = is_extended(m->type);
 	/* The backend ignores Sync and Flush during COPY FROM STDIN, which would break the count. */

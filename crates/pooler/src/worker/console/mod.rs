@@ -283,16 +283,16 @@ fn next_message(inbox: &mut Vec<u8>) -> Option<Message> {
         Ok(None) => return None,
         _ => return Some(Message::Malformed),
     };
-    if inbox.len() < header.total() {
-        return None;
-    }
-    let message: Vec<u8> = inbox.drain(..header.total()).collect();
-    Some(match (header.tag, &message[5..]) {
-        (b'Q', [text @ .., 0]) if !text.contains(&0) => Message::Query(text.to_vec()),
-        (b'Q', _) => Message::Malformed,
-        (b'X', _) => Message::Terminate,
-        (b'P' | b'B' | b'E', _) => Message::Refused(ConsoleError::ExtendedProtocol),
-        (other, _) => Message::Refused(ConsoleError::UnsupportedPacket(other)),
+    Some(match header.tag {
+        b'Q' if inbox.len() < header.total() => return None,
+        b'Q' => match inbox.drain(..header.total()).collect::<Vec<u8>>().get(5..) {
+            Some([text @ .., 0]) if !text.contains(&0) => Message::Query(text.to_vec()),
+            _ => Message::Malformed,
+        },
+        // Of all others the head is enough: the connection ends.
+        b'X' => Message::Terminate,
+        b'P' | b'B' | b'E' => Message::Refused(ConsoleError::ExtendedProtocol),
+        other => Message::Refused(ConsoleError::UnsupportedPacket(other)),
     })
 }
 
@@ -332,6 +332,7 @@ mod tests {
         };
         assert_eq!(refused(b"P\0\0\0\x04"), ConsoleError::ExtendedProtocol);
         assert_eq!(refused(b"d\0\0\0\x04"), ConsoleError::UnsupportedPacket(b'd'));
+        assert_eq!(refused(b"?\0\0\0\x44"), ConsoleError::UnsupportedPacket(b'?'), "without its body");
         assert!(matches!(next_message(&mut b"X\0\0\0\x04".to_vec()), Some(Message::Terminate)));
     }
 }
