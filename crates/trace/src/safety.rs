@@ -5,6 +5,7 @@
 //! On request: literals and parameters are masked ([`mask`]). All of it keeps the length of a message, so that
 //! offsets stay true.
 
+mod covered;
 mod fold;
 mod lexer;
 mod mask;
@@ -21,6 +22,8 @@ use underpass_mysql::{packet, response};
 use underpass_wire::frontend::{Bind, FunctionCall, bind_names, first_name};
 use underpass_wire::tag::{backend, frontend};
 
+use covered::Covered;
+
 pub use fold::fold;
 pub use mask::Masker;
 pub use strip::strip_literals;
@@ -33,8 +36,8 @@ use crate::{Protocol, SessionId};
 pub(crate) struct Safety {
     protocol: Protocol,
     masker: Option<Masker>,
-    /// Messages with a password in them, which errors of what follows them might quote; emptied by Ready.
-    covered: foldhash::HashMap<SessionId, Vec<u64>>,
+    /// Sessions that have said a password, which answers might quote.
+    covered: foldhash::HashMap<SessionId, Covered>,
     /// Prepared statements that put together SQL which sets a password: it is in one of their parameters.
     composing: foldhash::HashMap<SessionId, foldhash::HashSet<Vec<u8>>>,
     /// Sessions of MySQL's protocol whose client is sending something that is not a command.
@@ -88,10 +91,10 @@ impl Safety {
             Record::SessionStart(r) => session_start(r),
             Record::Ready(r) => {
                 if !self.covered.is_empty()
-                    && let Some(requests) = self.covered.get_mut(&r.session)
+                    && let Some(covered) = self.covered.get_mut(&r.session)
                 {
-                    requests.retain(|&request| request > r.request);
-                    if requests.is_empty() {
+                    covered.ready(r.request, r.status == TransactionStatus::Idle);
+                    if covered.is_empty() {
                         self.covered.remove(&r.session);
                     }
                 }
@@ -170,10 +173,16 @@ impl Safety {
             hides |= self.composing(r, &mut message);
         }
         if hides {
-            self.covered.entry(r.session).or_default().push(r.offset);
+            self.covered.entry(r.session).or_default().request(r.offset);
             if redaction == Redaction::None {
                 redaction = Redaction::Password;
             }
+        }
+        if self.protocol == Protocol::Postgres
+            && let Some(covered) = self.covered.get_mut(&r.session)
+            && let Some(body) = r.message.get(HEADER..)
+        {
+            covered.follow(r.offset, tag, body, hides);
         }
         if let Some(masker) = &self.masker
             && redaction != Redaction::Masked
@@ -354,14 +363,16 @@ impl Safety {
             }
             Protocol::Mysql => r.message.get(packet::HEADER_BYTES) == Some(&response::ERR),
         };
-        (quotes && self.covered.contains_key(&r.session)).then_some(Record::Withheld(Withheld {
-            session: r.session,
-            time_ns: r.time_ns,
-            direction: Direction::Backend,
-            offset: r.offset,
-            len: r.message.len() as u64,
-            reason: WithheldReason::Authentication,
-        }))
+        (quotes && self.covered.get(&r.session).is_some_and(Covered::is_asked)).then_some(Record::Withheld(
+            Withheld {
+                session: r.session,
+                time_ns: r.time_ns,
+                direction: Direction::Backend,
+                offset: r.offset,
+                len: r.message.len() as u64,
+                reason: WithheldReason::Authentication,
+            },
+        ))
     }
 
     fn prepared_fill(&mut self, r: &PreparedFill<'_>) -> Option<Record<'static>> {
@@ -371,6 +382,7 @@ impl Safety {
         }
         let mut redaction = r.redaction;
         if passwords::cover(&mut query, self.protocol) {
+            self.covered.entry(r.session).or_default().statement(&r.name);
             redaction = Redaction::Password;
         }
         if let Some(masker) = &self.masker
@@ -390,9 +402,7 @@ impl Safety {
 
     fn response(&self, r: &Response<'_>) -> Option<Record<'static>> {
         let Outcome::Error(error) = &r.outcome else { return None };
-        // The request that fails is the Execute behind a Bind that was covered, or a later one of the same statement.
-        let follows = |requests: &Vec<u64>| requests.iter().any(|&covered| covered <= r.request);
-        let covered = || self.covered.get(&r.session).is_some_and(follows);
+        let covered = || self.covered.get(&r.session).is_some_and(|covered| covered.answers(r.request));
         if error.message.is_empty() || !(self.masker.is_some() || covered()) {
             return None;
         }

@@ -200,6 +200,59 @@ fn errors_that_quote_a_covered_value_lose_their_message() {
     assert_eq!(read[5..], records[5..], "Ready ends it");
 }
 
+/// A portal outlives Sync in a transaction, and a prepared statement outlives the transaction.
+#[test]
+fn what_is_executed_later_stays_covered() {
+    let parent = tempfile::tempdir().unwrap();
+    let ready = |request, status| {
+        Record::Ready(Ready { session: SessionId(1), time_ns: 9, request, offset: 90, status })
+    };
+    let row = || response_error(message(|out| backend::copy_data(out, SECRET)));
+    let harmless = || response_error(message(|out| backend::copy_data(out, b"1")));
+    let conninfo = &b"host=h password=S3cretS3cret"[..];
+    let alter = b"alter role a password 'S3cretS3cret'";
+    let records = [
+        frontend(0, |out| build::parse(out, b"", b"select $1", [])),
+        frontend(100, |out| build::bind(out, b"c", b"", [], [Some(conninfo)], [])),
+        ready(150, TransactionStatus::Transaction),
+        harmless(),
+        frontend(200, |out| build::execute(out, b"c", 1)),
+        row(),
+        ready(250, TransactionStatus::Transaction),
+        frontend(300, |out| build::execute(out, b"c", 1)),
+        error(300),
+        ready(350, TransactionStatus::Idle),
+        // The portal is gone; another of its name has nothing to hide.
+        frontend(400, |out| build::bind(out, b"c", b"", [], [Some(&b"1"[..])], [])),
+        frontend(450, |out| build::execute(out, b"c", 0)),
+        harmless(),
+        ready(500, TransactionStatus::Idle),
+        frontend(600, |out| build::parse(out, b"s", alter, [])),
+        ready(650, TransactionStatus::Idle),
+        frontend(700, |out| build::bind(out, b"", b"s", [], [], [])),
+        frontend(750, |out| build::execute(out, b"", 0)),
+        error(750),
+        ready(800, TransactionStatus::Idle),
+        frontend(900, |out| build::parse(out, b"s", b"select 1", [])),
+        frontend(950, |out| build::bind(out, b"", b"s", [], [], [])),
+        frontend(970, |out| build::execute(out, b"", 0)),
+        harmless(),
+    ];
+    let read = write(&parent.path().join("trace"), None, &records);
+    assert_eq!(read.len(), records.len());
+    for (at, (stored, given)) in read.iter().zip(&records).enumerate() {
+        match at {
+            // Bind and Parse, without the password.
+            1 | 14 => {}
+            5 => assert_eq!(reason(stored), WithheldReason::Authentication),
+            8 | 18 => assert!(
+                matches!(stored, Record::Response(Response { outcome: Outcome::Error(error), .. }) if error.message.is_empty())
+            ),
+            _ => assert_eq!(stored, given, "{at}"),
+        }
+    }
+}
+
 /// Statements that look for the words, or have them as data, put nothing together: their values are needed for a replay.
 #[test]
 fn values_of_statements_about_the_words_stay() {
