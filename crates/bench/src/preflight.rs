@@ -41,9 +41,13 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     if setup.rsa && !system.is_pooler() {
         return Some(format!("{}: the server itself has no RSA key", system.title));
     }
-    let special = setup.client_tls || setup.login == Login::Scram || setup.client_unix || setup.server_unix;
-    if system.kind == Kind::Other && special {
-        return Some(format!("{}: its template has no TLS, SCRAM or unix sockets", system.title));
+    if system.kind == Kind::Other {
+        if setup.client_tls || setup.client_unix || setup.server_unix {
+            return Some(format!("{}: its template has no TLS or unix sockets", system.title));
+        }
+        if setup.login == Login::Scram && !system.scram {
+            return Some(format!("{} has no SCRAM for clients, or its template none", system.title));
+        }
     }
     if let Some(lane) = &system.lane
         && (setup.client_unix || setup.server_unix)
@@ -279,6 +283,14 @@ mod tests {
         unix.setup.server_unix = true;
         assert_eq!(skip(&unix, "ours-off"), None);
         assert!(skip(&unix, "ours-d").unwrap().contains("no lane D"));
+        let mut scram = step(1, Protocol::Simple);
+        scram.setup.login = Login::Scram;
+        assert_eq!(skip(&scram, "odyssey"), None);
+        assert!(skip(&scram, "pgcat").unwrap().contains("no SCRAM"));
+        assert!(skip(&unix, "odyssey").unwrap().contains("unix sockets"));
+        for name in ["odyssey", "pgdog", "pgcat"] {
+            assert_eq!(skip(&prepared, name), None);
+        }
         let apart = |name: &str| reason_to_skip(&simple, &system(name), Topology::Netns);
         assert!(apart("ours-d").is_none() && apart("ours-a").unwrap().contains("on the pooler's host"));
     }

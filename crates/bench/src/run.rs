@@ -258,7 +258,8 @@ fn leave_out(absent: &BTreeMap<String, String>, plans: &mut [Plan<'_>]) -> Resul
     for plan in plans.iter_mut() {
         plan.cells.retain(|(_, system)| !absent.contains_key(&system.name));
     }
-    let lines = absent.iter().map(|(name, why)| format!("{name}: {}", why.lines().next().unwrap_or("")));
+    // All of it: the cause is in the end of its log.
+    let lines = absent.iter().map(|(name, why)| format!("{name}: {}", why.trim_end()));
     plans[0].skipped.extend(lines);
     ensure!(
         plans.iter().any(|plan| !plan.cells.is_empty()),

@@ -35,7 +35,7 @@ pub enum Kind {
     Pgbouncer,
     /// pgpool.conf.
     Pgpool,
-    /// A configuration of its own, with neither TLS nor SCRAM nor unix sockets in its template.
+    /// A configuration of its own, with neither TLS nor unix sockets in its template.
     Other,
 }
 
@@ -88,6 +88,9 @@ pub struct System {
     pub pool_modes: Vec<PoolMode>,
     /// Pool modes in which named prepared statements work.
     pub prepared: Vec<PoolMode>,
+    /// Of [`Kind::Other`]: its template has a user who logs in by SCRAM.
+    #[serde(default)]
+    pub scram: bool,
     /// Reaches PostgreSQL by unix socket.
     #[serde(default)]
     pub server_unix: bool,
@@ -642,11 +645,16 @@ fn values(
         ("unix_dir", folder.display().to_string()),
         ("dir", folder.display().to_string()),
         ("auth_type", if setup.login == Login::Scram { "scram-sha-256" } else { "trust" }.to_owned()),
+        ("auth_method", if setup.login == Login::Scram { "scram" } else { "trust" }.to_owned()),
+        ("scram_user", SCRAM_USER.to_owned()),
+        ("scram_secret", place.server.scram_secret()?.to_owned()),
         ("auth_file", folder.join("userlist.txt").display().to_string()),
         ("pool_mode", setup.pool_mode.name().to_owned()),
+        // PgBouncer's default: a server connection is reset after a session and not after a transaction.
+        ("discard", if setup.pool_mode == PoolMode::Session { "yes" } else { "no" }.to_owned()),
         ("pool_size", setup.pool_size.to_string()),
         ("password", PASSWORD.to_owned()),
-        ("cpus", std::thread::available_parallelism().map_or(1, usize::from).to_string()),
+        ("threads", threads(setup).to_string()),
         ("max_client_conn", setup.max_clients.to_string()),
         ("children", setup.max_clients.to_string()),
         ("tls_lines", tls_lines),
@@ -656,9 +664,27 @@ fn values(
     ]))
 }
 
+/// Threads of a pooler that does not count CPUs itself: one for each that it may use, as Underpass and most others have it.
+fn threads(setup: &Setup) -> usize {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let Some(cpus) = &setup.cpus else { return all };
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    cpus.split(',').map(count).sum::<Option<usize>>().unwrap_or(all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pooler_on_some_cpus_gets_as_many_threads() {
+        let on = |cpus: &str| threads(&Setup { cpus: Some(cpus.to_owned()), ..Setup::plain(20, 20) });
+        assert_eq!([on("0"), on("0-1"), on("0,2-4")], [1, 2, 4]);
+        assert!(threads(&Setup::plain(20, 20)) >= 1);
+    }
 
     #[test]
     fn the_built_in_table_is_sound() {
@@ -690,11 +716,15 @@ mod tests {
             "unix_dir",
             "dir",
             "auth_type",
+            "auth_method",
+            "scram_user",
+            "scram_secret",
             "auth_file",
             "pool_mode",
+            "discard",
             "pool_size",
             "password",
-            "cpus",
+            "threads",
             "max_client_conn",
             "children",
             "tls_lines",

@@ -102,6 +102,35 @@ fn a_pooler_whose_port_is_in_use_is_said_before_anything_is_measured() {
 }
 
 #[test]
+fn a_pooler_that_nobody_named_is_left_out_with_the_end_of_its_log() {
+    if !have_postgres() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // The experiment's own systems: one that ends at once, the others not installed.
+    let broken = "command = ['sh', '-c', 'echo a first line; echo the cause of it; exit 3', '{{config}}']";
+    let table = include_str!("../../../bench/systems.toml")
+        .replace("command = [\"odyssey\", \"{{config}}\"]", broken)
+        .replace("command = [\"", "command = [\"no-such-");
+    assert!(table.contains(broken));
+    let path = folder.path().join("systems.toml");
+    std::fs::write(&path, table).unwrap();
+    let output = bench(&["run", "-e", "tax", "-c", "1", "-m", "simple", "--rounds", "1", "--seconds", "0.2"])
+        .arg("--systems-file")
+        .arg(&path)
+        .arg("-o")
+        .arg(folder.path().join("results.json"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("left out: odyssey: system odyssey does not start"), "{text}");
+    assert!(text.contains("the cause of it"), "{text}");
+    let results = results(&folder.path().join("results.json"));
+    assert!(results["meta"]["skipped"].to_string().contains("the cause of it"), "{}", results["meta"]);
+}
+
+#[test]
 fn too_few_descriptors_are_said_with_how_to_get_more() {
     // Root may raise any limit unless the capability to do so is taken away; others lack it anyway.
     let mut command = if nix::unistd::Uid::effective().is_root() {
