@@ -151,12 +151,13 @@ impl Safety {
             // Attributes that cannot be read: where the text begins, and what in it is a password, is not known.
             return withhold(WithheldReason::Authentication);
         };
-        let mut hides = false;
+        let (mut hides, mut composes) = (false, false);
         if passwords::may_have_password(&message, self.protocol) {
             let mut changed = message.to_vec();
             let mut covered = false;
             if let Some(text) = text.clone() {
-                covered |= passwords::cover(&mut changed[text], self.protocol);
+                let told = passwords::cover(&mut changed[text], self.protocol);
+                (covered, composes) = (told.covered, told.composes);
             }
             for (value, format) in self.values_of(&message) {
                 covered |= match format {
@@ -170,7 +171,7 @@ impl Safety {
             hides |= covered;
         }
         if self.protocol == Protocol::Postgres {
-            hides |= self.composing(r, &mut message);
+            hides |= self.composing(r, composes, &mut message);
         }
         if hides {
             self.covered.entry(r.session).or_default().request(r.offset);
@@ -236,14 +237,15 @@ impl Safety {
         }
     }
 
-    /// Follows statements that put SQL with a password together, and overwrites all values that a Bind gives to one; `true` if it did.
-    fn composing(&mut self, r: &Frontend<'_>, message: &mut Cow<'_, [u8]>) -> bool {
+    /// Follows statements that put SQL with a password together, as the text of this message does if it `composes`, and overwrites all values
+    /// that a Bind gives to one; `true` if it did.
+    fn composing(&mut self, r: &Frontend<'_>, composes: bool, message: &mut Cow<'_, [u8]>) -> bool {
         let (Some(&tag), Some(body)) = (r.message.first(), r.message.get(HEADER..)) else { return false };
         if tag == frontend::PARSE
             && let Some(name) = first_name(body)
         {
             let names = self.composing.entry(r.session);
-            if passwords::composes(&body[name.len() + 1..], self.protocol) {
+            if composes {
                 names.or_default().insert(name.to_vec());
             } else {
                 names.and_modify(|names| _ = names.remove(name));
@@ -377,11 +379,12 @@ impl Safety {
 
     fn prepared_fill(&mut self, r: &PreparedFill<'_>) -> Option<Record<'static>> {
         let mut query = r.query.to_vec();
-        if passwords::composes(&query, self.protocol) {
+        let told = passwords::cover(&mut query, self.protocol);
+        if told.composes {
             self.composing.entry(r.session).or_default().insert(r.name.to_vec());
         }
         let mut redaction = r.redaction;
-        if passwords::cover(&mut query, self.protocol) {
+        if told.covered {
             self.covered.entry(r.session).or_default().statement(&r.name);
             redaction = Redaction::Password;
         }

@@ -10,7 +10,7 @@
 //! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`, `START REPLICA PASSWORD = '...'`,
 //!   their numbers like `0x...`, too;
 //! * SQL that a statement puts together, `format('alter role %I password %L', ...)` or `'... password ' || quote_literal(...)`: which
-//!   of its strings is the password only the server knows, so all of them are overwritten ([`composes`]). A password that is a bare
+//!   of its strings is the password only the server knows, so all of them are overwritten ([`Told::composes`]). A password that is a bare
 //!   number there (`format('... %L', 123456)`) is no string, and stays.
 //!
 //! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
@@ -51,26 +51,27 @@ fn is_named(text: &[u8]) -> bool {
     })
 }
 
-/// Overwrites all passwords in an SQL text; `true` if there was one.
-pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> bool {
+/// What an SQL text told of passwords.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// It had one, which is overwritten.
+    pub(crate) covered: bool,
+    /// It puts together SQL that sets one, which then is in one of its other strings, or in a parameter.
+    pub(crate) composes: bool,
+}
+
+/// Overwrites all passwords in an SQL text.
+pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> Told {
     if !may_have_password(text, dialect) {
-        return false;
+        return Told::default();
     }
     let mut found = Found::default();
     find(text, 0, dialect, 0, &mut found);
-    if found.composed {
+    let composes = found.composed;
+    if composes {
         strings(text, 0, dialect, 0, &mut found.places);
     }
-    overwrite(text, found.places)
-}
-
-/// Whether a text puts together SQL that sets a password, which then is in one of its other strings, or in a parameter.
-pub(crate) fn composes(text: &[u8], dialect: Protocol) -> bool {
-    let mut found = Found::default();
-    if may_have_password(text, dialect) {
-        find(text, 0, dialect, 0, &mut found);
-    }
-    found.composed
+    Told { covered: overwrite(text, found.places), composes }
 }
 
 /// Overwrites all passwords in a value, which may be a connection string or an SQL text; `true` if there was one.
@@ -440,7 +441,7 @@ mod tests {
 
     fn covered(text: &str, dialect: Protocol) -> String {
         let mut bytes = text.as_bytes().to_vec();
-        let found = cover(&mut bytes, dialect);
+        let found = cover(&mut bytes, dialect).covered;
         assert_eq!(found, bytes != text.as_bytes(), "{text}");
         assert_eq!(bytes.len(), text.len());
         String::from_utf8(bytes).unwrap()
@@ -534,7 +535,7 @@ mod tests {
             ("insert into mail values ('user a has no password', 'x')", false),
             ("select 'x'", false),
         ] {
-            assert_eq!(super::composes(text.as_bytes(), Protocol::Postgres), composes, "{text}");
+            assert_eq!(cover(&mut text.as_bytes().to_vec(), Protocol::Postgres).composes, composes, "{text}");
         }
     }
 
@@ -597,8 +598,8 @@ mod tests {
             "-- create user: check password\ninsert into t values ('a', $1)",
             "do $$ begin -- create user: check password \n raise notice 'x'; end $$",
         ] {
-            assert_eq!(covered(statement, Protocol::Postgres), statement);
-            assert!(!composes(statement.as_bytes(), Protocol::Postgres), "{statement}");
+            let told = cover(&mut statement.as_bytes().to_vec(), Protocol::Postgres);
+            assert_eq!(told, Told::default(), "{statement}");
         }
     }
 
