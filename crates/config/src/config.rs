@@ -145,7 +145,9 @@ keys! {
             unsupported = "use auth_query, scram-sha-256 or cert and remove the line";
         /// User for `auth_query`, asked for users that are not in `auth_file`. Per database.
         auth_user: Option<String> = None, Reload;
-        /// Query for a user's secret; `$1` is the user. Two columns: name and secret. Per database.
+        /// Query for a user's secret; `$1` is the user. Two columns: name and secret; of several rows the last is
+        /// taken. A query that fails, or answers more than 64 KiB, ends the login with 08P01, `bouncer config error`;
+        /// the log says why. Per database.
         auth_query: String = Some("SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END \
             FROM pg_authid WHERE rolname=$1 AND rolcanlogin"), Reload;
         /// Database of `[databases]` where `auth_query` runs; unset: the client's. Per database.

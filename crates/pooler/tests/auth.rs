@@ -112,6 +112,60 @@ fn auth_query_finds_whom_the_list_does_not_know() -> Result<()> {
     logs_in(&joe.password("changed"))
 }
 
+/// Of several rows the last is taken, as by PgBouncer; a query that fails, or that never ends, is PgBouncer's `bouncer config error`.
+#[test]
+fn an_auth_query_that_answers_too_much_ends() -> Result<()> {
+    let (server, _, _) = with_joe(AuthMethod::Trust)?;
+    let joe = "select rolname, rolpassword from pg_authid where rolname = $1";
+    let cases = [
+        ("last of two rows", format!("select $1, 'not this' union all {joe}"), None),
+        ("a column too many", "select $1::text, 'a', 'b'".to_owned(), Some("expected 2 columns")),
+        ("an error", "select $1::text, (1 / 0)::text".into(), Some("division by zero")),
+        ("a huge secret", "select $1::text, repeat('x', 50000000)".into(), Some("longer than 65536 bytes")),
+        (
+            "rows without end",
+            "select $1::text, generate_series(1, 2000000000)::text".into(),
+            Some("longer than 65536 bytes"),
+        ),
+    ];
+    for (what, query, why) in cases {
+        let ini = Ini::for_server(&server)
+            .set("auth_type", "scram-sha-256")
+            .set("auth_user", "postgres")
+            .set("auth_query", &query);
+        let pooler = Underpass::start(&ini)?;
+        let options = pooler.options("joe", "postgres").password(PASSWORD);
+        let Some(why) = why else {
+            logs_in(&options)?;
+            continue;
+        };
+        let before = pooler.resident_kib()?;
+        for _ in 0..3 {
+            assert_eq!(
+                refusal(&options),
+                ("08P01".to_owned(), "FATAL 08P01: bouncer config error".to_owned()),
+                "{what}"
+            );
+        }
+        let grown = pooler.resident_kib()?.saturating_sub(before);
+        assert!(grown < 8 * 1024, "{what}: {grown} KiB");
+        let log = pooler.log();
+        let logged = log.matches("closing because: auth_query failed: ").count();
+        assert!(logged == 3 && log.contains(why), "{what}: {log}");
+        if why.starts_with("longer") {
+            assert_eq!(log.matches("closing because: auth_query: the answer is longer").count(), 3, "{log}");
+            let left =
+                "select count(*) from pg_stat_activity where query like '%$1%' and pid <> pg_backend_pid()";
+            let begun = Instant::now();
+            while server.sql_value(left)? != "0" {
+                assert!(begun.elapsed().as_secs() < 30, "{what}: a server still answers");
+                std::thread::sleep(Duration::from_millis(30));
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn the_first_hba_rule_that_fits_decides() -> Result<()> {
     let (server, md5, scram) = with_joe(AuthMethod::Trust)?;

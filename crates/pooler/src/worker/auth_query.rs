@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `auth_query`: a client's secret is asked from PostgreSQL, as `auth_user`, over a pool of that user.
+//!
+//! Of several rows the last is taken, as PgBouncer does. An answer without end is nobody's secret: it is cut off, and its server closed.
+//! A query that fails is the configuration's fault and not the password's: the client hears PgBouncer's `bouncer config error`, and
+//! the log why.
 
 use underpass_auth::{Credential, auth_query_row};
+use underpass_console::text::reason;
 use underpass_pool::link::{ClientSide, FrontendContext, Splice};
 use underpass_wire::SqlState;
 use underpass_wire::frontend::Target;
@@ -11,6 +16,9 @@ use super::{Farewell, Worker};
 use crate::client::{LoginStep, Phase};
 use crate::server::Work;
 use crate::table::Key;
+
+/// Longest answer that is collected, in bytes: a name and a secret take some hundreds, and a query may raise notices.
+const ANSWER_MAX: usize = 64 * 1024;
 
 impl Worker {
     /// The client's name is in no list: a server of the auth_user's pool is asked.
@@ -25,19 +33,8 @@ impl Worker {
             Some(name) => match self.shared.database(name) {
                 Some(database) => database,
                 None => {
-                    return self.close_client(
-                        key,
-                        Farewell {
-                            report: Some((
-                                SqlState::INVALID_PASSWORD,
-                                "password authentication failed".into(),
-                            )),
-                            reason: format!(
-                                "auth_dbname \"{name}\" is not configured: add it to [databases]"
-                            ),
-                            is_error: true,
-                        },
-                    );
+                    let reason = format!("auth_dbname \"{name}\" is not configured: add it to [databases]");
+                    return self.auth_query_failed(key, &reason);
                 }
             },
             None => database,
@@ -80,8 +77,29 @@ impl Worker {
         }
     }
 
+    /// Something of the answer has come: looks whether it is complete, or too much. False if the server has left this worker's hands.
+    pub(super) fn auth_query_answered(&mut self, server_key: Key) -> bool {
+        let Some(server) = self.server(server_key) else { return false };
+        let Work::AuthQuery { client, answer } = &server.work else { return true };
+        let (client, length) = (*client, answer.len());
+        if length > ANSWER_MAX {
+            server.work = Work::Resting;
+            let reason = format!(
+                "the answer is longer than {ANSWER_MAX} bytes: let auth_query select one row of two columns, user name and secret"
+            );
+            self.close_server(server_key, &format!("auth_query: {reason}"));
+            self.auth_query_failed(client, &reason);
+            return false;
+        }
+        if server.link.is_settled() {
+            self.auth_query_done(server_key);
+            return false;
+        }
+        true
+    }
+
     /// The answer is complete.
-    pub(super) fn auth_query_done(&mut self, server_key: Key) {
+    fn auth_query_done(&mut self, server_key: Key) {
         let Some(server) = self.server(server_key) else { return };
         let Work::AuthQuery { client, answer } = std::mem::replace(&mut server.work, Work::Resting) else {
             return;
@@ -89,24 +107,18 @@ impl Worker {
         self.give_back(server_key);
         match read_answer(&answer) {
             Ok(credential) => self.authenticate(client, credential),
-            Err(reason) => {
-                let user = self.clients.get(client).and_then(|c| c.user.as_ref().map(|u| u.name.clone()));
-                let message =
-                    format!("password authentication failed for user \"{}\"", user.unwrap_or_default());
-                self.close_client(
-                    client,
-                    Farewell {
-                        report: Some((SqlState::INVALID_PASSWORD, message)),
-                        reason: format!("auth_query failed: {reason}"),
-                        is_error: true,
-                    },
-                );
-            }
+            Err(reason) => self.auth_query_failed(client, &reason),
         }
+    }
+
+    fn auth_query_failed(&mut self, client: Key, reason: &str) {
+        let mut farewell = Farewell::told(SqlState::PROTOCOL_VIOLATION, reason::CONFIG_ERROR);
+        farewell.reason = format!("auth_query failed: {reason}");
+        self.close_client(client, farewell);
     }
 }
 
-/// The credential in the answer's first row; no row = no such user.
+/// The credential in the answer's last row; no row = no such user.
 fn read_answer(mut answer: &[u8]) -> Result<Credential, String> {
     let mut credential = Credential::UnknownUser;
     while let Some(header) = answer.first_chunk::<5>() {

@@ -631,13 +631,7 @@ impl Worker {
                 self.begin_if_prepared(client, key);
                 false
             }
-            Work::AuthQuery { .. } => {
-                if server.link.is_settled() {
-                    self.auth_query_done(key);
-                    return false;
-                }
-                true
-            }
+            Work::AuthQuery { .. } => self.auth_query_answered(key),
             // Its answers are kept count of; `lane_unclear` goes on.
             Work::Settling { step: SettleStep::Leaving, .. } => true,
             Work::Settling { .. } => {
