@@ -83,12 +83,20 @@ fn session(client: &mut Client) {
     until_copy_in(client);
     client.send(&Batch::new().copy_data(b"300\tx\n").copy_fail("no more")).expect("data");
     client.response().expect("refused");
+    client.send(&Batch::new().query("copy t from stdin")).expect("copy");
+    until_copy_in(client);
+    client.send(&Batch::new().copy_fail("nothing at all")).expect("no data");
+    client.response().expect("refused");
     client.query("copy t to stdout").expect("copy out");
     // COPY by the extended protocol: the server ignores the first Sync.
     client.send(&Batch::new().extended("copy t from stdin", &[]).sync()).expect("copy");
     until_copy_in(client);
     client.send(&Batch::new().copy_data(b"400\tz\n").copy_done().sync()).expect("data");
     client.response().expect("copied");
+    client.send(&Batch::new().extended("copy t from stdin", &[]).sync()).expect("copy");
+    until_copy_in(client);
+    client.send(&Batch::new().copy_data(b"401\tz\n").copy_fail("no more").sync()).expect("data");
+    client.response().expect("refused");
     // An error in a transaction, and what follows from it.
     for query in ["begin", "insert into t values (1, 'twice')", "select 1", "commit"] {
         client.exchange(&Batch::new().query(query)).expect("answer");
