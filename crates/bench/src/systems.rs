@@ -225,7 +225,7 @@ impl System {
         let output = Command::new(&program).args(&self.version).output()?;
         // Pgpool-II writes its version to standard error.
         let text = [output.stdout, output.stderr].concat();
-        Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or("").to_owned())
+        Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or("").trim().to_owned())
     }
 }
 
