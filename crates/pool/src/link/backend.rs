@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
-use super::names::in_clients_words;
+use std::collections::HashMap;
+
+use super::names::{Alias, in_clients_words};
 use super::{
     Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed,
 };
@@ -307,6 +309,7 @@ impl Link {
             // What was sent behind it still comes to be.
             let mut client = client;
             if let Some(client) = client.as_deref_mut() {
+                self.keep_names(client);
                 client.forget_statements();
             }
             for effect in self.pending.iter_mut().filter_map(|op| op.effect.as_deref_mut()) {
@@ -314,6 +317,26 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// Errors to come about statements that are about to be forgotten still name them.
+    fn keep_names(&mut self, client: &ClientSide) {
+        if !self.pending.iter().any(|op| op.statement != 0 && op.statement != UNNAMED) {
+            return;
+        }
+        let mut aliases = HashMap::new();
+        let closed = self.pending.iter().filter_map(|op| op.effect.as_ref()?.client.as_ref());
+        let closed = closed.filter_map(|(name, _, before)| Some((&**name, before.as_ref()?)));
+        for (name, statement) in closed.chain(client.named_statements().iter().flat_map(|names| names.iter()))
+        {
+            let alias = Alias { server: statement.name.clone(), client: name.into() };
+            aliases.insert(statement.id, alias);
+        }
+        for op in &mut self.pending {
+            if let Some(alias) = aliases.get(&op.statement) {
+                op.effect.get_or_insert_default().alias.get_or_insert_with(|| alias.clone());
+            }
+        }
     }
 
     /// CopyInResponse: Syncs that the client sent ahead of the end of its data will be ignored by the server.

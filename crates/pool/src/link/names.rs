@@ -15,7 +15,7 @@ use crate::prepared::{NAME_MARK, is_name_byte};
 const NAMING: [&[u8]; 3] = [b"42P05", b"26000", b"08P01"];
 
 /// A name that was sent in place of the client's, which no table can tell.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Alias {
     pub(super) server: Box<[u8]>,
     pub(super) client: Box<[u8]>,

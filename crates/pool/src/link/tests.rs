@@ -255,6 +255,17 @@ fn errors_name_the_clients_statement() {
     b.link.adopt(lane);
     let shown = b.server_sends(&[few("~000"), ready(b'I')]);
     assert_eq!(shown, [&few("plan")[3..], &ready(b'I')].concat());
+    // Forgotten by a DEALLOCATE ALL ahead of it, and closed behind it.
+    b.client_sends(&[
+        m(b'E', b"\0\0\0\0\0"),
+        m(b'B', b"\0plan\0\0\0\0\0\0\0"),
+        m(b'C', b"Splan\0"),
+        m(b'S', b""),
+    ]);
+    let dropped = m(b'C', b"DEALLOCATE ALL\0");
+    let gone = |name: &str| m(b'E', format!("C26000\0M\"{name}\" does not exist\0\0").as_bytes());
+    let shown = b.server_sends(&[dropped.clone(), gone("~000"), ready(b'I')]);
+    assert_eq!(shown, [dropped, gone("plan"), ready(b'I')].concat());
     assert!(b.link.is_quiescent());
 }
 
