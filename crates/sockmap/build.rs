@@ -4,10 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 7] = [
+const HEADERS: [&str; 9] = [
+    "gauges.bpf.h",
     "lanes.h",
     "lanes.bpf.h",
     "request.bpf.h",
+    "request_scan.bpf.h",
     "response.bpf.h",
     "response_scan.bpf.h",
     "tap.h",

@@ -27,7 +27,7 @@ keys! {
         /// `require`: refuse to start where it does not pass.
         kernel_path: KernelPath = Some("auto"), Restart;
         /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
-        /// backends) or `both` (applications, too: what they are answered goes straight into their sockets, from which they must read by plain
+        /// backends) or `both` (applications, too: what they send and are answered goes straight from socket to socket, and they must read by plain
         /// `recv()` or `read()`; docs/lanes.md, lane B).
         same_host: SameHost = Some("server"), Restart;
         /// Ring in which kernel lanes tell what they forward for mirrored databases, made if a mirror is configured at start.

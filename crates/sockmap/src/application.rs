@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lane B: the own socket of an application on this host, into which programs put responses without a detour through TCP.
+//! Lane B: the own socket of an application on this host, into which programs put responses, and out of which they take requests, without a detour
+//! through TCP.
 //!
 //! The application's socket is found as a backend's is, see `holder.rs` and `holders.rs`. Nothing else changes for user space: a client with an
 //! attached application is taken, given and written to as any other; [`Datapath::client_drained`] knows of both ways.
@@ -13,14 +14,14 @@ use crate::datapath::{ClientSlot, Datapath, cookie_of, insert};
 use crate::error::Error;
 use crate::holder::Connection;
 use crate::socket;
-use crate::words::{LOOK_APP, LOOK_CLIENT};
+use crate::words::{LOOK_APP, LOOK_CLIENT, PEER_LINKED};
 
 /// Bytes that may be on their way between two ends of a connection: more is another connection, or one whose sequence numbers are translated.
 const FLIGHT_MAX: u32 = 64 << 20;
 
 impl Datapath {
-    /// Lane B for this client: responses may go straight into the application's socket, which [`crate::Holders`] found. At any time,
-    /// whoever owns the client's directions. Close the duplicate afterwards.
+    /// Lane B for this client: responses may go straight into the application's socket, which [`crate::Holders`] found, and requests straight out
+    /// of it. At any time, whoever owns the client's directions. Close the duplicate afterwards.
     ///
     /// # Errors
     /// [`Error::Stale`]; [`Error::State`] when these lanes were opened without [`crate::Config::applications`], the kernel cannot have lane B, the
@@ -41,7 +42,9 @@ impl Datapath {
         }
         let cookie = cookie_of(application)?;
         let refused = |source| Error::System { what: "putting an application into its map", source };
-        let value = (application.as_raw_fd() as u64).to_ne_bytes();
+        let descriptor = application.as_raw_fd();
+        insert(&self.skel.maps.app_slot, &descriptor.to_ne_bytes(), &c.to_ne_bytes()).map_err(refused)?;
+        let value = (descriptor as u64).to_ne_bytes();
         insert(&self.skel.maps.app_socks, &cookie.to_ne_bytes(), &value).map_err(refused)?;
         let app = self.look(LOOK_APP, 0, cookie).map_err(refused)?;
         let near = self.look(LOOK_CLIENT, c, 0).map_err(refused)?;
@@ -86,6 +89,20 @@ impl Datapath {
         }
         // In this order: what is not in the queue yet is not unread.
         Ok(self.is_direct_settled(c)? && self.ask(0, 0, c)?.unread == 0)
+    }
+
+    /// Is the request that last went straight from an application in its backend's queue? Programs count it before the kernel puts it there. As
+    /// [`Self::is_direct_settled`], but somebody may sleep in recv() on that socket, who holds a reference too: then another send of the same thread tells.
+    pub(crate) fn is_request_settled(&self, s: u32) -> Result<bool, Error> {
+        let peer = self.servers.peer(s).load(SeqCst);
+        let c = peer as u32;
+        // What is not linked has answered everything.
+        if peer & PEER_LINKED == 0 || self.clients.sender(c).load(SeqCst) == 0 {
+            return Ok(true);
+        }
+        let (address, cookie) =
+            (self.clients.app_addr(c).load(SeqCst), self.clients.app_cookie(c).load(SeqCst));
+        Ok(self.ask_socket(address, cookie)?.refs <= 1)
     }
 
     /// Is the response that last went straight to an application in its queue? The user-space half of direct_settled() in lanes.bpf.h.

@@ -343,11 +343,14 @@ impl Datapath {
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
 
-        let links = vec![
+        let mut links = vec![
             attach::skb_verdict(&skel.progs.request_skb, &skel.maps.client_socks)?,
             attach::skb_verdict(&skel.progs.response_skb, &skel.maps.server_socks)?,
             attach::msg_verdict(&skel.progs.response_msg, &skel.maps.backend_socks)?,
         ];
+        if config.applications {
+            links.push(attach::msg_verdict(&skel.progs.request_msg, &skel.maps.app_socks)?);
+        }
         let mut datapath = Self {
             clients: Array::map(&skel.maps.clients, clients)?,
             servers: Array::map(&skel.maps.servers, servers)?,
@@ -441,6 +444,7 @@ impl Datapath {
             c.app_cookie(index),
             c.last_addr(index),
             c.last_cookie(index),
+            c.decided_seq(index),
             c.active_ns(index),
             c.xact_start_ns(index),
             c.query_start_ns(index),
@@ -464,6 +468,8 @@ impl Datapath {
             c.app_flags(index),
             c.app_chunks(index),
             c.app_run(index),
+            c.cycle_chunks(index),
+            c.sender(index),
         ] {
             word.store(0, Ordering::Relaxed);
         }

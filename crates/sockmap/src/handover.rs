@@ -175,6 +175,10 @@ impl Datapath {
                         return Ok(None);
                     }
                     promise.store(0, SeqCst);
+                    if now & (LINK_PENDING_MASK | LINK_OPEN) == 0 {
+                        // All is answered, so no send can be on its way.
+                        self.clients.sender(c).store(0, SeqCst);
+                    }
                     return Ok(Some(self.taken(c, now)));
                 }
             }
@@ -237,6 +241,7 @@ impl Datapath {
         self.servers.run_bytes(s).store(0, Relaxed);
         self.clients.flags(c).store(if state.batch { CLI_BATCH } else { 0 }, Relaxed);
         self.clients.cycle_bytes(c).store(0, Relaxed);
+        self.clients.sender(c).store(0, SeqCst);
         self.forget_streams(c, s);
         let now = monotonic_ns();
         self.clients.xact_start_ns(c).store(now, Relaxed);

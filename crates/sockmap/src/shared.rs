@@ -85,7 +85,7 @@ words!(
     query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32, clear: AtomicU64,
     next_seq: AtomicU64, app_addr: AtomicU64, app_cookie: AtomicU64, last_addr: AtomicU64, last_cookie: AtomicU64,
     last_server: AtomicU32, last_run: AtomicU32, app_after: AtomicU32, app_flags: AtomicU32, app_chunks: AtomicU32,
-    app_run: AtomicU32,
+    app_run: AtomicU32, decided_seq: AtomicU64, cycle_chunks: AtomicU32, sender: AtomicU32,
 );
 words!(
     types::server_slot,

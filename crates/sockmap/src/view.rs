@@ -202,7 +202,7 @@ impl Datapath {
         let cookie = self.servers.cookie(s).load(Relaxed);
         let queued = self.ask_socket(sk_addr, cookie)?.queued;
         // Unknown (all ones): the backend closed its socket; the caller learns that from the hang-up.
-        Ok(queued == 0 || queued == u32::MAX)
+        Ok((queued == 0 || queued == u32::MAX) && self.is_request_settled(s)?)
     }
 
     /// Whether programs of this kernel can read a socket by its address, as lane A must.
@@ -286,6 +286,7 @@ impl Datapath {
             ("request_skb", crate::attach::cost(&progs.request_skb)),
             ("response_skb", crate::attach::cost(&progs.response_skb)),
             ("response_msg", crate::attach::cost(&progs.response_msg)),
+            ("request_msg", crate::attach::cost(&progs.request_msg)),
             ("backend_queue", crate::attach::cost(&progs.backend_queue)),
             ("socket_look", crate::attach::cost(&progs.socket_look)),
         ]

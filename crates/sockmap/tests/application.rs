@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lane B: what goes straight into an application's socket meets what comes by TCP, sleepers, and readers of every manner.
+//! Lane B: what goes straight into an application's socket, and from it straight into a backend's, meets what comes by TCP, sleepers, and readers of
+//! every manner.
 
 mod common;
 
@@ -142,6 +143,107 @@ fn the_number_of_unread_answers_is_bounded_too() {
         assert!(sent <= 1000, "no bound");
     }
     assert_eq!(rig.dp.counter(Counter::ResponsesB), 256);
+}
+
+/// How many chunks of requests went by TCP and the backend's worker, and how many straight.
+fn requests(rig: &Rig) -> (u64, u64) {
+    (rig.dp.counter(Counter::RequestsA), rig.dp.counter(Counter::RequestsB))
+}
+
+#[test]
+fn requests_go_straight_when_all_that_went_by_tcp_is_decided() {
+    let Some(rig) = rig() else { return };
+    let (mut c, mut s) = (rig.client(), rig.server(0));
+    for _ in 0..4 {
+        ask(&mut c, &mut s);
+        send(&mut s.backend, &answer(b"row", b'I'));
+        expect(&mut c.app, &answer(b"row", b'I'));
+        rig.expect_released(&s);
+    }
+    assert_eq!(requests(&rig), (1, 3), "the first is the first that programs know");
+
+    // In pieces, and several before an answer.
+    let two = [query("one"), query("two")].concat();
+    for piece in two.chunks(7) {
+        send(&mut c.app, piece);
+    }
+    expect(&mut s.backend, &two);
+    assert_eq!(requests(&rig), (1, 6));
+}
+
+#[test]
+fn behind_an_unanswered_request_another_thread_sends_by_tcp() {
+    let Some(rig) = rig() else { return };
+    let (mut c, mut s) = (rig.client(), rig.server(0));
+    ask(&mut c, &mut s);
+    send(&mut s.backend, &answer(b"row", b'I'));
+    expect(&mut c.app, &answer(b"row", b'I'));
+    rig.expect_released(&s);
+    ask(&mut c, &mut s);
+    assert_eq!(requests(&rig), (1, 1));
+    let mut app = c.app.try_clone().unwrap();
+    thread::spawn(move || send(&mut app, &query("q"))).join().unwrap();
+    expect(&mut s.backend, &query("q"));
+    assert_eq!(requests(&rig), (2, 1));
+    // And what follows is behind that.
+    ask(&mut c, &mut s);
+    assert_eq!(requests(&rig), (3, 1));
+    for _ in 0..3 {
+        send(&mut s.backend, &answer(b"row", b'I'));
+        expect(&mut c.app, &answer(b"row", b'I'));
+    }
+    rig.expect_released(&s);
+    ask(&mut c, &mut s);
+    assert_eq!(requests(&rig), (3, 2));
+}
+
+/// Somebody who sleeps in recv() looks like a send that is on its way: user space must not write to the backend until that is ruled out.
+#[test]
+fn user_space_waits_for_a_request_that_may_be_on_its_way() {
+    let Some(rig) = rig() else { return };
+    for sleeps in [false, true] {
+        for is_answered in [false, true] {
+            let (mut c, mut s) = (rig.client(), rig.server(0));
+            ask(&mut c, &mut s);
+            send(&mut s.backend, &answer(b"row", b'I'));
+            expect(&mut c.app, &answer(b"row", b'I'));
+            rig.expect_released(&s);
+            let before = requests(&rig).1;
+            ask(&mut c, &mut s);
+            assert_eq!(requests(&rig).1, before + 1);
+
+            let rest = answer(b"in", b'T');
+            let mut app = c.app.try_clone().unwrap();
+            let length = rest.len() + 1;
+            let sleeper = sleeps.then(|| {
+                thread::spawn(move || {
+                    let mut got = vec![0; length];
+                    app.read_exact(&mut got).unwrap();
+                })
+            });
+            thread::sleep(Duration::from_millis(20));
+            if is_answered {
+                send(&mut s.backend, &rest);
+                thread::sleep(Duration::from_millis(20));
+            }
+            rig.take(&c);
+            let is_drained = rig.dp.server_drained(s.slot).unwrap();
+            assert_eq!(is_drained, !sleeps || is_answered, "sleeps {sleeps}, answered {is_answered}");
+            // The same thread sends again, so the send before is over; this one goes by TCP to user space.
+            send(&mut c.app, &query("next"));
+            expect(&mut c.near, &query("next"));
+            assert!(rig.dp.server_drained(s.slot).unwrap());
+            if !is_answered {
+                send(&mut c.near, &rest);
+            }
+            send(&mut c.near, b"!");
+            if let Some(sleeper) = sleeper {
+                sleeper.join().unwrap();
+            }
+            drop((c, s));
+            let _ = rig.events();
+        }
+    }
 }
 
 #[test]

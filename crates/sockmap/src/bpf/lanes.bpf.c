@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The lane programs: request_skb and response_skb (lane D), response_msg (lanes A and B); backend_queue and socket_look are
- * gauges for user space.
+ * The lane programs: request_skb and response_skb (lane D), response_msg (lanes A and B), request_msg (lane B). Gauges for user space are in
+ * gauges.bpf.h.
  *
  * Invariants:
  * - A chunk is either forwarded whole or passed to user space whole, and counted in exactly one of the two.
@@ -12,29 +12,21 @@
 #include "kernel.bpf.h"
 #include "lanes.bpf.h"
 #include "request.bpf.h"
-
 #include "response.bpf.h"
+#include "gauges.bpf.h"
 
-#define RESPONSE_SOURCE		      struct __sk_buff
-#define RESPONSE_NAME(x)	      x##_skb
-#define WIRE_LOAD(skb, off, to, n)    bpf_skb_load_bytes(skb, off, to, n)
-#define WIRE_LOAD_N(skb, off, to, n)  load_head(skb, off, to, n)
-#include "response_scan.bpf.h"
-
-/* A head at the end or the beginning of a send, in part: not worth a verified path for each length. */
-static __always_inline long load_split(struct sk_msg_md *msg, __u32 off, void *to, __u32 n)
+/* One to five bytes; the compiler must not drop the bounds, the verifier does not know them. */
+static __always_inline long load_head(struct __sk_buff *skb, __u32 off, void *to, __u32 n)
 {
 	barrier_var(n);
-	if (n < 1 || n > WIRE_HEAD || off + n > msg->size)
+	if (n < 1 || n > WIRE_HEAD)
 		return -1;
-	return bpf_probe_read_kernel(to, seen_1_to(8, n), (__u8 *)msg->data + off);
+	return bpf_skb_load_bytes(skb, off, to, seen_1_to(8, n));
 }
 
-/* A send of a backend after bpf_msg_pull_data(): contiguous, at most MSG_BYTES_MAX. */
-#define MSG_BYTES_MAX		      0xfff0u
-#define RESPONSE_SOURCE		      struct sk_msg_md
-#define RESPONSE_NAME(x)	      x##_msg
-#define WIRE_LOAD(msg, off, to, n)                                                                 \
+/* A send after bpf_msg_pull_data(): contiguous, at most MSG_BYTES_MAX. */
+#define MSG_BYTES_MAX 0xfff0u
+#define MSG_LOAD(msg, off, to, n)                                                                  \
 	({                                                                                         \
 		__u32 load_off = (off);                                                            \
 		int load_result = -1;                                                              \
@@ -47,8 +39,60 @@ static __always_inline long load_split(struct sk_msg_md *msg, __u32 off, void *t
 		}                                                                                  \
 		load_result;                                                                       \
 	})
-#define WIRE_LOAD_N(msg, off, to, n)                                                               \
-	((n) == WIRE_HEAD ? WIRE_LOAD(msg, off, to, WIRE_HEAD) : load_split(msg, off, to, n))
+
+/* A number of bytes that the verifier does not know, up to max. */
+static __always_inline long load_some(struct sk_msg_md *msg, __u32 off, void *to, __u32 n, __u32 max)
+{
+	barrier_var(n);
+	if (n < 1 || n > max || off >= MSG_BYTES_MAX || off > msg->size || n > msg->size - off)
+		return -1;
+	return bpf_probe_read_kernel(to, seen_1_to(max > 8 ? 64 : 8, n), (__u8 *)msg->data + off);
+}
+
+/* Likewise, the other way. */
+static __always_inline void store_some(struct sk_msg_md *msg, __u32 off, const __u8 *from, __u32 n)
+{
+	for (__u32 i = 0; i < STATEMENT_NAME_MAX && i < n; i++) {
+		__u8 *to = (__u8 *)msg->data + off + i;
+
+		if (off >= MSG_BYTES_MAX - STATEMENT_NAME_MAX || to + 1 > (__u8 *)msg->data_end)
+			return;
+		*to = from[i];
+	}
+}
+
+/* A head at the end or the beginning of a send, in part, is not worth a verified path for each length. */
+#define MSG_LOAD_HEAD(msg, off, to, n)                                                             \
+	((n) == WIRE_HEAD ? MSG_LOAD(msg, off, to, WIRE_HEAD) : load_some(msg, off, to, n, WIRE_HEAD))
+
+#define REQUEST_SOURCE		      struct __sk_buff
+#define REQUEST_NAME(x)		      x##_skb
+#define REQUEST_SIZE(skb)	      ((skb)->len)
+#define REQUEST_LOAD(skb, off, to, n) bpf_skb_load_bytes(skb, off, to, n)
+#define REQUEST_STORE(skb, off, from, n) bpf_skb_store_bytes(skb, off, from, n, 0)
+#define WIRE_LOAD(skb, off, to, n)    bpf_skb_load_bytes(skb, off, to, n)
+#define WIRE_LOAD_N(skb, off, to, n)  load_head(skb, off, to, n)
+#include "request_scan.bpf.h"
+
+#define REQUEST_SOURCE		      struct sk_msg_md
+#define REQUEST_NAME(x)		      x##_msg
+#define REQUEST_SIZE(msg)	      ((msg)->size)
+#define REQUEST_LOAD(msg, off, to, n) load_some(msg, off, to, n, STATEMENT_NAME_MAX + 1)
+#define REQUEST_STORE(msg, off, from, n) store_some(msg, off, from, n)
+#define WIRE_LOAD(msg, off, to, n)    MSG_LOAD(msg, off, to, n)
+#define WIRE_LOAD_N(msg, off, to, n)  MSG_LOAD_HEAD(msg, off, to, n)
+#include "request_scan.bpf.h"
+
+#define RESPONSE_SOURCE		      struct __sk_buff
+#define RESPONSE_NAME(x)	      x##_skb
+#define WIRE_LOAD(skb, off, to, n)    bpf_skb_load_bytes(skb, off, to, n)
+#define WIRE_LOAD_N(skb, off, to, n)  load_head(skb, off, to, n)
+#include "response_scan.bpf.h"
+
+#define RESPONSE_SOURCE		      struct sk_msg_md
+#define RESPONSE_NAME(x)	      x##_msg
+#define WIRE_LOAD(msg, off, to, n)    MSG_LOAD(msg, off, to, n)
+#define WIRE_LOAD_N(msg, off, to, n)  MSG_LOAD_HEAD(msg, off, to, n)
 #include "response_scan.bpf.h"
 
 /* ---- requests --------------------------------------------------------------------------------------- */
@@ -148,12 +192,12 @@ static long idle_step(__u32 i, void *context)
  * still on its way into the application's socket, only the server that sent it: that cannot answer before. A function of its own, because what it keeps on
  * the stack and what a scan keeps there are too much together.
  */
-static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p)
+static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p, __u32 local)
 {
 	struct idle_search find = {
 		.client = c, .client_index = index, .pool = p, .pool_index = c->pool,
 		/* The answer of another would be written beside what the application has not read. */
-		.local = apps_work && direct_unread(c),
+		.local = local || (apps_work && direct_unread(c)),
 	};
 	__u32 tries = SEARCH_TRIES, last = c->last_server, ordinal;
 	struct server_slot *s;
@@ -184,10 +228,10 @@ static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_
 	return find.server_index;
 }
 
-/* Links a client without a server. Returns a reason, or NONE and the server. */
+/* Links a client without a server, with one of lane A if local. Returns a reason, or NONE and the server. */
 static __always_inline __u32 link_client(struct client_slot *c, __u32 index, struct tcp_sock *tp,
 					 struct request_scan *scan, __u64 old, __u64 wanted,
-					 struct server_slot **server)
+					 __u32 local, struct server_slot **server)
 {
 	__u32 pool_index = c->pool, server_index;
 	struct pool_slot *pool = bpf_map_lookup_elem(&pools, &pool_index);
@@ -202,7 +246,7 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 	/* Responses of an earlier link must all be in the socket, or another server's could overtake them. */
 	if (seq_missing(&c->tx_expect, &tp->write_seq))
 		return REASON_BEHIND;
-	taken = take_idle(c, index, pool);
+	taken = take_idle(c, index, pool, local);
 	if (taken < 0)
 		return taken == TAKEN_BEHIND ? REASON_BEHIND : REASON_NO_SERVER;
 	server_index = taken;
@@ -270,7 +314,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	__u64 old = *(volatile __u64 *)&c->link, wanted;
 	struct lane_control *ctl = lanes_control();
 	struct request_scan scan = {
-		.skb = skb, .w = c->req, .end = skb->len, .unbound_at = skb->len, .client = index,
+		.source = skb, .w = c->req, .end = skb->len, .unbound_at = skb->len, .client = index,
 	};
 	struct server_slot *s = NULL;
 	__u32 reason, server, cycle, named;
@@ -283,7 +327,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	scan.pinned = !!(old & LINK_PINNED);
 	scan.open = !!(c->flags & CLI_BATCH);
 	scan.unnamed = scan.linked && c->flags & CLI_UNNAMED;
-	scan_request(&scan);
+	scan_request_skb(&scan);
 	if (scan.reason)
 		return scan.reason;
 	if (scan.syncs > PENDING_MAX)
@@ -313,7 +357,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	} else {
 		if (!wire_boundary(&c->req) || old & LINK_HELD)
 			return REASON_HELD;
-		reason = link_client(c, index, tp, &scan, old, wanted, &s);
+		reason = link_client(c, index, tp, &scan, old, wanted, 0, &s);
 		if (reason)
 			return reason;
 		server = link_server(*(volatile __u64 *)&c->link);
@@ -335,7 +379,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 		tap_request(skb, index, *(volatile __u64 *)&c->link >> LINK_GEN_SHIFT,
 			    (scan.linked ? 0 : TAP_BEGIN) | (link_pending(old) ? TAP_BUSY : 0));
 	if (scan.uses.count)
-		rename_statements(skb, &scan.uses, server);
+		rename_statements_skb(skb, &scan.uses, server);
 	c->req = scan.w;
 	named = scan.uses.count || (scan.linked && c->flags & CLI_NAMED);
 	c->flags = (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) | (named ? CLI_NAMED : 0);
@@ -387,6 +431,7 @@ int request_skb(struct __sk_buff *skb)
 		if (!reason) {
 			/* Last: user space reads it as "the program is through with this chunk". */
 			*(volatile __u64 *)&c->req_fwd += skb->len;
+			*(volatile __u64 *)&c->decided_seq = c->next_seq;
 			return SK_PASS;
 		}
 		client_up(c, index, reason);
@@ -397,10 +442,131 @@ int request_skb(struct __sk_buff *skb)
 	else /* or an old one would fit when the generations have come round */
 		*(volatile __u64 *)&c->clear = 0;
 	*(volatile __u64 *)&c->req_passed += skb->len;
+	*(volatile __u64 *)&c->decided_seq = c->next_seq;
 	count_counter(COUNTER_PASSED_CLIENT);
 	return SK_PASS;
 unknown:
 	count(REASON_UNKNOWN);
+	return SK_PASS;
+}
+
+/*
+ * Lane B: forwards a send of the application straight to the linked backend, or to one that it takes. 0: that may not be, nothing was changed; the
+ * bytes go by TCP, and request_skb decides about them.
+ */
+static __always_inline int forward_direct(struct sk_msg_md *msg, struct client_slot *c, __u32 index, __u32 thread)
+{
+	__u64 old = *(volatile __u64 *)&c->link, wanted;
+	struct lane_control *ctl = lanes_control();
+	struct request_scan scan = {
+		.source = msg, .w = c->req, .end = msg->size, .unbound_at = msg->size, .client = index,
+	};
+	struct tcp_sock *near = socket_at(c->sk_addr, c->cookie);
+	__u32 cycle, chunks, named, server, quiet = !(old & (LINK_PENDING_MASK | LINK_OPEN));
+	struct server_slot *s = NULL;
+
+	if (!ctl || ctl->off || !near || tap_wanted(c) || msg->size > MSG_BYTES_MAX)
+		return 0;
+	/* What went by TCP may still be with the backend's worker, and what another thread sends may not be in its queue, unless all is answered. */
+	if (!quiet && (!(c->flags & CLI_DIRECT) || c->sender))
+		return 0;
+	cycle = quiet ? 0 : c->cycle_bytes;
+	chunks = quiet ? 0 : c->cycle_chunks;
+	if (cycle + msg->size > request_budget_bytes || chunks >= APP_CHUNKS_MAX)
+		return 0;
+	if ((__u8 *)msg->data + msg->size > (__u8 *)msg->data_end && bpf_msg_pull_data(msg, 0, msg->size, 0))
+		return 0;
+	scan.uses.count = ctl->zero;
+	scan.linked = !!(old & LINK_LINKED);
+	scan.copy = !!(old & LINK_COPY);
+	scan.pinned = !!(old & LINK_PINNED);
+	scan.open = !!(c->flags & CLI_BATCH);
+	scan.unnamed = scan.linked && c->flags & CLI_UNNAMED;
+	scan_request_msg(&scan);
+	if (scan.reason || scan.syncs > PENDING_MAX)
+		return 0;
+	wanted = (scan.open || !wire_boundary(&scan.w) ? LINK_OPEN : 0) | (scan.extended ? LINK_EXTENDED : 0);
+	c->active_ns = bpf_ktime_get_ns();
+	if (scan.linked) {
+		server = link_server(old);
+		s = bpf_map_lookup_elem(&servers, &server);
+		if (!s || !(s->flags & SRV_LOCAL) || !backend_caught_up(s))
+			return 0;
+		if (scan.uses.count && !has_statements(&scan.uses, server))
+			return 0;
+		if (scan.pinned && !link_pending(old) && !seq_missing(&c->tx_expect, &near->write_seq))
+			s->run_bytes = 0;
+		/* Before the link says that something is pending: user space looks at it when it has the link. */
+		*(volatile __u32 *)&c->sender = thread;
+		if (extend_link(c, &scan, old, wanted))
+			goto not_sent;
+	} else {
+		if (!wire_boundary(&c->req) || old & LINK_HELD)
+			return 0;
+		*(volatile __u32 *)&c->sender = thread;
+		if (link_client(c, index, near, &scan, old, wanted, 1, &s))
+			goto not_sent;
+		server = link_server(*(volatile __u64 *)&c->link);
+	}
+	if (bpf_msg_redirect_map(msg, &backend_socks, server, BPF_F_INGRESS) != SK_PASS) {
+		/* The backend is gone: its ReadyForQuery will not come. The link stays, and request_skb finds the same. */
+		__sync_fetch_and_sub(&c->link, scan.syncs);
+		goto not_sent;
+	}
+	if (scan.uses.count)
+		rename_statements_msg(msg, &scan.uses, server);
+	c->req = scan.w;
+	named = scan.uses.count || (scan.linked && c->flags & CLI_NAMED);
+	c->flags = CLI_DIRECT | (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) |
+		   (named ? CLI_NAMED : 0);
+	c->cycle_bytes = cycle + msg->size;
+	c->cycle_chunks = chunks + 1;
+	return 1;
+
+not_sent:
+	*(volatile __u32 *)&c->sender = 0;
+	return 0;
+}
+
+/*
+ * Lane B. Called inside the application's own send(), before the bytes enter its TCP socket. It only ever forwards or lets go: what it lets go comes to
+ * request_skb. It may forward when all that was let go before has been decided there: nothing is then under way to the pooler, and
+ * because send() holds the application's lock nothing can be, so the two programs never work on one client at once.
+ */
+SEC("sk_msg")
+int request_msg(struct sk_msg_md *msg)
+{
+	struct bpf_sock *sk = msg->sk;
+	__u32 *found, index, thread;
+	struct client_slot *c;
+	struct tcp_sock *tp;
+	__u64 before;
+
+	if (!apps_work || !sk || !msg->size)
+		return SK_PASS;
+	thread = bpf_get_current_pid_tgid();
+	found = bpf_sk_storage_get(&app_slot, sk, 0, 0);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!found || !tp)
+		return SK_PASS;
+	index = *found;
+	c = bpf_map_lookup_elem(&clients, &index);
+	/* An application may keep its socket when its client's slot is another's. */
+	if (!c || c->app_addr != (__u64)(unsigned long)tp)
+		return SK_PASS;
+	/* A thread that begins a send has ended the one before. */
+	if (c->sender == thread)
+		*(volatile __u32 *)&c->sender = 0;
+	if (*(volatile __u64 *)&c->decided_seq != (NEXT_SEQ_KNOWN | tp->write_seq))
+		return SK_PASS;
+	before = __sync_fetch_and_add(&c->req_dir, msg->size);
+	if (before & DIR_USER || before != *(volatile __u64 *)&c->req_fwd + *(volatile __u64 *)&c->req_passed ||
+	    !forward_direct(msg, c, index, thread)) {
+		__sync_fetch_and_sub(&c->req_dir, msg->size);
+		return SK_PASS;
+	}
+	count_counter(COUNTER_REQUESTS_B);
+	*(volatile __u64 *)&c->req_fwd += msg->size;
 	return SK_PASS;
 }
 
@@ -776,84 +942,6 @@ out:
 unknown:
 	count(REASON_UNKNOWN);
 	return SK_PASS;
-}
-
-/* ---- a gauge for user space --------------------------------------------------------------------------- */
-
-struct backend_queue_args {
-	__u64 sk_addr;
-	__u64 cookie;
-	__u32 queued; /* chunks redirected into the socket that its worker has not delivered; ~0: unknown */
-	__u32 able;   /* 1: this kernel lets programs read a socket by its address (bpf_rdonly_cast, Linux 6.2), as lane A must */
-	__u32 refs;   /* users of its psock: 1 when no send() or recv() is under way and no worker delivers; 0: no such socket */
-	__u32 client; /* a client's slot, or what is none */
-	__u32 unread; /* of that client: bytes that went straight to the application and that it has not read */
-	__u32 gone;   /* of that client: 1 when the application has closed its socket */
-};
-
-/* Called by BPF_PROG_RUN: what waits in a socket, and who is at work on it. Is everything that was redirected into a backend's socket
- * readable there; is its last send() over? */
-SEC("syscall")
-int backend_queue(struct backend_queue_args *args)
-{
-	__u32 client = args->client, queued = ~0u, refs = 0;
-	struct client_slot *c = apps_work ? bpf_map_lookup_elem(&clients, &client) : NULL;
-	struct tcp_sock *tp = socket_at(args->sk_addr, args->cookie);
-
-	if (tp) {
-		struct sk_psock *psock = psock_of(tp);
-
-		queued = psock->ingress_skb.qlen;
-		refs = psock->refcnt.refs.counter;
-	}
-	args->queued = queued;
-	args->refs = refs;
-	args->able = !!bpf_rdonly_cast;
-	args->unread = c ? direct_unread(c) : 0;
-	args->gone = c ? app_gone(c) : 0;
-	return 0;
-}
-
-#define LOOK_INTO(socks, look_key, packet)                                                        \
-	do {                                                                                      \
-		struct bpf_sock *look_sk = bpf_map_lookup_elem(&(socks), look_key);               \
-		struct tcp_sock *look_tp;                                                         \
-		if (!look_sk)                                                                     \
-			break;                                                                    \
-		look_tp = bpf_skc_to_tcp_sock(look_sk);                                           \
-		if (look_tp) {                                                                    \
-			(packet).sk_addr = (__u64)(unsigned long)look_tp;                         \
-			(packet).write_seq = look_tp->write_seq;                                  \
-			(packet).copied_seq = look_tp->copied_seq;                                \
-			(packet).rcv_nxt = look_tp->rcv_nxt;                                      \
-		}                                                                                 \
-		bpf_sk_release(look_sk);                                                          \
-	} while (0)
-
-/*
- * Called by BPF_PROG_RUN when a socket is registered: its address and its sequence numbers, which system calls do not
- * tell. A classifier, because that kind may look into a socket map and release what it found; never attached.
- */
-SEC("tc")
-int socket_look(struct __sk_buff *skb)
-{
-	struct look_packet packet = {};
-	__u64 cookie;
-
-	if (bpf_skb_load_bytes(skb, 0, &packet, sizeof(packet)))
-		return 0;
-	cookie = packet.sk_addr;
-	packet.sk_addr = 0;
-	if (packet.map == LOOK_CLIENT)
-		LOOK_INTO(client_socks, &packet.slot, packet);
-	else if (packet.map == LOOK_SERVER)
-		LOOK_INTO(server_socks, &packet.slot, packet);
-	else if (packet.map == LOOK_BACKEND)
-		LOOK_INTO(backend_socks, &packet.slot, packet);
-	else if (packet.map == LOOK_APP)
-		LOOK_INTO(app_socks, &cookie, packet);
-	bpf_skb_store_bytes(skb, 0, &packet, sizeof(packet), 0);
-	return 0;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

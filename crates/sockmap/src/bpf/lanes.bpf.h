@@ -98,7 +98,7 @@ struct {
 	__type(value, __u64);
 } backend_socks SEC(".maps");
 
-/* Lane B: the applications' own sockets, key = cookie. Not the client's slot: an application may keep its socket long after
+/* Lane B: the applications' own sockets, key = cookie; request_msg is attached. Not the client's slot: an application may keep its socket long after
  * the pooler has closed the other end, and then unread bytes must stay in it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
@@ -129,6 +129,14 @@ struct {
 	__type(key, int);
 	__type(value, __u32);
 } backend_slot SEC(".maps");
+
+/* Likewise, application's socket to the slot that its client had when it was attached. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} app_slot SEC(".maps");
 
 /* Prepared statements. User space changes the entries of a client or server only while it owns it. */
 struct {

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 9
+#define LANES_ABI 10
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -61,6 +61,7 @@
 #define CLI_UNNAMED 1u /* an unnamed Parse went to the linked server since the link */
 #define CLI_BATCH 2u   /* extended protocol messages without their Sync */
 #define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
+#define CLI_DIRECT 8u  /* lane B: all requests since nothing was pending went straight to the backend */
 
 /* Flags of an application's socket in a client slot, programs only. */
 #define APP_AWAKE 1u /* nobody sleeps in a recv() that began before the socket was in its map */
@@ -114,7 +115,9 @@ struct client_slot {
 	__u32 app_flags;    /* program */
 	__u32 app_chunks;   /* program: redirected into it since its queue was seen empty */
 	__u32 app_run;	    /* program: bytes of responses since the last ReadyForQuery */
-	__u64 pad[2];
+	__u64 decided_seq;  /* program: next_seq when the last bytes that came were forwarded or passed */
+	__u32 cycle_chunks; /* program: straight to the backend since nothing was pending */
+	__u32 sender;	    /* both: the thread that last sent straight to a backend; 0: that send is over */
 };
 
 struct server_slot {
@@ -232,7 +235,7 @@ struct lane_event {
 	X(LINK_RACE, "link_race", "The link word kept changing under the program.")                           \
 	X(BEHIND, "behind", "Earlier bytes are not where the next ones may not overtake them: responses outside of the client's socket, requests that the backend has not read (lane A).") \
 	X(TYPE, "type", "A message type that a lane does not forward.")                                       \
-	X(LENGTH, "length", "A message length below 4 or above the limit.")                                   \
+	X(LENGTH, "length", "A message length below 4 or above the limit of its type.")                       \
 	X(SPLIT, "split", "A request's head is split between two chunks.")                                    \
 	X(BATCH, "batch", "Extended-protocol messages without their Sync in the same chunk.")                \
 	X(MESSAGES, "messages", "More messages in one chunk than a program may walk.")                        \
@@ -275,6 +278,7 @@ enum lane_reason {
 #define LANE_COUNTERS(X)                                                                               \
 	X(REQUESTS_D, "requests_d", "Chunks of requests forwarded by lane D.")                        \
 	X(REQUESTS_A, "requests_a", "Chunks of requests forwarded by lane A.")                        \
+	X(REQUESTS_B, "requests_b", "Chunks of requests put into the backend's socket in the application's own send().") \
 	X(RESPONSES_D, "responses_d", "Chunks of responses forwarded by lane D.")                     \
 	X(RESPONSES_A, "responses_a", "Chunks of responses forwarded by lane A.")                     \
 	X(RESPONSES_B, "responses_b", "Chunks of responses forwarded into the application's own socket.") \
