@@ -243,7 +243,7 @@ struct lane_event {
 	X(NAMED_STATEMENT, "named_statement", "Parse or Close of a named statement, or a name that the lane does not know.") \
 	X(UNPREPARED, "unprepared", "The server does not have the named statement yet: user space prepares it there.") \
 	X(STATEMENTS, "statements", "More uses of named statements in one chunk than a program renames.")     \
-	X(ERROR, "error", "An error on a link that used named statements: user space looks whether one is outdated.") \
+	X(ERROR, "error", "An error on a link that used named statements: user space looks whether one is outdated, and which name the error tells.") \
 	X(NAMED_PORTAL, "named_portal", "A Bind to a named portal.")                                          \
 	X(UNNAMED_BIND, "unnamed_bind", "Use of an unnamed statement that was not parsed on this link.")      \
 	X(UNNAMED_PARSE, "unnamed_parse", "An unnamed statement that is not bound in the same chunk: user space remembers its text.") \
