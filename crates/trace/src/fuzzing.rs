@@ -8,7 +8,7 @@ use crate::format::{BLOCK_RAW_MAX, BlockHeader, Head, VERSION_MAJOR, VERSION_MIN
 use crate::safety::Safety;
 use crate::safety::passwords::may_have_password;
 use crate::statements::Statements;
-use crate::{Error, Frontend, Masker, Meta, Protocol, Reader, Record, SessionId};
+use crate::{Error, Frontend, Level, Masker, Meta, Protocol, Reader, Record, SessionId};
 
 /// Target `trace_file`: the bytes are a segment. Reading ends, and what it lost is counted.
 pub fn file(data: &[u8]) {
@@ -86,7 +86,7 @@ pub fn safety(data: &[u8]) {
         Protocol::Mysql => vec![0, 0, 0, 0],
     };
     message.extend_from_slice(body);
-    let mut safety = Safety::new(protocol, masker);
+    let mut safety = Safety::new(protocol, Level::Summary, masker);
     let record = Record::Frontend(Frontend::new(SessionId(1), 1, 0, &message[..]));
     let stored = safety.apply(&record).into_owned();
     match &stored {

@@ -19,7 +19,7 @@ use underpass_mysql::command::{
     COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA,
 };
 use underpass_mysql::{packet, response};
-use underpass_wire::frontend::{Bind, FunctionCall, bind_names, first_name};
+use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
 use underpass_wire::tag::{backend, frontend};
 
 use covered::Covered;
@@ -38,8 +38,8 @@ pub(crate) struct Safety {
     masker: Option<Masker>,
     /// Sessions that have said a password, which answers might quote.
     covered: foldhash::HashMap<SessionId, Covered>,
-    /// Prepared statements that put together SQL which sets a password: it is in one of their parameters.
-    composing: foldhash::HashMap<SessionId, foldhash::HashSet<Vec<u8>>>,
+    /// Whether the trace tells errors: at level none it does not.
+    tells_errors: bool,
     /// Sessions of MySQL's protocol whose client is sending something that is not a command.
     sending: foldhash::HashMap<SessionId, Sending>,
 }
@@ -60,12 +60,12 @@ enum Part {
 }
 
 impl Safety {
-    pub(crate) fn new(protocol: Protocol, masker: Option<Masker>) -> Self {
+    pub(crate) fn new(protocol: Protocol, level: Level, masker: Option<Masker>) -> Self {
         Self {
             protocol,
             masker,
             covered: foldhash::HashMap::default(),
-            composing: foldhash::HashMap::default(),
+            tells_errors: level != Level::None,
             sending: foldhash::HashMap::default(),
         }
     }
@@ -93,6 +93,9 @@ impl Safety {
                 if !self.covered.is_empty()
                     && let Some(covered) = self.covered.get_mut(&r.session)
                 {
+                    if !self.tells_errors {
+                        covered.failed(0);
+                    }
                     covered.ready(r.request, r.status == TransactionStatus::Idle);
                     if covered.is_empty() {
                         self.covered.remove(&r.session);
@@ -100,9 +103,15 @@ impl Safety {
                 }
                 None
             }
+            // What is missing may be an error.
+            Record::Loss(Loss { session: Some(session), direction: Direction::Backend, .. }) => {
+                if let Some(covered) = self.covered.get_mut(session) {
+                    covered.failed(0);
+                }
+                None
+            }
             Record::SessionEnd(r) => {
                 self.covered.remove(&r.session);
-                self.composing.remove(&r.session);
                 None
             }
             _ => None,
@@ -171,7 +180,7 @@ impl Safety {
             hides |= covered;
         }
         if self.protocol == Protocol::Postgres {
-            hides |= self.composing(r, composes, &mut message);
+            hides |= self.composed(r, &mut message);
         }
         if hides {
             self.covered.entry(r.session).or_default().request(r.offset);
@@ -180,10 +189,14 @@ impl Safety {
             }
         }
         if self.protocol == Protocol::Postgres
-            && let Some(covered) = self.covered.get_mut(&r.session)
             && let Some(body) = r.message.get(HEADER..)
         {
-            covered.follow(r.offset, tag, body, hides);
+            if composes && tag == frontend::PARSE {
+                self.covered.entry(r.session).or_default();
+            }
+            if let Some(covered) = self.covered.get_mut(&r.session) {
+                covered.follow(r.offset, tag, body, hides, composes);
+            }
         }
         if let Some(masker) = &self.masker
             && redaction != Redaction::Masked
@@ -237,24 +250,16 @@ impl Safety {
         }
     }
 
-    /// Follows statements that put SQL with a password together, as the text of this message does if it `composes`, and overwrites all values
-    /// that a Bind gives to one; `true` if it did.
-    fn composing(&mut self, r: &Frontend<'_>, composes: bool, message: &mut Cow<'_, [u8]>) -> bool {
-        let (Some(&tag), Some(body)) = (r.message.first(), r.message.get(HEADER..)) else { return false };
-        if tag == frontend::PARSE
-            && let Some(name) = first_name(body)
-        {
-            let names = self.composing.entry(r.session);
-            if composes {
-                names.or_default().insert(name.to_vec());
-            } else {
-                names.and_modify(|names| _ = names.remove(name));
-            }
+    /// Overwrites all values that a Bind gives to a statement which puts SQL with a password together; `true` if it did.
+    fn composed(&self, r: &Frontend<'_>, message: &mut Cow<'_, [u8]>) -> bool {
+        let Some(covered) = self.covered.get(&r.session) else { return false };
+        let (Some(&frontend::BIND), Some(body)) = (r.message.first(), r.message.get(HEADER..)) else {
+            return false;
+        };
+        if !bind_names(body).is_some_and(|bind| covered.composes(bind.statement)) {
+            return false;
         }
-        let Some(names) = self.composing.get(&r.session) else { return false };
-        let binds =
-            tag == frontend::BIND && bind_names(body).is_some_and(|bind| names.contains(bind.statement));
-        let values = if binds { self.values_of(&r.message) } else { Vec::new() };
+        let values = self.values_of(&r.message);
         for (value, _) in values.iter().cloned() {
             message.to_mut()[value].fill(passwords::COVER);
         }
@@ -381,7 +386,7 @@ impl Safety {
         let mut query = r.query.to_vec();
         let told = passwords::cover(&mut query, self.protocol);
         if told.composes {
-            self.composing.entry(r.session).or_default().insert(r.name.to_vec());
+            self.covered.entry(r.session).or_default().composing(&r.name);
         }
         let mut redaction = r.redaction;
         if told.covered {
@@ -403,7 +408,12 @@ impl Safety {
         })
     }
 
-    fn response(&self, r: &Response<'_>) -> Option<Record<'static>> {
+    fn response(&mut self, r: &Response<'_>) -> Option<Record<'static>> {
+        if matches!(r.outcome, Outcome::Error(_) | Outcome::Unknown)
+            && let Some(covered) = self.covered.get_mut(&r.session)
+        {
+            covered.failed(r.request);
+        }
         let Outcome::Error(error) = &r.outcome else { return None };
         let covered = || self.covered.get(&r.session).is_some_and(|covered| covered.answers(r.request));
         if error.message.is_empty() || !(self.masker.is_some() || covered()) {

@@ -150,7 +150,7 @@ impl Writer {
                 .map_err(|error| Error::io(directory, "describe")(io::Error::other(error)))?,
             trace_id,
             clock: None,
-            safety: Safety::new(meta.protocol, options.masker.clone()),
+            safety: Safety::new(meta.protocol, meta.level, options.masker.clone()),
             state: State::default(),
             raw: Vec::new(),
             pending: BlockHeader::default(),

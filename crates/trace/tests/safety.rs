@@ -11,7 +11,7 @@ use underpass_mysql::command::query_text;
 use underpass_mysql::packet::{HEADER_BYTES, PAYLOAD_BYTES_MAX, payload, put_message};
 use underpass_trace::*;
 use underpass_wire::backend::build as backend;
-use underpass_wire::frontend::build;
+use underpass_wire::frontend::{Target, build};
 
 const SECRET: &[u8] = b"S3cretS3cret";
 
@@ -36,8 +36,18 @@ fn write_of(
     masker: Option<Masker>,
     records: &[Record<'_>],
 ) -> Vec<Record<'static>> {
+    write_at(protocol, Level::Summary, directory, masker, records)
+}
+
+fn write_at(
+    protocol: Protocol,
+    level: Level,
+    directory: &Path,
+    masker: Option<Masker>,
+    records: &[Record<'_>],
+) -> Vec<Record<'static>> {
     let options = Options { zstd_level: 0, masker, ..Options::default() };
-    let meta = Meta { protocol, ..Meta::default() };
+    let meta = Meta { protocol, level, ..Meta::default() };
     let mut writer = Writer::create(directory, &meta, options).unwrap();
     records.iter().for_each(|record| writer.write(record).unwrap());
     writer.finish().unwrap();
@@ -251,6 +261,118 @@ fn what_is_executed_later_stays_covered() {
             _ => assert_eq!(stored, given, "{at}"),
         }
     }
+}
+
+/// What the server skips after an error ends nothing: the old statement answers, whatever its client thinks.
+#[test]
+fn what_a_skipped_message_should_end_stays_covered() {
+    let parent = tempfile::tempdir().unwrap();
+    let alter = b"alter role a password 'S3cretS3cret'";
+    let close =
+        |offset, name: &'static [u8]| frontend(offset, move |out| build::close(out, Target::Statement, name));
+    let uses = |offset, name: &'static [u8]| {
+        [
+            frontend(offset, move |out| build::bind(out, b"", name, [], [], [])),
+            frontend(offset + 20, |out| build::execute(out, b"", 0)),
+            error(offset + 20),
+            frontend(offset + 40, build::sync),
+            ready(offset + 40),
+        ]
+    };
+    for (at, (fails, ends)) in [
+        // Behind an error, in the batch of one, ahead of one, and without one.
+        (Some(100), close(120, b"s")),
+        (Some(120), close(120, b"s")),
+        (Some(130), close(120, b"s")),
+        (None, close(120, b"s")),
+        // A name that is taken is not given again.
+        (Some(120), frontend(120, |out| build::parse(out, b"s", b"select 1", []))),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut records = vec![
+            frontend(0, |out| build::parse(out, b"s", alter, [])),
+            frontend(50, build::sync),
+            ready(50),
+            frontend(100, |out| build::execute(out, b"other", 0)),
+            ends,
+            frontend(130, |out| build::execute(out, b"another", 0)),
+            frontend(150, build::sync),
+        ];
+        records.extend(fails.map(harmless_error));
+        records.push(ready(150));
+        let from = records.len();
+        records.extend(uses(200, b"s"));
+        let is_covered = fails.is_some_and(|fails| fails <= 120);
+        if !is_covered {
+            records[from + 2] = harmless_error(220);
+        }
+        let read = write(&parent.path().join(at.to_string()), None, &records);
+        let mut expected = records.clone();
+        if is_covered {
+            expected[from + 2] = without_message(&records[from + 2]);
+        }
+        assert_eq!(read[1..], expected[1..], "{at}");
+    }
+}
+
+/// The same of statements that put a password together, whose values are hidden before their batch is answered, and where nothing
+/// tells errors.
+#[test]
+fn values_stay_hidden_where_what_ends_their_statement_may_be_skipped() {
+    let parent = tempfile::tempdir().unwrap();
+    let composing = b"select format('alter role %I password %L', $1::text, $2::text)";
+    let bind = |offset, value: &'static [u8]| {
+        frontend(offset, move |out| build::bind(out, b"", b"s", [], [Some(&b"app"[..]), Some(value)], []))
+    };
+    let anew = |offset| {
+        [
+            frontend(offset, |out| build::execute(out, b"", 0)),
+            frontend(offset + 10, |out| build::close(out, Target::Statement, b"s")),
+            frontend(offset + 20, |out| build::parse(out, b"s", b"select $1, $2", [])),
+            bind(offset + 30, b"kept"),
+            frontend(offset + 40, build::sync),
+        ]
+    };
+    for (level, error, is_hidden) in
+        [(Level::Summary, true, true), (Level::Summary, false, false), (Level::None, false, true)]
+    {
+        let mut records = vec![frontend(0, |out| build::parse(out, b"s", composing, [])), ready(50)];
+        records.extend(anew(100));
+        // In the next batch already, and nothing has been answered.
+        records.push(bind(200, SECRET));
+        if error {
+            records.push(harmless_error(100));
+        }
+        records.extend([ready(140), bind(300, if is_hidden { SECRET } else { b"kept" })]);
+        let directory = parent.path().join(format!("{level:?}{error}"));
+        let read = write_at(Protocol::Postgres, level, &directory, None, &records);
+        let redacted = |record: &Record<'_>| matches!(record, Record::Frontend(frontend) if frontend.redaction == Redaction::Password);
+        let found: Vec<_> = read.iter().enumerate().filter(|(_, r)| redacted(r)).map(|(at, _)| at).collect();
+        let last = records.len() - 1;
+        assert_eq!(found, if is_hidden { vec![7, last] } else { vec![7] }, "{level:?} {error}");
+    }
+}
+
+fn harmless_error(request: u64) -> Record<'static> {
+    let mut record = error(request);
+    if let Record::Response(response) = &mut record
+        && let Outcome::Error(error) = &mut response.outcome
+    {
+        error.message = b"division by zero"[..].into();
+    }
+    record
+}
+
+fn without_message(record: &Record<'static>) -> Record<'static> {
+    let mut record = record.clone();
+    if let Record::Response(response) = &mut record
+        && let Outcome::Error(error) = &mut response.outcome
+    {
+        error.message = b""[..].into();
+    }
+    record
 }
 
 /// Statements that look for the words, or have them as data, put nothing together: their values are needed for a replay.
