@@ -38,6 +38,8 @@ pub enum Event<'a> {
     Packet {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,
+        /// The socket's cookie, which no other socket has.
+        cookie: u64,
         /// Of which connection.
         ends: Ends,
         /// Which way.
@@ -64,6 +66,8 @@ pub enum Event<'a> {
     Close {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,
+        /// The socket's cookie; 0 when it was never asked for, and no packet of it was seen.
+        cookie: u64,
         /// Of which connection.
         ends: Ends,
         /// Sequence number behind the last byte (and FIN) that was received.
@@ -166,6 +170,7 @@ impl<'a> Event<'a> {
         Some(match types::event_kind(u32::from(head.kind)) {
             types::event_kind::EVENT_PACKET => Self::Packet {
                 time_ns,
+                cookie: head.cookie,
                 ends: ends(&head)?,
                 direction,
                 seq: head.seq,
@@ -181,6 +186,7 @@ impl<'a> Event<'a> {
             types::event_kind::EVENT_TLS => Self::Encrypted { time_ns, ends: ends(&head)? },
             types::event_kind::EVENT_CLOSE => Self::Close {
                 time_ns,
+                cookie: head.cookie,
                 ends: ends(&head)?,
                 rcv_nxt: head.seq,
                 snd_nxt: head.ack,

@@ -4,6 +4,8 @@
 //! * A connection over TCP is known by its ends, a probed one by its process or, where a process serves many, its number.
 //! * A connection to MariaDB or MySQL that turns to TLS says first in plain text what its server is: the packets show the beginning, and
 //!   the probes go on with it.
+//! * What a closed socket is still sent was never received, and opens no session. It may stand behind the close: one CPU closes the
+//!   socket while another has the packet in the hook.
 //! * Texts that backends report come through another ring than the messages they belong to. They are kept until every ring has
 //!   been read once more, so that the message is known before its text.
 
@@ -22,6 +24,8 @@ use crate::event::{Ends, Event, ProbedId, TcpFlags};
 
 /// A connection of which nothing is recorded is forgotten after so long without a byte, nanoseconds.
 const UNUSED_NS: u64 = 60_000_000_000;
+/// How long it is remembered which socket was closed, nanoseconds: much longer than a packet is in a hook.
+const CLOSED_NS: u64 = 5_000_000_000;
 
 /// Knows about sessions that began before the capture.
 pub trait Lookup {
@@ -156,6 +160,8 @@ pub struct Recorder {
     level: Level,
     next: u64,
     connections: HashMap<Ends, Connection>,
+    /// Sockets that were closed of late, by cookie, and when.
+    closed: HashMap<u64, u64>,
     probed: HashMap<ProbedId, Probed>,
     ledger: Ledger,
     texts: Vec<Text>,
@@ -190,6 +196,7 @@ impl Recorder {
             level,
             next: 1,
             connections: HashMap::new(),
+            closed: HashMap::new(),
             probed: HashMap::new(),
             ledger: Ledger::default(),
             texts: Vec::new(),
@@ -256,9 +263,11 @@ impl Recorder {
             return;
         }
         match event {
-            Event::Packet { time_ns, ends, direction, seq, ack, flags, skipped, payload } => {
+            Event::Packet { time_ns, cookie, ends, direction, seq, ack, flags, skipped, payload } => {
                 let segment = Segment { seq, skipped, bytes: payload, time_ns };
-                self.packet(ends, direction, ack, flags, segment, sink);
+                if !self.closed.contains_key(&cookie) {
+                    self.packet(ends, direction, ack, flags, segment, sink);
+                }
             }
             Event::Encrypted { ends, .. } => {
                 self.ledger.totals.encrypted += 1;
@@ -267,8 +276,19 @@ impl Recorder {
                 }
             }
             Event::Close {
-                time_ns, ends, rcv_nxt, snd_nxt, fin_received, fin_sent, bytes_received, ..
+                time_ns,
+                cookie,
+                ends,
+                rcv_nxt,
+                snd_nxt,
+                fin_received,
+                fin_sent,
+                bytes_received,
+                ..
             } => {
+                if cookie != 0 {
+                    self.closed.insert(cookie, time_ns);
+                }
                 if let Some(mut connection) = self.connections.remove(&ends) {
                     // The packets that said so may have been lost.
                     (connection.front_fin, connection.back_fin) = (fin_received, fin_sent);
@@ -338,6 +358,7 @@ impl Recorder {
         }
         self.wants_texts = self.connections.values().any(|c| c.session.wants_texts())
             || self.probed.values().any(|p| p.session.wants_texts());
+        self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
         self.connections
             .retain(|_, c| c.session.has_records() || now_ns.saturating_sub(c.last_ns) < UNUSED_NS);
     }

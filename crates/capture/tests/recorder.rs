@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the recorder makes of events that come in an unlucky order.
 
-use underpass_capture::{Event, Nobody, ProbedId, Recorder};
+use underpass_capture::{Ends, Event, Nobody, ProbedId, Recorder, TcpFlags};
 use underpass_mysql::packet::put_message;
 use underpass_trace::{Direction, EndReason, Level, Protocol, Record, SessionEnd, SessionId};
 
@@ -59,6 +59,60 @@ fn take(recorder: &mut Recorder, sessions: &mut Sessions, ring: usize, event: Ev
         Record::SessionEnd(end) => sessions.ends.push(end),
         _ => {}
     });
+}
+
+/// A client's command in a packet of the socket with this cookie.
+fn packet(payload: &[u8], cookie: u64, seq: u32) -> Event<'_> {
+    let ends = ends();
+    let flags = TcpFlags::default();
+    let direction = Direction::Frontend;
+    Event::Packet { time_ns: 1, cookie, ends, direction, seq, ack: 1, flags, skipped: 0, payload }
+}
+
+fn ends() -> Ends {
+    Ends { remote: ([127, 0, 0, 1], 50_000).into(), local: ([127, 0, 0, 1], 3306).into() }
+}
+
+/// One CPU closes the socket while another has a packet for it in the hook: the packet stands behind the close, and was never received.
+#[test]
+fn a_packet_behind_its_close_opens_no_session() {
+    let mut recorder = Recorder::new(Protocol::Mysql, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let mut command = Vec::new();
+    put_message(&mut command, 0, b"\x03select 1");
+    let len = command.len() as u32;
+    take(recorder, &mut sessions, 0, packet(&command, 7, 100));
+    let close = Event::Close {
+        time_ns: 2,
+        cookie: 7,
+        ends: ends(),
+        rcv_nxt: 100 + len,
+        snd_nxt: 1,
+        fin_received: false,
+        fin_sent: false,
+        bytes_received: u64::from(len),
+        bytes_acked: 0,
+    };
+    take(recorder, &mut sessions, 0, close);
+    take(recorder, &mut sessions, 0, packet(&command, 7, 100 + len));
+    assert_eq!((sessions.starts.len(), sessions.ends.len()), (1, 1));
+
+    // The next connection between these ends, at once: what is left of the old one is not taken for its own.
+    take(recorder, &mut sessions, 0, packet(&command, 8, 5000));
+    take(recorder, &mut sessions, 0, packet(&command, 7, 100 + 2 * len));
+    take(recorder, &mut sessions, 0, packet(&command, 8, 5000 + len));
+    recorder.finish(3, &mut |record: Record<'_>| {
+        if let Record::SessionEnd(end) = record {
+            sessions.ends.push(end);
+        }
+    });
+    assert_eq!((sessions.starts.len(), sessions.ends.len()), (2, 2));
+    for (end, commands) in sessions.ends.iter().zip([1, 2]) {
+        assert_eq!(end.frontend.recorded, commands * u64::from(len), "{end:?}");
+        assert!(end.frontend.add_up(), "{end:?}");
+    }
+    let totals = recorder.totals();
+    assert_eq!((totals.messages, totals.lost_bytes), (3, 0), "{totals:?}");
 }
 
 /// The rings are read one after the other: the end that stands in the first is seen before the last words that stand in the second.
