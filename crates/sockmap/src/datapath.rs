@@ -4,7 +4,7 @@
 //! Invariants:
 //! - A socket enters its map once and stays until it is closed; behaviour is switched by words, never by removal.
 //! - A freed slot rests for [`SLOT_REST`] before its next use, so that a program that is still running on a socket
-//!   that is being closed cannot touch its successor.
+//!   that is being closed cannot touch its successor. One whose socket is still open then rests on.
 
 use std::collections::VecDeque;
 use std::io;
@@ -532,8 +532,7 @@ impl Datapath {
         };
         let watched = backend.as_ref().map_or(fd, |b| b.as_fd());
         let cookie = cookie_of(watched)?;
-        let limit = self.server_side.len() as u32;
-        let index = self.free_lists().servers.take().ok_or(Error::Full { what: "server", limit })?;
+        let index = self.empty_server_slot()?;
         let (s, side) = (&self.servers, &self.server_side[index as usize]);
         let base = match &backend {
             Some(b) => enqueued_at_rest(b.as_fd()).map_err(Error::system("TCP_INFO"))? & DIR_BYTES,
@@ -596,6 +595,20 @@ impl Datapath {
         }
         let lane = if backend.is_some() { Lane::A } else { Lane::D };
         Ok((ServerSlot { index, generation: side.generation.load(Ordering::Acquire) }, lane))
+    }
+
+    /// A free slot that no socket has. A backend that is busy or stopped keeps its own for longer than the slot rests; what it sends then would pass for its
+    /// successor's, of whatever lane.
+    fn empty_server_slot(&self) -> Result<u32, Error> {
+        let limit = self.server_side.len() as u32;
+        // Ends: each slot that is not empty rests again.
+        loop {
+            let index = self.free_lists().servers.take().ok_or(Error::Full { what: "server", limit })?;
+            if [LOOK_SERVER, LOOK_BACKEND].iter().all(|&map| self.look(map, index, 0).is_err()) {
+                return Ok(index);
+            }
+            self.free_lists().servers.put(index);
+        }
     }
 
     /// What a socket map holds in a slot, or that of the applications under a cookie.

@@ -7,13 +7,14 @@ mod common;
 
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::ends::{Client, Rig, Server, on_each_lane};
-use common::{answer, eventually, expect, message, query, send};
+use common::{answer, eventually, expect, message, pair, query, send};
 use rustix::net::sockopt::set_socket_linger;
-use underpass_sockmap::{Config, Counter, Give, Lane, Reason, ServerSlot};
+use underpass_sockmap::{Config, Counter, Give, Lane, LaneChoice, Reason, ServerSlot, ServerSpec};
 
 /// As `close()` does with unread bytes or SO_LINGER 0.
 fn reset(socket: TcpStream) {
@@ -114,6 +115,37 @@ fn a_server_whose_direct_answer_may_be_lost_is_given_to_nobody() {
         drop(app);
         eventually("it is trusted again", || rig.dp.pop_idle(rig.pool, None).unwrap() == Some(server.slot));
         assert_eq!(leave(rig, &Client { app: near.try_clone().unwrap(), near, slot }), None);
+    });
+}
+
+/// A backend that is busy or stopped when the pooler closes its connection: what it sends later is nobody's, whatever lane the next server has.
+#[test]
+fn a_slot_rests_for_as_long_as_its_backend_has_its_socket() {
+    on_each_lane(&Config::default(), |rig| {
+        for (old, new, choice) in
+            [(0, 1, LaneChoice::Remote), (2, 3, LaneChoice::Local { backend_pid: Some(std::process::id()) })]
+        {
+            println!("the next one is {choice:?}");
+            let Server { near, backend: mut busy, slot } = rig.server(old);
+            assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), Some(slot));
+            rig.dp.free_server(slot).unwrap();
+            drop(near);
+            std::thread::sleep(Duration::from_millis(150));
+            let (near, mut backend) = pair();
+            let spec = ServerSpec { pool: rig.pool, ordinal: new, fingerprint: 1, lane: choice };
+            let (slot, _) = rig.dp.register_server(near.as_fd(), &spec).unwrap();
+            assert_eq!(rig.dp.push_idle(slot, 0).unwrap(), Give::Done);
+            let mut client = rig.client();
+            send(&mut client.app, &query("a"));
+            expect(&mut backend, &query("a"));
+            busy.write_all(&answer(b"late", b'I')).unwrap();
+            backend.write_all(&answer(b"a", b'I')).unwrap();
+            expect(&mut client.app, &answer(b"a", b'I'));
+            eventually("the server is released", || rig.dp.server_peer(slot).unwrap().is_none());
+            assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), Some(slot));
+            rig.dp.free_server(slot).unwrap();
+            leave(rig, &client);
+        }
     });
 }
 
