@@ -307,6 +307,18 @@ static __always_inline __u32 extend_link(struct client_slot *c, struct request_s
 	return REASON_LINK_RACE;
 }
 
+/* What the link and the requests before say about the chunk that is to be scanned. */
+static __always_inline void begin_scan(struct request_scan *scan, struct client_slot *c, __u64 link,
+				       struct lane_control *ctl)
+{
+	scan->uses.count = ctl->zero;
+	scan->linked = !!(link & LINK_LINKED);
+	scan->copy = !!(link & LINK_COPY);
+	scan->pinned = !!(link & LINK_PINNED);
+	scan->open = !!(c->flags & CLI_BATCH);
+	scan->unnamed = scan->linked && c->flags & CLI_UNNAMED;
+}
+
 /* Forwards one chunk of requests, or says why user space must take it; then nothing was changed. */
 static __always_inline __u32 forward_request(struct __sk_buff *skb, struct client_slot *c, __u32 index,
 					     struct tcp_sock *tp)
@@ -321,12 +333,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 
 	if (!ctl || ctl->off)
 		return REASON_OFF;
-	scan.uses.count = ctl->zero;
-	scan.linked = !!(old & LINK_LINKED);
-	scan.copy = !!(old & LINK_COPY);
-	scan.pinned = !!(old & LINK_PINNED);
-	scan.open = !!(c->flags & CLI_BATCH);
-	scan.unnamed = scan.linked && c->flags & CLI_UNNAMED;
+	begin_scan(&scan, c, old, ctl);
 	scan_request_skb(&scan);
 	if (scan.reason)
 		return scan.reason;
@@ -476,12 +483,7 @@ static __always_inline int forward_direct(struct sk_msg_md *msg, struct client_s
 		return 0;
 	if ((__u8 *)msg->data + msg->size > (__u8 *)msg->data_end && bpf_msg_pull_data(msg, 0, msg->size, 0))
 		return 0;
-	scan.uses.count = ctl->zero;
-	scan.linked = !!(old & LINK_LINKED);
-	scan.copy = !!(old & LINK_COPY);
-	scan.pinned = !!(old & LINK_PINNED);
-	scan.open = !!(c->flags & CLI_BATCH);
-	scan.unnamed = scan.linked && c->flags & CLI_UNNAMED;
+	begin_scan(&scan, c, old, ctl);
 	scan_request_msg(&scan);
 	if (scan.reason || scan.syncs > PENDING_MAX)
 		return 0;
