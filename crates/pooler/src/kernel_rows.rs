@@ -33,14 +33,13 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     for (name, xacts, requests, responses) in [
         ("D", Counter::XactsD, Counter::RequestsD, Counter::ResponsesD),
         ("A", Counter::XactsA, Counter::RequestsA, Counter::ResponsesA),
+        // Those of its clients that went by TCP are among lane A's.
+        ("B", Counter::XactsB, Counter::RequestsB, Counter::ResponsesB),
     ] {
         row(KernelKind::Lane, name, "xacts", path.counter(xacts), "count");
         row(KernelKind::Lane, name, "requests", path.counter(requests), "count");
         row(KernelKind::Lane, name, "responses", path.counter(responses), "count");
     }
-    // Requests have no way of their own there.
-    row(KernelKind::Lane, "B", "xacts", path.counter(Counter::XactsB), "count");
-    row(KernelKind::Lane, "B", "responses", path.counter(Counter::ResponsesB), "count");
     let user = user_xacts(shared);
     row(KernelKind::Lane, "user", "xacts", total(&user), "count");
     row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");

@@ -26,16 +26,26 @@ fn settle(pooler: &Underpass, client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// Transactions in lane B, in others, in user space.
-fn xacts(pooler: &Underpass) -> Result<[u64; 3]> {
-    let others = kernel(pooler, "A", "xacts")? + kernel(pooler, "D", "xacts")?;
-    Ok([kernel(pooler, "B", "xacts")?, others, kernel(pooler, "user", "xacts")?])
+/// Transactions in lane B, in others, in user space, and chunks of requests straight into a backend's socket and by TCP.
+fn counts(pooler: &Underpass) -> Result<[u64; 5]> {
+    let others = |item| -> Result<u64> { Ok(kernel(pooler, "A", item)? + kernel(pooler, "D", item)?) };
+    Ok([
+        kernel(pooler, "B", "xacts")?,
+        others("xacts")?,
+        kernel(pooler, "user", "xacts")?,
+        kernel(pooler, "B", "requests")?,
+        others("requests")?,
+    ])
 }
 
-fn assert_share(pooler: &Underpass, before: [u64; 3]) -> Result<()> {
-    let now = xacts(pooler)?;
-    let [own, others, user] = [0, 1, 2].map(|i| now[i] - before[i]);
+/// What came back went the lane's way, and so did what was asked: each connection is one thread's, which sends when it has its answer.
+fn assert_share(pooler: &Underpass, before: [u64; 5]) -> Result<()> {
+    let now = counts(pooler)?;
+    let [own, others, user, straight, by_tcp] = [0, 1, 2, 3, 4].map(|i| now[i] - before[i]);
+    // Each transaction in user space is at least one request that no program forwarded.
+    let asked = straight + by_tcp + user;
     println!("{own} in lane B, {others} in others, {user} in user space");
+    println!("{straight} of {asked} requests straight, {:.4}", straight as f64 / asked.max(1) as f64);
     let exits: Vec<_> = pooler
         .console("show kernel")?
         .rows()
@@ -43,6 +53,7 @@ fn assert_share(pooler: &Underpass, before: [u64; 3]) -> Result<()> {
         .filter(|row| row[0].as_deref() == Some("exit"))
         .collect();
     assert!(own > 100 && own * 100 >= (own + others + user) * 95, "{own}, {others}, {user}: {exits:?}");
+    assert!(straight > 100 && straight * 100 >= asked * 95, "{straight} of {asked} requests: {exits:?}");
     Ok(())
 }
 
@@ -51,7 +62,7 @@ fn a_client_on_this_host_is_served_straight() -> Result<()> {
     lane_b(|_, pooler| {
         let mut a = client(pooler)?;
         settle(pooler, &mut a)?;
-        let before = xacts(pooler)?;
+        let before = counts(pooler)?;
         for i in 0..300 {
             assert_eq!(value(&mut a, &format!("select {i}"))?, i.to_string());
             assert_eq!(
@@ -84,9 +95,9 @@ fn pgbench_is_served_straight() -> Result<()> {
             // Until the sockets of all of them are found.
             let begun = Instant::now();
             let before = loop {
-                let before = xacts(pooler)?;
+                let before = counts(pooler)?;
                 std::thread::sleep(Duration::from_millis(50));
-                let now = xacts(pooler)?;
+                let now = counts(pooler)?;
                 if now[0] > before[0] + 100 && now[1] == before[1] {
                     break now;
                 }
