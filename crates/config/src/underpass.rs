@@ -30,6 +30,9 @@ keys! {
         /// backends) or `both` (applications, too: what they send and are answered goes straight from socket to socket, and they must read by plain
         /// `recv()` or `read()`; docs/lanes.md, lane B).
         same_host: SameHost = Some("server"), Restart;
+        /// SO_SNDBUF and SO_RCVBUF of connections whose other end is on this host, where the kernel's own buffers would grow to several MiB
+        /// for one who stops reading. `tcp_socket_buffer` goes before. 0: the kernel's own. \[bytes\]
+        local_socket_buffer: u32 = Some("262144"), Reload;
         /// Ring in which kernel lanes tell what they forward for mirrored databases, made if a mirror is configured at start.
         /// Transactions that find no room are dropped as a whole, and counted. Rounded up to a power of two. 0: mirrored databases
         /// stay in user space. \[bytes\]

@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+// The macro names these without a path.
+use nix::{getsockopt_impl, libc, setsockopt_impl, sockopt_impl};
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use underpass_config::Config;
 use underpass_console::logline::PeerAddress;
@@ -76,7 +78,16 @@ fn unix_address(path: &Path) -> io::Result<SocketAddrUnix> {
 
 const STREAM_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Options of TCP connections (`tcp_*` keys).
+sockopt_impl!(
+    /// Largest window that is ever offered to the sender (tcp(7)).
+    TcpWindowClamp,
+    Both,
+    libc::IPPROTO_TCP,
+    libc::TCP_WINDOW_CLAMP,
+    u32
+);
+
+/// Options of TCP connections (`tcp_*` keys, `local_socket_buffer`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TcpOptions {
     keepalive: bool,
@@ -85,6 +96,7 @@ pub(crate) struct TcpOptions {
     interval_s: u32,
     user_timeout_ms: u32,
     buffer_bytes: u32,
+    local_buffer_bytes: u32,
 }
 
 impl TcpOptions {
@@ -96,11 +108,12 @@ impl TcpOptions {
             interval_s: config.tcp_keepintvl,
             user_timeout_ms: config.tcp_user_timeout,
             buffer_bytes: config.tcp_socket_buffer,
+            local_buffer_bytes: config.underpass.local_socket_buffer,
         }
     }
 
-    /// Applies them; a pooler forwards small messages at once (TCP_NODELAY).
-    pub fn apply(&self, fd: impl AsFd) -> io::Result<()> {
+    /// Applies them to a connection with `peer`; a pooler forwards small messages at once (TCP_NODELAY).
+    pub fn apply(&self, fd: impl AsFd, peer: SocketAddr) -> io::Result<()> {
         let fd = fd.as_fd();
         sockopt::set_tcp_nodelay(fd, true)?;
         if self.keepalive {
@@ -121,6 +134,11 @@ impl TcpOptions {
         if self.buffer_bytes > 0 {
             sockopt::set_socket_send_buffer_size(fd, self.buffer_bytes as usize)?;
             sockopt::set_socket_recv_buffer_size(fd, self.buffer_bytes as usize)?;
+        } else if self.local_buffer_bytes > 0 && is_local(fd, peer) {
+            sockopt::set_socket_send_buffer_size(fd, self.local_buffer_bytes as usize)?;
+            sockopt::set_socket_recv_buffer_size(fd, self.local_buffer_bytes as usize)?;
+            // The connection is made, and its window is limited to half of the buffer that it had then.
+            nix::sys::socket::setsockopt(&fd, TcpWindowClamp, &self.local_buffer_bytes)?;
         }
         Ok(())
     }
@@ -216,6 +234,11 @@ pub(crate) fn connect_result(fd: impl AsFd) -> io::Result<()> {
     Ok(sockopt::socket_error(fd)??)
 }
 
+/// Whether the other end is on this host: at a loopback address, or at the one that this end has.
+fn is_local(fd: impl AsFd, peer: SocketAddr) -> bool {
+    peer.ip().is_loopback() || local_endpoint(fd).is_some_and(|local| local.ip() == peer.ip())
+}
+
 /// The local end of a connection.
 pub(crate) fn local_endpoint(fd: impl AsFd) -> Option<SocketAddr> {
     let address: SocketAddrAny = rustix::net::getsockname(fd).ok()?;
@@ -226,4 +249,37 @@ pub(crate) fn local_endpoint(fd: impl AsFd) -> Option<SocketAddr> {
 pub(crate) fn peer_credentials(fd: impl AsFd) -> Option<(u32, i32)> {
     let credentials = nix::sys::socket::getsockopt(&fd, nix::sys::socket::sockopt::PeerCredentials).ok()?;
     Some((credentials.uid(), credentials.pid()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn buffers(options: TcpOptions, peer: Option<SocketAddr>) -> (usize, usize, u32) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = TcpStream::connect(address).unwrap();
+        options.apply(&socket, peer.unwrap_or(address)).unwrap();
+        (
+            sockopt::socket_send_buffer_size(&socket).unwrap(),
+            sockopt::socket_recv_buffer_size(&socket).unwrap(),
+            nix::sys::socket::getsockopt(&socket, TcpWindowClamp).unwrap(),
+        )
+    }
+
+    /// The kernel doubles what it is told.
+    #[test]
+    fn only_connections_on_this_host_get_small_buffers() {
+        let local = TcpOptions::from_config(&Config::default());
+        let own = buffers(TcpOptions { local_buffer_bytes: 0, ..local }, None);
+        assert_eq!(buffers(local, None), (512 << 10, 512 << 10, 256 << 10));
+        let elsewhere = "192.0.2.1:5432".parse().unwrap();
+        let remote = buffers(local, Some(elsewhere));
+        assert_eq!((remote.1, remote.2), (own.1, own.2));
+        let both = TcpOptions { buffer_bytes: 64 << 10, ..local };
+        let (send, receive, _) = buffers(both, None);
+        assert_eq!((send, receive), (128 << 10, 128 << 10));
+    }
 }

@@ -54,8 +54,8 @@ impl Worker {
 
     fn greet(&mut self, fd: OwnedFd, address: Endpoint) {
         let settings = self.shared.settings.load_full();
-        if matches!(address, Endpoint::Tcp(_)) {
-            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
+        if let Some(peer) = address.socket_address() {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd, peer) {
                 log::debug!("socket options: {error}");
             }
         }

@@ -133,8 +133,8 @@ impl Worker {
                 return self.connect_failed(plan, message);
             }
         };
-        if matches!(address, Endpoint::Tcp(_)) {
-            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd) {
+        if let Some(peer) = address.socket_address() {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd, peer) {
                 log::debug!("socket options: {error}");
             }
         }
