@@ -319,6 +319,18 @@ impl<S> Core<S> {
         pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
 
+    /// The same for one who asks whether there is a server at all: where connecting has failed, it waits for the next attempt, and is not
+    /// refused for the last one.
+    pub fn acquire_to_learn(&mut self, pool: PoolId, client: ClientRef, now: Instant) -> Acquired<S> {
+        let acquired = self.acquire(pool, client, None, now);
+        if let Acquired::Queued(ticket) = acquired
+            && let Some(waiter) = self.at(pool).waiting.get_mut(&ticket)
+        {
+            waiter.after_failure = false;
+        }
+        acquired
+    }
+
     /// Gives the longest-waiting client an idle server, if there are both: after a program put one back, or after RESUME.
     pub fn grant_next(&mut self, pool: PoolId, now: Instant) -> Option<(ClientRef, Instant, Grant<S>)> {
         let p = self.at(pool);

@@ -18,6 +18,11 @@ impl<S> Core<S> {
         self.pools[pool.0 as usize].failed_at.is_some()
     }
 
+    /// Whether an attempt to connect has failed after `since`, and nothing has succeeded after that.
+    pub fn has_failed_since(&self, pool: PoolId, since: Instant) -> bool {
+        self.pools[pool.0 as usize].failed_at.is_some_and(|at| at > since)
+    }
+
     /// PostgreSQL has refused this login, before that is told or logged: [`Core::closed`] follows, or a second try.
     pub fn refused(&mut self, id: ServerId) {
         if let Some(slot) = self.slot(id) {

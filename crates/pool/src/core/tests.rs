@@ -152,6 +152,24 @@ fn failed_logins_are_retried_one_at_a_time_after_a_pause() {
 }
 
 #[test]
+fn who_asks_whether_there_is_a_server_waits_for_the_next_attempt() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.closed(id, true, now);
+    assert!(core.is_failing(pool));
+
+    let (asked, later) = (now + Duration::from_secs(5), now + Duration::from_secs(15));
+    assert!(matches!(core.acquire_to_learn(pool, client(2), asked), Acquired::Queued(_)));
+    assert!(matches!(core.launch(pool, asked), Launch::Not), "neither refused, nor before its time");
+    assert!(!core.has_failed_since(pool, asked));
+    let Launch::Open { id, .. } = core.launch(pool, later) else { panic!() };
+    core.closed(id, true, later);
+    assert!(core.has_failed_since(pool, asked));
+}
+
+#[test]
 fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let pool = core.pool(1, 1, limits, now);

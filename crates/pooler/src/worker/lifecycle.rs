@@ -51,9 +51,14 @@ impl Worker {
     /// to be prepared: see [`Work`]. With `lane`, the client's place in its lane, it may also be fed at once: then there is nothing left
     /// to do.
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId, lane: Option<u64>) -> Option<Key> {
+        let learns = self.clients.get(key).is_some_and(|client| client.is_probe());
         let acquired = {
             let mut core = lock(&self.shared.core);
-            if core.is_failing(pool) { None } else { Some(core.acquire(pool, self.me(key), lane, self.now)) }
+            match core.is_failing(pool) {
+                _ if learns => Some(core.acquire_to_learn(pool, self.me(key), self.now)),
+                true => None,
+                false => Some(core.acquire(pool, self.me(key), lane, self.now)),
+            }
         };
         let Some(acquired) = acquired else {
             self.fail_fast(key, pool);
@@ -77,7 +82,9 @@ impl Worker {
                     }
                 }
                 // Launch in any case: the next client finds out whether the refusal still stands.
-                self.refuse_waiting(key, pool);
+                if !learns {
+                    self.refuse_waiting(key, pool);
+                }
                 self.launch(pool);
                 None
             }

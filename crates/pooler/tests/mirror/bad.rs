@@ -68,6 +68,27 @@ fn overflow_may_disable_the_mirror() -> Result<()> {
     Ok(())
 }
 
+/// Its pool pauses after a login that failed, and so does the mirror: the two are the same pause.
+#[test]
+fn a_mirror_that_is_back_is_taken_up_after_one_pause() -> Result<()> {
+    const PAUSE: Duration = Duration::from_secs(4);
+    let settings = [("pool_mode", "transaction"), ("server_login_retry", "4")];
+    let mut pair = Pair::start_with(&settings, "")?;
+    pair.both("create table t (id int)")?;
+    pair.there.stop()?;
+    let mut client = pair.client()?;
+    insert(&mut client, 0)?;
+    pair.wait_state("down")?;
+    let down = Instant::now();
+    pair.there.start_again()?;
+    eventually("the mirror is back", || {
+        insert(&mut client, 1)?;
+        Ok(pair.mirrors()?[0]["state"] == "on")
+    })?;
+    assert!(down.elapsed() < PAUSE * 2 - PAUSE / 4, "{:?}", down.elapsed());
+    Ok(())
+}
+
 #[test]
 fn a_mirror_that_is_down_costs_nothing_and_comes_back() -> Result<()> {
     let mut pair = Pair::start("")?;

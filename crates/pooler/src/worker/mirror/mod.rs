@@ -30,6 +30,7 @@ use crate::client::{Client, Phase};
 use crate::mirrors::Compared;
 use crate::net::Endpoint;
 use crate::pool::Pool;
+use crate::shared::lock;
 use crate::table::Key;
 use crate::transport::Transport;
 
@@ -89,6 +90,13 @@ impl Role {
             Self::Shadow(shadow) => shadow.answers.feed(bytes, now),
             Self::Probe(probe) => probe.response(bytes),
         }
+    }
+}
+
+impl Client {
+    /// Whether it asks a server who it is, and so whether there is one.
+    pub(in crate::worker) fn is_probe(&self) -> bool {
+        matches!(self.mirror.as_deref(), Some(Role::Probe(_)))
     }
 }
 
@@ -189,10 +197,14 @@ impl Worker {
         self.flush_compared();
     }
 
-    /// Closes a shadow or probe in a queue that nothing moves: a mirror that cannot be reached is tried again later, by another one.
+    /// Closes a shadow or probe in a queue that nothing moves: a mirror that cannot be reached is tried again later, by another one. What
+    /// a probe asks is whether the next attempt succeeds: it waits for that one, or a pause of its own would be added to the pool's.
     fn silent_waits_in_vain(&mut self, key: Key) -> bool {
         let Some(client) = self.clients.get(key).filter(|client| client.is_silent) else { return false };
         let (Phase::Waiting { since, .. }, Some(pool)) = (&client.phase, &client.pool) else { return false };
+        if client.is_probe() && !lock(&self.shared.core).has_failed_since(pool.id, *since) {
+            return false;
+        }
         let waited = self.now.saturating_duration_since(*since);
         let Some(farewell) = self.failing_fast(pool.id, waited) else { return false };
         self.close_client(key, farewell);
