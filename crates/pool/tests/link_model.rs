@@ -172,6 +172,26 @@ impl Session {
         direct.forgets_skipped_unnamed = true;
         Self { side: ClientSide::default(), direct, expected: Vec::new(), heard: Vec::new() }
     }
+
+    /// In a failed transaction a server that lacks a statement cannot be given it: the client hears 25P02 even where it could have
+    /// described or bound the statement (one that returns nothing, or ends the transaction). From there on the two differ.
+    fn lacked_a_statement(&self) -> bool {
+        let (heard, expected) = (readable(&self.heard), readable(&self.expected));
+        let differs = heard.iter().zip(&expected).find(|(heard, expected)| heard != expected);
+        differs.is_some_and(|(heard, _)| heard.contains("25P02"))
+    }
+
+    /// Who goes on before it knows of an error may find a statement that the error should have kept from being made, or miss one that was closed to
+    /// make room for those behind the error. Where that decides whether a batch fails, the two differ from there on. To be asked when
+    /// all is answered.
+    fn went_on_over_an_error(&self) -> bool {
+        let errors = |bytes| {
+            let of_names =
+                |told: &&String| told.starts_with('E') && (told.contains("26000") || told.contains("42P05"));
+            readable(bytes).iter().filter(of_names).count()
+        };
+        errors(&self.heard) != errors(&self.expected)
+    }
 }
 
 /// One link, one server, and bytes under way in both directions.
@@ -305,13 +325,17 @@ fn turn(
                 return Ok(worked);
             }
             if world.link.is_quiescent() && world.inbox.is_empty() {
-                prop_assert!(session.direct.is_at_rest(), "released too early: {:?}", session.direct);
+                let is_right = session.direct.is_at_rest() || (!waits && session.went_on_over_an_error());
+                prop_assert!(is_right, "released too early: {:?}", session.direct);
             }
         }
         if waits {
             let worked = world.server_works(Some(session), usize::MAX, 7);
             if worked.is_err() {
                 return Ok(worked);
+            }
+            if session.lacked_a_statement() {
+                return Ok(Ok(()));
             }
             let at_rest = session.direct.is_at_rest();
             prop_assert_eq!(world.link.is_quiescent(), at_rest, "{:?} {:?}", &world.link, &session.direct);
@@ -348,17 +372,16 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
         }
         let (heard, expected) = (readable(&session.heard), readable(&session.expected));
         if run.waits {
-            // In a failed transaction a server that lacks a statement cannot be given it: the client hears 25P02 even where it could have
-            // described or bound the statement (one that returns nothing, or ends the transaction).
-            let differs = heard.iter().zip(&expected).find(|(heard, expected)| heard != expected);
-            if differs.is_some_and(|(heard, _)| heard.contains("25P02")) {
+            if session.lacked_a_statement() {
                 return Ok(());
             }
             prop_assert_eq!(heard, expected, "client {}", who);
         } else {
-            // Who goes on before it knows of an error may find its statement made after all. It is never another's.
+            // What is another's is never heard.
             let ready = |all: &[String]| all.iter().filter(|message| message.starts_with('Z')).count();
-            prop_assert_eq!(ready(&heard), ready(&expected));
+            if !session.went_on_over_an_error() {
+                prop_assert_eq!(ready(&heard), ready(&expected));
+            }
             let foreign = heard.iter().find(|row| row.starts_with('D') && !row.contains(&own));
             prop_assert!(foreign.is_none(), "client {} got {:?}", who, foreign);
         }
@@ -388,8 +411,13 @@ fn readable(mut bytes: &[u8]) -> Vec<String> {
     all
 }
 
+/// A few for every day; `PROPTEST_CASES=1000000 cargo test --release -p underpass-pool --test link_model` looks for rare ones.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(3000)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     #[test]
     fn clients_of_one_link_hear_what_they_would_directly(run in run()) {

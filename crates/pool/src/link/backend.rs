@@ -211,12 +211,7 @@ impl Link {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
                 observer.parameter_status(name, value, false);
             }
-            b'C' if matches!(body, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0") => {
-                self.statements.clear();
-                if let Some(client) = client {
-                    client.forget_statements();
-                }
-            }
+            b'C' if is_deallocate_all(body) => self.forget_statements(client),
             // Which statement it was is not known: each is prepared again before its next use.
             b'E' if is_plan_changed(body) => self.statements.outdate_all(),
             // The request is known now: from here on it is followed as if it had passed here.
@@ -303,20 +298,27 @@ impl Link {
     ) -> Result<(), LinkError> {
         self.executed(b'C')?;
         self.copy_syncs = 0;
-        if matches!(body, Some(b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")) {
-            self.statements.clear();
+        if body.is_some_and(is_deallocate_all) {
             self.unnamed = Unnamed::Stranger;
-            // What was sent behind it still comes to be.
-            let mut client = client;
-            if let Some(client) = client.as_deref_mut() {
-                self.keep_names(client);
-                client.forget_statements();
-            }
-            for effect in self.pending.iter_mut().filter_map(|op| op.effect.as_deref_mut()) {
-                effect.redo(client.as_deref_mut(), &mut self.statements);
-            }
+            self.forget_statements(client);
         }
         Ok(())
+    }
+
+    /// The server has no prepared statements any more. What was sent behind that still comes to be.
+    fn forget_statements(&mut self, mut client: Option<&mut ClientSide>) {
+        self.statements.clear();
+        if let Some(client) = client.as_deref_mut() {
+            self.keep_names(client);
+            client.forget_statements();
+        }
+        self.redo_pending(client);
+    }
+
+    fn redo_pending(&mut self, mut client: Option<&mut ClientSide>) {
+        for effect in self.pending.iter_mut().filter_map(|op| op.effect.as_deref_mut()) {
+            effect.redo(client.as_deref_mut(), &mut self.statements);
+        }
     }
 
     /// Errors to come about statements that are about to be forgotten still name them.
@@ -392,9 +394,12 @@ impl Link {
                 client.unnamed = None;
             }
         }
-        for effect in void.into_iter().rev() {
+        // What was sent behind the Sync was done to tables in which this had happened.
+        let pending = self.pending.iter().filter_map(|op| op.effect.as_ref());
+        for effect in void.iter().chain(pending).rev() {
             effect.undo(client.as_deref_mut(), &mut self.statements);
         }
+        self.redo_pending(client);
         self.skip_until_sync = self.pending.is_empty();
         Ok(())
     }
@@ -407,6 +412,11 @@ fn status(body: &[u8]) -> Result<Status, LinkError> {
         b"E" => Ok(Status::Failed),
         _ => Err(LinkError::Malformed("ReadyForQuery")),
     }
+}
+
+/// Tag of a command that drops all prepared statements.
+fn is_deallocate_all(tag: &[u8]) -> bool {
+    matches!(tag, b"DEALLOCATE ALL\0" | b"DISCARD ALL\0")
 }
 
 /// "cached plan must not change result type" (plancache.c): the statement must be parsed again to be of use. Told by SQLSTATE and routine,

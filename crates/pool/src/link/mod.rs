@@ -135,26 +135,30 @@ enum OnServer {
 }
 
 impl Effect {
-    fn undo(self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
-        if let (Some((name, _, before)), Some(client)) = (self.client, client) {
-            client.statements().set(&name, before);
+    /// Latest first: what it finds in the tables is what it left there.
+    fn undo(&self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
+        if let (Some((name, _, before)), Some(client)) = (&self.client, client) {
+            client.statements().set(name, before.clone());
         }
-        match self.server {
+        match &self.server {
             Some((statement, OnServer::Added)) => server.remove(statement.id),
-            Some((statement, OnServer::Removed)) => server.insert(statement),
+            Some((statement, OnServer::Removed)) => server.insert(statement.clone()),
             None => {}
         }
     }
 
-    /// Both tables were emptied by the server ahead of this: done to the empty ones, and undone to them if it comes to that.
+    /// What the tables were when it was done turned out not to be so: done to what they are, and undone to that if it comes to it.
     fn redo(&mut self, client: Option<&mut ClientSide>, server: &mut ServerStatements) {
         if let (Some((name, now, before)), Some(client)) = (&mut self.client, client) {
             *before = client.statements().set(name, now.clone());
         }
         match &self.server {
-            Some((statement, OnServer::Added)) => server.insert(statement.clone()),
-            Some((_, OnServer::Removed)) => self.server = None,
-            None => {}
+            // A Parse of a name that is taken fails, a Close of none does nothing.
+            Some((statement, OnServer::Added)) if !server.has(statement.id) => {
+                server.insert(statement.clone());
+            }
+            Some((statement, OnServer::Removed)) if server.has(statement.id) => server.remove(statement.id),
+            _ => self.server = None,
         }
     }
 }

@@ -294,6 +294,55 @@ fn eviction_is_undone_when_the_server_skipped_it() {
 }
 
 #[test]
+fn an_eviction_behind_deallocate_all_stays_one() {
+    let mut b = Bench::new();
+    b.link.set_options(LinkOptions { statements_max: 1, ..LinkOptions::default() });
+    let parse = m(b'P', b"abc\0select 1\0\0\0");
+    b.client_sends(&[
+        m(b'P', b"\0deallocate all\0\0\0"),
+        m(b'B', b"\0\0\0\0\0\0\0\0"),
+        m(b'E', b"\0\0\0\0\0"),
+        parse.clone(),
+        m(b'P', b"xyz\0select 2\0\0\0"),
+    ]);
+    b.server_sends(&[m(b'1', b""), m(b'2', b""), m(b'C', b"DEALLOCATE ALL\0")]);
+    assert_eq!(b.link.statements.len(), 1, "the other one was closed for want of room");
+    b.server_sends(&[m(b'1', b""), m(b'3', b""), m(b'1', b"")]);
+    let (to_server, _) = b.client_sends(&[m(b'B', b"\0abc\0\0\0\0\0\0\0"), m(b'S', b"")]);
+    let again = m(b'P', b"~00\0select 1\0\0\0");
+    assert!(to_server.windows(again.len()).any(|part| part == again), "{to_server:?}");
+}
+
+/// All of it sent before the first answer: what the second batch did, it did to tables that were not to be.
+#[test]
+fn batches_that_fail_one_after_the_other_leave_nothing() {
+    let fails = m(b'P', b"\0no sql\0\0\0");
+    let sync = m(b'S', b"");
+    let parse = |name: &[u8]| m(b'P', &[name, b"\0select 1\0\0\0"].concat());
+    for second in [parse(b"xyz"), m(b'C', b"Sabc\0")] {
+        let mut b = Bench::new();
+        b.client_sends(&[fails.clone(), parse(b"abc"), sync.clone(), fails.clone(), second, sync.clone()]);
+        let error = m(b'E', b"SERROR\0C42601\0\0");
+        b.server_sends(&[error.clone(), ready(b'I'), error, ready(b'I')]);
+        assert_eq!((b.client.statement_count(), b.link.statements.len()), (0, 0));
+        let (to_server, answer) = b.client_sends(&[parse(b"abc"), sync.clone()]);
+        assert!(to_server.starts_with(b"P") && answer.is_empty(), "a ParseComplete was made up");
+    }
+}
+
+#[test]
+fn a_batch_that_is_carried_out_behind_one_that_fails_counts() {
+    let mut b = Bench::new();
+    let parse = |name: &[u8]| m(b'P', &[name, b"\0select 1\0\0\0"].concat());
+    let sync = m(b'S', b"");
+    b.client_sends(&[m(b'P', b"\0no sql\0\0\0"), parse(b"abc"), sync.clone(), parse(b"xyz"), sync.clone()]);
+    b.server_sends(&[m(b'E', b"SERROR\0C42601\0\0"), ready(b'I'), m(b'3', b""), m(b'1', b""), ready(b'I')]);
+    assert_eq!((b.client.statement_count(), b.link.statements.len()), (1, 1));
+    let (to_server, _) = b.client_sends(&[m(b'D', b"Sxyz\0"), sync]);
+    assert!(to_server.starts_with(b"D"), "the server has it");
+}
+
+#[test]
 fn what_the_pooler_asks_itself_is_swallowed() {
     let mut b = Bench::new();
     let mut out = Vec::new();
@@ -552,6 +601,15 @@ fn made_up_answers_wait_for_those_of_a_lane() {
     let shown = b.server_sends(&[first.clone(), ready(b'I')]);
     assert_eq!(shown, [first, m(b'3', b""), ready(b'I')].concat());
     assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn deallocate_all_in_a_lane_spares_what_follows() {
+    let mut b = Bench::new();
+    b.link.adopt(LaneState { outstanding: 1, ..ADOPTED });
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'C', b"DEALLOCATE ALL\0"), ready(b'I'), m(b'1', b""), ready(b'I')]);
+    assert_eq!((b.client.statement_count(), b.link.statements.len()), (1, 1));
 }
 
 #[test]
