@@ -152,15 +152,20 @@ mod tests {
     #[test]
     fn wakes_in_the_order_of_the_moments() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let timer = Timer::start().unwrap();
-        let now = Instant::now();
-        let woken = Mutex::new(Vec::new());
+        let timer = Arc::new(Timer::start().unwrap());
+        let woken = Arc::new(Mutex::new(Vec::new()));
+        // Late enough for all of them to wait before the first moment, and a task for each: they run in the order in which they are woken.
+        let first = Instant::now() + Duration::from_millis(500);
         runtime.block_on(async {
-            let wait = async |ms| {
-                timer.until(now + Duration::from_millis(ms)).await;
-                woken.lock().unwrap().push(ms);
-            };
-            tokio::join!(wait(12), wait(3), wait(7), wait(0));
+            let mut waiting = tokio::task::JoinSet::new();
+            for ms in [12, 3, 7, 0] {
+                let (timer, woken) = (Arc::clone(&timer), Arc::clone(&woken));
+                waiting.spawn(async move {
+                    timer.until(first + Duration::from_millis(ms)).await;
+                    woken.lock().unwrap().push(ms);
+                });
+            }
+            while waiting.join_next().await.is_some() {}
         });
         assert_eq!(*woken.lock().unwrap(), [0, 3, 7, 12]);
     }
