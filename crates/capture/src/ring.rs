@@ -22,6 +22,8 @@ const BUSY_BIT: u32 = 1 << 31;
 /// The producer gave the record up.
 const DISCARD_BIT: u32 = 1 << 30;
 const HEADER_BYTES: u64 = 8;
+/// Room is given back to producers at least so often, bytes: they read the position on another processor.
+const GIVE_BACK_BYTES: u64 = 16 << 10;
 
 /// A mapped ring buffer.
 #[derive(Debug)]
@@ -87,6 +89,7 @@ impl Ring {
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(&[u8])) -> usize {
         let end = self.producer_position();
         let mut position = self.consumer_position().load(Ordering::Relaxed);
+        let mut given_back = position;
         let mut events = 0;
         while position < end {
             let at = self.page + (position & (self.size - 1)) as usize;
@@ -110,8 +113,12 @@ impl Ring {
                 events += 1;
             }
             position += HEADER_BYTES + len.next_multiple_of(8);
-            self.consumer_position().store(position, Ordering::Release);
+            if position - given_back >= GIVE_BACK_BYTES {
+                given_back = position;
+                self.consumer_position().store(position, Ordering::Release);
+            }
         }
+        self.consumer_position().store(position, Ordering::Release);
         events
     }
 }

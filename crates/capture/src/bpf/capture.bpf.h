@@ -248,9 +248,13 @@ static __always_inline int unmap_address(__u8 *address)
 	return 1;
 }
 
+/*
+ * By the upper bits of a product (Knuth's multiplicative hash): connect() prefers ports of one parity, and of those of a busy client the lower bits would
+ * leave half of the rings empty.
+ */
 static __always_inline void *ring_for(__u32 hash)
 {
-	__u32 key = hash & rings_mask;
+	__u32 key = hash * 0x9e3779b1u >> 16 & rings_mask;
 
 	return bpf_map_lookup_elem(&rings, &key);
 }

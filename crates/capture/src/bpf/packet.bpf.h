@@ -292,6 +292,9 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 		}
 		return PASS;
 	}
+	/* One that begins a connection comes to a socket that listens. TCP refuses any other, late or forged: it must not end what is recorded. */
+	if (connection && direction == DIRECTION_FRONTEND && (head.tcp_flags & TCP_SYN))
+		return PASS;
 	payload = skb->len - from;
 	if (payload == 0 && !(head.tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST)))
 		return PASS;

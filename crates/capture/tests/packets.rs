@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the packet programs tell, before anybody makes records of it.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+
+use common::skipped;
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+use underpass_capture::{Event, Kernel, ResponseLevel, Settings, cgroup2_mount};
+use underpass_trace::{Direction, Protocol};
+
+/// Flags byte of a TCP header.
+const SYN: u8 = 0x02;
+/// Where a TCP header has its checksum.
+static CHECKSUM_AT: i32 = 16;
+
+/// Watches a listener of the test's own.
+fn watch() -> (Kernel, TcpListener) {
+    let listener = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).expect("listen");
+    let mut kernel = Kernel::open(&Settings {
+        protocol: Protocol::Postgres,
+        port: Some(listener.local_addr().expect("address").port()),
+        netns: None,
+        level: ResponseLevel::SUMMARY,
+        ring_bytes: 1 << 20,
+        rings: 2,
+    })
+    .expect("programs");
+    kernel.attach_packets(&cgroup2_mount().expect("a cgroup")).expect("attach");
+    (kernel, listener)
+}
+
+/// A client says something, and the server has heard it.
+fn say(client: &mut TcpStream, server: &mut TcpStream, what: &[u8]) {
+    client.write_all(what).expect("write");
+    server.read_exact(&mut vec![0; what.len()]).expect("read");
+}
+
+#[test]
+fn connections_are_spread_over_the_rings() {
+    if skipped() {
+        return;
+    }
+    let (mut kernel, listener) = watch();
+    // The kernel's own choice of ports: nearly all of them are even or nearly all are odd.
+    let clients: Vec<_> = (0..16)
+        .map(|_| {
+            let mut client = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+            let (mut server, _) = listener.accept().expect("accept");
+            say(&mut client, &mut server, b"hello");
+            (client, server)
+        })
+        .collect();
+    let mut rings = BTreeSet::new();
+    let events = kernel.drain(|ring, _| {
+        rings.insert(ring);
+    });
+    assert!(events >= 2 * clients.len());
+    assert_eq!(rings.into_iter().collect::<Vec<_>>(), [0, 1]);
+}
+
+/// A SYN between the ends of a connection, with any sequence number; the kernel fills in the checksum.
+fn forge_syn(client: &TcpStream) {
+    let (source, target) = (client.local_addr().expect("address"), client.peer_addr().expect("address"));
+    let ports = [source.port().to_be_bytes(), target.port().to_be_bytes()].concat();
+    // Sequence number and acknowledgement; header of five words, window, checksum, urgent pointer.
+    let rest = [1, 2, 3, 4, 0, 0, 0, 0, 5 << 4, SYN, 0xff, 0xff, 0, 0, 0, 0];
+    let raw = socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::TCP)).expect("a raw socket");
+    // SAFETY: the kernel reads one int.
+    let set = unsafe {
+        libc::setsockopt(
+            raw.as_raw_fd(),
+            libc::IPPROTO_IPV6,
+            libc::IPV6_CHECKSUM,
+            (&raw const CHECKSUM_AT).cast(),
+            4,
+        )
+    };
+    assert_eq!(set, 0);
+    // A raw socket takes no port.
+    let target = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0));
+    sendto(&raw, &[&ports[..], &rest].concat(), SendFlags::empty(), &target).expect("send");
+}
+
+#[test]
+fn a_syn_that_tcp_refuses_is_not_told() {
+    if skipped() {
+        return;
+    }
+    let (mut kernel, listener) = watch();
+    let mut client = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let (mut server, _) = listener.accept().expect("accept");
+    say(&mut client, &mut server, b"before");
+    forge_syn(&client);
+    say(&mut client, &mut server, b"behind");
+    let (mut syns, mut said) = (0, Vec::new());
+    kernel.drain(|_, event| {
+        if let Event::Packet { direction: Direction::Frontend, flags, payload, .. } = event {
+            syns += u32::from(flags.syn);
+            said.extend_from_slice(payload);
+        }
+    });
+    assert_eq!((syns, said.as_slice()), (1, &b"beforebehind"[..]));
+}
