@@ -59,13 +59,8 @@ impl Server {
 
     /// Whether a client is connected by a Unix socket now.
     pub fn has_local(&self) -> bool {
-        match self.protocol {
-            Protocol::Postgres => Backends::has_local(self.pid),
-            // What it accepted has the name of the socket on which it listens.
-            Protocol::Mysql => {
-                procfs::unix_connections(self.pid).iter().any(|path| self.sockets.contains(path))
-            }
-        }
+        // What it accepted has the name of the socket on which it listens. One table tells, however many processes there are.
+        procfs::unix_connections(self.pid).iter().any(|path| self.sockets.contains(path))
     }
 
     /// What it is called.
@@ -186,23 +181,11 @@ impl Backends {
         Self { postmaster, by_remote: HashMap::new(), read: None }
     }
 
-    fn children(postmaster: u32) -> impl Iterator<Item = u32> {
-        underpass_procfs::pids()
-            .into_iter()
-            .flatten()
-            .filter(move |&pid| procfs::parent(pid) == Some(postmaster))
-    }
-
-    fn has_local(postmaster: u32) -> bool {
-        Self::children(postmaster)
-            .any(|pid| procfs::title(pid).is_some_and(|title| title.contains(" [local] ")))
-    }
-
     fn read(&mut self) {
         self.read = Some(Instant::now());
         self.by_remote.clear();
         let mut owner = HashMap::new();
-        for pid in Self::children(self.postmaster) {
+        for pid in procfs::children(self.postmaster) {
             for (_, inode) in underpass_procfs::sockets(pid) {
                 owner.insert(inode, pid);
             }

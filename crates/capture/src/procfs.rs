@@ -40,6 +40,18 @@ pub(crate) fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// Processes that a process with a single thread has made. All processes are looked at only where the kernel does not tell (it can be
+/// built without CONFIG_PROC_CHILDREN).
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    match fs::read_to_string(path(pid, &format!("task/{pid}/children"))) {
+        Ok(text) => text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect(),
+        Err(_) => {
+            let all = underpass_procfs::pids().into_iter().flatten();
+            all.filter(|&child| parent(child) == Some(pid)).collect()
+        }
+    }
+}
+
 /// The command line as one line: servers write their state there.
 pub(crate) fn title(pid: u32) -> Option<String> {
     let bytes = fs::read(path(pid, "cmdline")).ok()?;
@@ -115,5 +127,23 @@ mod tests {
     #[test]
     fn our_parent_is_found() {
         assert_eq!(parent(std::process::id()), Some(std::os::unix::process::parent_id()));
+    }
+
+    #[test]
+    fn children_are_found() {
+        // Those of a process with one thread: a shell that waits for two.
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & sleep 60 & echo $! && wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut said)
+            .unwrap();
+        let found = children(shell.id());
+        std::process::Command::new("kill").args(found.iter().map(u32::to_string)).status().unwrap();
+        shell.wait().unwrap();
+        assert_eq!(found.len(), 2);
+        assert!(found.contains(&said.trim().parse().unwrap()));
     }
 }

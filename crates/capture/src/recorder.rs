@@ -11,7 +11,7 @@
 
 use std::net::SocketAddr;
 
-use foldhash::{HashMap, HashMapExt as _};
+use foldhash::{HashMap, HashMapExt as _, HashSet};
 use underpass_trace::assemble::{
     Assemble, Audit, Known, Order, Origin, Piece, Reassembly, Segment, Sink, machine,
 };
@@ -24,6 +24,11 @@ use crate::event::{Ends, Event, ProbedId, TcpFlags};
 
 /// A connection of which nothing is recorded is forgotten after so long without a byte, nanoseconds.
 const UNUSED_NS: u64 = 60_000_000_000;
+/// The same while there are more connections than `CROWD`: a flood of SYNs, most likely.
+const UNUSED_CROWDED_NS: u64 = 5_000_000_000;
+const CROWD: usize = 50_000;
+/// How long a cancel request still finds the session of a process that has ended, nanoseconds: it may be in another ring.
+const ENDED_NS: u64 = 5_000_000_000;
 /// How long it is remembered which socket was closed, nanoseconds: much longer than a packet is in a hook.
 const CLOSED_NS: u64 = 5_000_000_000;
 
@@ -94,6 +99,8 @@ struct Probed {
 struct Ledger {
     totals: Totals,
     by_pid: HashMap<u32, SessionId>,
+    /// Of them, those that have ended, and when.
+    ended: Vec<(u64, SessionId)>,
     /// Why a connection could not be read.
     refused: Option<&'static str>,
     /// The programs have counted losses in their rings: holes are explained.
@@ -101,6 +108,15 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// Forgets the sessions that have ended a while ago.
+    fn forget(&mut self, now_ns: u64) {
+        let is_old = |&mut (ended_ns, _): &mut (u64, SessionId)| now_ns.saturating_sub(ended_ns) >= ENDED_NS;
+        let old: HashSet<SessionId> = self.ended.extract_if(.., is_old).map(|(_, session)| session).collect();
+        if !old.is_empty() {
+            self.by_pid.retain(|_, session| !old.contains(session));
+        }
+    }
+
     /// A connection ends, or its recording does.
     fn note(&mut self, connection: &Connection) {
         if let Some(why) = connection.session.refused() {
@@ -137,8 +153,9 @@ impl Sink for Counting<'_> {
                 }
                 return self.sink.record(Record::Loss(loss));
             }
-            Record::SessionEnd(SessionEnd { frontend, backend, .. }) => {
+            Record::SessionEnd(SessionEnd { session, time_ns, frontend, backend, .. }) => {
                 totals.ended += 1;
+                self.ledger.ended.push((time_ns, session));
                 let agrees = frontend.add_up() && backend.add_up();
                 totals.wrong += u64::from(!agrees);
                 let audited = frontend.audited.is_some() && backend.audited.is_some();
@@ -359,8 +376,10 @@ impl Recorder {
         self.wants_texts = self.connections.values().any(|c| c.session.wants_texts())
             || self.probed.values().any(|p| p.session.wants_texts());
         self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
+        self.ledger.forget(now_ns);
+        let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };
         self.connections
-            .retain(|_, c| c.session.has_records() || now_ns.saturating_sub(c.last_ns) < UNUSED_NS);
+            .retain(|_, c| c.session.has_records() || now_ns.saturating_sub(c.last_ns) < unused_ns);
     }
 
     /// The capture ends; sessions go on.
@@ -569,5 +588,25 @@ impl Probed {
             backend: totals.map(|(_, written)| self.before.1 + written),
         };
         self.session.end(time_ns, reason, audit, sink);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_of_processes_that_ended_are_forgotten_after_a_while() {
+        let mut ledger = Ledger::default();
+        ledger.by_pid.extend([(1, SessionId(1)), (2, SessionId(2)), (3, SessionId(3))]);
+        ledger.ended.extend([(10, SessionId(1)), (10, SessionId(3))]);
+        // Its number went to another process at once.
+        ledger.by_pid.insert(3, SessionId(4));
+        ledger.forget(9 + ENDED_NS);
+        assert_eq!(ledger.by_pid.len(), 3, "a cancel request may be late");
+        ledger.forget(10 + ENDED_NS);
+        let mut left: Vec<_> = ledger.by_pid.into_iter().collect();
+        left.sort_unstable_by_key(|&(pid, _)| pid);
+        assert_eq!((left, ledger.ended), (vec![(2, SessionId(2)), (3, SessionId(4))], vec![]));
     }
 }
