@@ -7,18 +7,39 @@
 #   scripts/ci-full.sh --list      the parts, about how long each takes, and its result if there is one
 #
 # A part's result is kept, with its log, under target/ci-full/REVISION: a run that was interrupted goes on where it was, and
-# parts can be run one by one. REVISION is the last commit that changed anything but documents and measurements. A part that cannot run here is
-# in the summary as skipped with its reason, never left out.
+# parts can be run one by one. REVISION is the last commit that changed what the part is about: for most anything but documents and measurements, for
+# those of the pooler alone neither what it is not built from (below). A part that cannot run here is in the summary as skipped with its reason, never left out.
 # UNDERPASS_BIN names a program to use instead of building one; SOAK_TRANSACTIONS, SOAK_MIRROR_TRANSACTIONS and FUZZ_SECONDS make a run shorter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 summary=docs/ci-full.md
 code=(. ':!docs' ':!bench/results' ':!*.md')
+# Crates that are in the program, but that the pooler, the leak checker and the fixtures do not use; checked by other_crates().
+others=(bench capture charts export replay report stats)
+pooler=("${code[@]}" "${others[@]/#/:!crates/}" ':!bench' ':!fuzz' ':!etc' ':!packaging' ':!scripts/ci-full.sh')
 target=${CARGO_TARGET_DIR:-target}
-revision=$(git log -1 --format=%h --abbrev=12 -- "${code[@]}")
-git diff --quiet HEAD -- "${code[@]}" || revision="$revision-with-local-changes"
-state=$target/ci-full/$revision
+
+other_crates() {
+    local used
+    used=$(cargo tree --locked --prefix none -e normal,build,dev -p underpass-pooler -p underpass-soak -p underpass-testkit) || die "cargo tree failed"
+    for crate in "${others[@]}"; do
+        ! grep -q "^underpass-$crate " <<<"$used" || die "the pooler uses crate $crate now: take it out of \`others\` in $0"
+    done
+}
+
+# revision_of PART: the last commit that changed what it is about.
+revision_of() {
+    local about=("${code[@]}") revision
+    case $1 in
+        test-lanes | compat* | regress* | soak*) about=("${pooler[@]}") ;;
+    esac
+    revision=$(git log -1 --format=%h --abbrev=12 -- "${about[@]}")
+    git diff --quiet HEAD -- "${about[@]}" || revision="$revision-with-local-changes"
+    echo "$revision"
+}
+
+state_of() { echo "$target/ci-full/$(revision_of "$1")"; }
 
 # Name, minutes on two quiet processors with everything built and fetched, what it is.
 parts="lint|1|formatting, clippy, documentation, rules of the tree
@@ -94,7 +115,9 @@ part() {
 
 # Runs a part and keeps `result|count|skipped|seconds|date`.
 run() {
-    local log=$state/$1.log begin=$SECONDS status result counts skips
+    local state log begin=$SECONDS status result counts skips
+    state=$(state_of "$1")
+    log=$state/$1.log
     mkdir -p "$state"
     say "=== $1"
     (part "$1") >"$log" 2>&1 </dev/null
@@ -113,38 +136,42 @@ run() {
 }
 
 write_summary() {
-    local name minutes what missing=0
+    local name minutes what missing=0 revision state
     {
         echo "# Last full run of all suites"
         echo
-        echo "Written by \`make ci-full\`; \`scripts/ci-full.sh --list\` shows the parts. Revision ${revision}, Linux $(uname -r)," \
-            "$(nproc) processors, $(rustc --version | cut -d ' ' -f 1-2)."
+        echo "Written by \`make ci-full\`; \`scripts/ci-full.sh --list\` shows the parts. Revision $(revision_of all), Linux $(uname -r)," \
+            "$(nproc) processors, $(rustc --version | cut -d ' ' -f 1-2). A part of the pooler alone has the revision that last changed anything that the pooler," \
+            "the leak checker and the fixtures are built from; crates ${others[*]} are not among it."
         echo
-        echo "| part | what | result | count | skipped, and why | time | finished (UTC) |"
-        echo "|---|---|---|---|---|---|---|"
+        echo "| part | what | revision | result | count | skipped, and why | time | finished (UTC) |"
+        echo "|---|---|---|---|---|---|---|---|"
         while IFS='|' read -r name minutes what; do
+            revision=$(revision_of "$name")
+            state=$target/ci-full/$revision
             if [ -f "$state/$name.row" ]; then
                 IFS='|' read -r result counts skips seconds at <"$state/$name.row"
-                echo "| $name | $what | $result | $counts | $skips | $seconds | $at |"
+                echo "| $name | $what | $revision | $result | $counts | $skips | $seconds | $at |"
             else
-                echo "| $name | $what | not run | - | takes about $minutes min | - | - |"
+                echo "| $name | $what | $revision | not run | - | takes about $minutes min | - | - |"
             fi
         done <<<"$parts"
     } >"$summary"
     cat "$summary"
     while read -r name; do
-        grep -qE '^(passed|skipped)\|' "$state/$name.row" 2>/dev/null || missing=$((missing + 1))
+        grep -qE '^(passed|skipped)\|' "$(state_of "$name")/$name.row" 2>/dev/null || missing=$((missing + 1))
     done < <(names)
-    [ "$missing" -eq 0 ] || say "$missing parts failed or have not run; logs: $state"
+    [ "$missing" -eq 0 ] || say "$missing parts failed or have not run; logs: $target/ci-full"
     [ "$missing" -eq 0 ]
 }
 
 if [ "${1:-}" = --list ]; then
     while IFS='|' read -r name minutes what; do
-        printf '%-17s %3s min  %-66s %s\n' "$name" "$minutes" "$what" "$(cut -d '|' -f 1,2 "$state/$name.row" 2>/dev/null)"
+        printf '%-17s %3s min  %-66s %s\n' "$name" "$minutes" "$what" "$(cut -d '|' -f 1,2 "$(state_of "$name")/$name.row" 2>/dev/null)"
     done <<<"$parts"
     exit 0
 fi
+other_crates
 if [ $# -gt 0 ]; then
     for name in "$@"; do
         names | grep -qx -- "$name" || die "no such part: $name (scripts/ci-full.sh --list)"
@@ -152,7 +179,7 @@ if [ $# -gt 0 ]; then
     for name in "$@"; do run "$name"; done
 else
     while read -r name; do
-        grep -qE '^(passed|skipped)\|' "$state/$name.row" 2>/dev/null || run "$name"
+        grep -qE '^(passed|skipped)\|' "$(state_of "$name")/$name.row" 2>/dev/null || run "$name"
     done < <(names)
 fi
 write_summary
