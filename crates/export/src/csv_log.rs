@@ -26,7 +26,7 @@ pub struct Summary {
     pub statements: u64,
     /// Errors of statements.
     pub errors: u64,
-    /// Lines that say nothing about a statement or session.
+    /// Lines that say nothing about a statement or session, and those with more parameters than a message can have.
     pub others: u64,
     /// Lines whose time zone is an abbreviation other than UTC and GMT, which was taken for UTC.
     pub zones_taken_for_utc: u64,
@@ -54,6 +54,9 @@ mod column {
     /// Columns of the oldest format with all of these.
     pub(super) const COUNT_MIN: usize = 23;
 }
+
+/// Parameters of one Bind: their count is 16 bits.
+const PARAMETERS_MAX: usize = 65_535;
 
 /// What META of an imported trace says.
 pub fn meta() -> Meta {
@@ -376,6 +379,12 @@ impl Session {
         summary: &mut Summary,
         writer: &mut Writer,
     ) -> Result<(), Fault> {
+        // No server logs this, and no message can say it.
+        let values = if statement.name.is_some() { parameters(detail) } else { Vec::new() };
+        if values.len() > PARAMETERS_MAX {
+            summary.others += 1;
+            return self.end(start_ns, Outcome::Unknown, writer);
+        }
         // The log does not say how the last one ended.
         self.end(start_ns, Outcome::Unknown, writer)?;
         summary.statements += 1;
@@ -388,7 +397,6 @@ impl Session {
         };
         if statement.name.is_some() {
             // Under no name: a log does not tell when a name is given up, and Parse would then fail.
-            let values = parameters(detail);
             let params = || values.iter().map(|value| value.as_ref().map(String::as_bytes));
             messages.push(message(&|out| build::parse(out, b"", text.as_bytes(), [])));
             messages.push(message(&|out| build::bind(out, b"", b"", [], params(), [])));

@@ -8,6 +8,7 @@ mod error;
 pub mod json_lines;
 mod mysql;
 pub mod parquet;
+mod shell;
 pub mod sql;
 mod value;
 

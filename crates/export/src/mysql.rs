@@ -7,6 +7,8 @@ use underpass_mysql::command::{self, COM_QUERY, COM_STMT_PREPARE};
 use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_trace::statements::{Request, Statement};
 
+use crate::shell;
+
 /// A client's message, as far as it can be told without its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told<'a> {
@@ -46,6 +48,7 @@ pub(crate) fn script(statement: &Statement, text: &str) -> Result<String, String
         if statement.kind == Request::Extended && text.contains('?') {
             return Err("a prepared statement with ? whose parameters are not known".into());
         }
+        let text = shell::mysql(text)?;
         // A text with a semicolon in it may be one statement, or be sent as several.
         let (before, end, after) = match text.contains(';') {
             true if text.contains("//") => {

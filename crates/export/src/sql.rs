@@ -4,7 +4,7 @@
 //!
 //! A statement with parameters becomes PREPARE and EXECUTE. What a script cannot say is left out with a comment that
 //! says why: binary parameters of a type that the client did not name, texts that are not known, FunctionCall,
-//! COPY data that is not in the trace or beyond 16 MiB, a COPY that failed. Where a statement that is left out failed in a transaction,
+//! COPY data that is not in the trace or beyond 16 MiB, a COPY that failed, what the shell would take for a command of its own. Where a statement that is left out failed in a transaction,
 //! another fails in its place, so that a script commits nothing that was rolled back. Pipelines and portals are gone: `underpass replay`
 //! keeps them.
 
@@ -21,7 +21,7 @@ use underpass_trace::{
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
 
-use crate::{Error, Utc, mysql, shown, text_of};
+use crate::{Error, Utc, mysql, shell, shown, text_of};
 
 /// COPY data of one statement that is kept, bytes.
 const COPY_BYTES_MAX: usize = 16 << 20;
@@ -150,7 +150,7 @@ impl Scripts {
             statement.end_ns.saturating_sub(statement.time_ns) as f64 / 1e6
         );
         if let Outcome::Error(error) = &statement.outcome {
-            text += &format!(", failed with {}", shown(&error.sqlstate));
+            text += &format!(", failed with {}", shell::comment(&shown(&error.sqlstate)));
         }
         match statement.redaction {
             Redaction::None => {}
@@ -169,7 +169,7 @@ impl Scripts {
                 self.summary.statements += 1;
             }
             Err(why) => {
-                text += &format!("-- left out: {why}\n");
+                text += &format!("-- left out: {}\n", shell::comment(&why));
                 self.summary.left_out += 1;
                 let failed =
                     self.protocol == Protocol::Postgres && matches!(statement.outcome, Outcome::Error(_));
@@ -242,9 +242,7 @@ impl Scripts {
 fn head(start: Option<&SessionStart<'_>>) -> String {
     let Some(start) = start else { return "-- a session whose start is not in the trace\n".to_owned() };
     let name = |bytes: &Option<underpass_trace::Bytes<'_>>| {
-        bytes
-            .as_ref()
-            .map_or_else(|| "unknown".to_owned(), |bytes| shown(bytes).replace(char::is_control, " "))
+        bytes.as_ref().map_or_else(|| "unknown".to_owned(), |bytes| shell::comment(&shown(bytes)))
     };
     let joined = if start.midstream { ", joined in its middle" } else { "" };
     format!(
@@ -272,6 +270,10 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     if protocol == Protocol::Mysql {
         return mysql::script(statement, text);
     }
+    let shell::Safe { text, several } = shell::psql(text)?;
+    if several && statement.kind == Request::Extended {
+        return Err("several statements in one that is prepared, which the server refuses".into());
+    }
     let shape = strip_literals(text.as_bytes(), protocol);
     if shape.split(|&byte| byte == b';').any(copies_in) {
         // Without its data, psql would take the rest of the script for it.
@@ -281,8 +283,8 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
             (Some(_), Outcome::Error(error)) => {
                 Err(format!("a COPY that failed with {}", shown(&error.sqlstate)))
             }
-            (Some(copy), _) => copy_script(text, copy),
-            (None, Outcome::Complete { tag }) if **tag == *b"COPY 0" => copy_script(text, &Copy::default()),
+            (Some(copy), _) => copy_script(&text, copy),
+            (None, Outcome::Complete { tag }) if **tag == *b"COPY 0" => copy_script(&text, &Copy::default()),
             (None, Outcome::Complete { .. }) => Err("a COPY whose data is not in the trace".into()),
             (None, _) => Err("a COPY that failed before it got its data".into()),
         };
@@ -297,9 +299,15 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
         let type_oid = parameters.types.get(at).copied().unwrap_or(0);
         values.push(match value {
             None => "NULL".to_owned(),
-            Some(bytes) => literal(&text_of(bytes, parameters.format(at), type_oid).ok_or_else(|| {
-                format!("parameter ${} is binary, of a type that the client did not name", at + 1)
-            })?),
+            Some(bytes) => {
+                let value = text_of(bytes, parameters.format(at), type_oid).ok_or_else(|| {
+                    format!("parameter ${} is binary, of a type that the client did not name", at + 1)
+                })?;
+                if value.contains('\0') {
+                    return Err(format!("parameter ${} has a NUL", at + 1));
+                }
+                literal(&value)
+            }
         });
     }
     let types: Vec<String> = (0..parameters.values.len())
@@ -332,10 +340,13 @@ fn copy_script(text: &str, copy: &Copy) -> Result<String, String> {
         return Err(format!("COPY of {} bytes", copy.len));
     }
     let data = std::str::from_utf8(&copy.data).map_err(|_| "COPY of binary data")?;
+    let data = shell::copy_data(data)?;
     let end = if data.is_empty() || data.ends_with('\n') { "" } else { "\n" };
-    // Only on a line of its own it is the end.
-    let mark = if data.lines().next_back() == Some("\\.") { "" } else { "\\.\n" };
-    Ok(format!("{text}\n;\n{data}{end}{mark}"))
+    // Of a COPY that the server refuses, psql would run the data as commands.
+    Ok(format!(
+        "\\set underpass_stop :ON_ERROR_STOP\n\\set ON_ERROR_STOP on\n{text}\n;\n{data}{end}\\.\n\
+         \\set ON_ERROR_STOP :underpass_stop\n"
+    ))
 }
 
 /// A literal that means the same whatever `standard_conforming_strings` says.

@@ -619,3 +619,56 @@ fn what_is_no_log_is_refused_with_its_line() {
     let two = format!("{}{}", LOG.lines().next().unwrap(), "\nx,y\n");
     assert!(import("b", &two).contains("line 2: too few columns"), "{}", import("c", &two));
 }
+
+/// A number of parameters that no message has.
+#[test]
+fn a_line_with_too_many_parameters_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer =
+        Writer::create(&folder.path().join("trace"), &csv_log::meta(), Options::default()).unwrap();
+    let list = |count: usize| (0..count).map(|_| "$1 = '1'").collect::<Vec<_>>().join(", ");
+    let import = |count: usize, writer: &mut Writer| {
+        let log = LOG.replace("$1 = 'it''s', $2 = NULL", &list(count));
+        let summary = import_all(&[log.as_bytes()], writer).unwrap();
+        (summary.lines, summary.statements, summary.others)
+    };
+    let (lines, statements, others) = import(65_535, &mut writer);
+    assert_eq!(import(65_536, &mut writer), (lines, statements - 1, others + 1));
+}
+
+/// What a server refused may be a command to psql, and so may what stands in COPY data and names.
+#[test]
+fn scripts_have_no_commands_of_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    let mut r = Recorder { writer, offsets: [0; 4] };
+    r.start(1, 1_000);
+    let refused = |sqlstate: &[u8; 5]| {
+        Outcome::Error(ErrorOutcome { sqlstate: *sqlstate, fatal: false, message: b"no"[..].into() })
+    };
+    r.query(1, 2_000, "select 1 \\! touch /tmp/x", refused(b"\n\\! x"));
+    r.query(1, 3_000, "select 'abc", refused(b"42601"));
+    r.query(1, 4_000, "select 1 :DBNAME", refused(b"42601"));
+    r.execute(1, 5_000, "select 1; drop table gone", &[], &[], &[]);
+    r.execute(1, 6_000, "select $1", &[], &[], &[Some(b"a\0b")]);
+    let copy = r.send(1, 7_000, |out| build::query(out, b"copy t from stdin"));
+    r.send(1, 7_001, |out| build::copy_data(out, b"1\n\\.\n\\! touch /tmp/x\n"));
+    r.send(1, 7_002, build::copy_done);
+    r.answer(1, copy, 7_500, 0, complete("COPY 1"));
+    r.ready(1, copy, 7_500);
+    r.query(1, 8_000, "copy t from stdin", complete("COPY 0"));
+    r.writer.finish().unwrap();
+    let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
+    let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
+    assert_eq!((summary.statements, summary.left_out), (2, 5), "{script}");
+    assert!(script.contains("select 1 : DBNAME\n;\n") && !script.contains("gone"), "{script}");
+    let left_out = script.lines().filter(|line| line.starts_with("-- left out: ")).count();
+    assert_eq!(left_out, 5, "{script}");
+    // A COPY that fails ends the script, before its data is run as commands.
+    let guarded = "\\set ON_ERROR_STOP on\ncopy t from stdin\n;\n\\.\n\\set ON_ERROR_STOP :underpass_stop\n";
+    assert!(script.contains(guarded), "{script}");
+    let commands: Vec<&str> =
+        script.lines().filter(|line| !line.starts_with("--") && line.contains('\\')).collect();
+    assert!(commands.iter().all(|line| line.starts_with("\\set ") || *line == "\\."), "{script}");
+}
