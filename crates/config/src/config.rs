@@ -44,8 +44,9 @@ keys! {
         pidfile: Option<PathBuf> = Some(""), Restart;
         /// Unix user to become after start as root. Unset: stay, which root may not.
         user: Option<String> = None, Restart;
-        /// Name in the process title and log.
-        job_name: String = Some("pgbouncer"), Restart;
+        /// Name of the process.
+        job_name: String = Some("pgbouncer"), Restart,
+            no_effect = "neither the process nor its log lines carry the name; syslog_ident names them in syslog";
         /// Windows alias of `job_name`.
         service_name: Option<String> = None, Restart,
             hidden = "a service name exists on Windows only; PgBouncer on Linux refuses the key";
@@ -57,7 +58,7 @@ keys! {
         syslog_ident: String = Some("pgbouncer"), Reload;
         /// Syslog facility: `auth`, `authpriv`, `daemon`, `user`, `local0` to `local7`.
         syslog_facility: String = Some("daemon"), Reload;
-        /// Verbosity, as `-v`: 0 to 3.
+        /// Verbosity, as `-v`: 0, 1 (debug) or 2 (noise). Unset: as often as `-v` was given.
         verbose: u32 = None, Reload;
         /// Log successful logins.
         log_connections: bool = Some("1"), Reload;
@@ -218,7 +219,8 @@ keys! {
         dns_zone_check_period: Duration = Some("0"), Reload,
             no_effect = "zone serials are not polled; a changed address is noticed by the first new connection after dns_max_ttl";
         /// File to use instead of /etc/resolv.conf.
-        resolv_conf: Option<PathBuf> = Some(""), Restart;
+        resolv_conf: Option<PathBuf> = Some(""), Restart,
+            no_effect = "names are looked up by the system's own resolver, which reads /etc/resolv.conf";
     }
     group "TLS towards clients" {
         /// `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full` (as verify-ca).

@@ -24,7 +24,7 @@ keys! {
         /// `text` writes PgBouncer's log lines, `json` one object a line with the same facts.
         log_format: LogFormat = Some("text"), Reload;
         /// Forwarding of established links inside the kernel. `auto`: where the self-test passes; `off`: never;
-        /// `require`: refuse to start where it does not pass.
+        /// `require`: refuse to start where no lane works.
         kernel_path: KernelPath = Some("auto"), Restart;
         /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
         /// backends) or `both` (applications, too: what they send and are answered goes straight from socket to socket, and they must read by plain
