@@ -375,7 +375,7 @@ pub struct KernelRow<'a> {
     pub item: &'a str,
     /// The figure.
     pub value: u64,
-    /// `count`, `bytes`, `us` or `ns`.
+    /// `count`, `bytes` or `ns`.
     pub unit: &'a str,
 }
 

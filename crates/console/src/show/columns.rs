@@ -330,7 +330,7 @@ pub(super) const KERNEL: &[Column] = columns! {
     "name" Text "Lane, reason, queue or program.";
     "item" Text "What is counted.";
     "value" Numeric "The figure.";
-    "unit" Text "`count`, `bytes`, `us` or `ns`.";
+    "unit" Text "`count`, `bytes` or `ns`.";
 };
 
 pub(super) const MIRRORS: &[Column] = columns! {
