@@ -114,14 +114,14 @@ def min_pool_size(t):
     p = t.tx({"min_pool_size": 3})
     client = t.connect(p)
     client.query("SELECT 1")
-    host.wait_until(lambda: len(p.admin("SHOW SERVERS")) == 3, 4, what="three servers")
+    host.wait_until(lambda: len(p.admin("SHOW SERVERS")) == 3, what="three servers")
 
 
 @check("limit/min_pool_size-with-forced-user", slow=True)
 def min_pool_size_forced(t):
     p = t.tx(databases={"p0": t.target(min_pool_size=2, user="bob")})
     t.connect(p).query("SELECT 1")
-    host.wait_until(lambda: len(p.admin("SHOW SERVERS")) == 2, 4, what="two servers")
+    host.wait_until(lambda: len(p.admin("SHOW SERVERS")) == 2, what="two servers")
 
 
 @check("limit/max_client_conn")
@@ -235,7 +235,7 @@ def lowered(t):
         client.query("COMMIT")
     same(len(p.admin("SHOW SERVERS")), 3)
     p.admin("SET default_pool_size = 1")
-    host.wait_until(lambda: len(p.admin("SHOW SERVERS")) == 1, 4 * JANITOR_S + 2, what="servers closed")
+    host.wait_until(lambda: len(p.admin("SHOW SERVERS")) == 1, what="servers closed")
     p.wait_log("closing because: too many servers in the pool")
 
 

@@ -15,7 +15,7 @@ def start_fails(t, text, **kwargs):
     """The start must end with code 1 and a message that matches."""
     p = t.pooler(wait=False, **kwargs)
     try:
-        code = p.exited(5)
+        code = p.exited()
     except subprocess.TimeoutExpired:
         raise AssertionError(f"started; expected /{text}/") from None
     assert code != 0, "exit code 0"
@@ -262,7 +262,7 @@ def roll_back(t):
                         return client.one("SELECT 1") == "1"
                 except (OSError, wire.Closed):
                     return False
-            host.wait_until(answers, 10, what=f"{start[0]} serves")
+            host.wait_until(answers, what=f"{start[0]} serves")
         finally:
             host.stop(process, signal.SIGQUIT)
     same(open(ini, encoding="utf-8").read(), before, "the ini file")
@@ -374,10 +374,10 @@ def host_name_moves(t):
     p.write("hosts", "127.0.0.9 moves.test\n")
     # A further connection asks for the name again, and finds nobody at the new address.
     t.background(second.query, "SELECT 1")
-    p.wait_log("connect failed", 5)
+    p.wait_log("connect failed")
     same(backend_pid(first), pid, "the transaction keeps its server")
     first.query("COMMIT")
-    p.wait_log("obsolete connection|close_needed", 5)
+    p.wait_log("obsolete connection|close_needed")
     p.write("hosts", "127.0.0.1 moves.test\n")
 
     def served():
@@ -387,7 +387,7 @@ def host_name_moves(t):
         except (wire.PgError, wire.Closed):
             return None  # the failure to connect is remembered for server_login_retry
 
-    host.wait_until(lambda: served() not in (None, pid), 10, what="served by a new connection")
+    host.wait_until(lambda: served() not in (None, pid), what="served by a new connection")
 
 
 @check("database/unknown-host-name", slow=True)
@@ -479,4 +479,4 @@ def log_reopen(t):
     os.rename(p.log_path, p.path("old.log"))
     p.signal(signal.SIGHUP)
     # The new file begins with the next line.
-    host.wait_until(lambda: backend_pid(t.connect(p)) and os.path.exists(p.log_path), 2, 0.1, what="new log file")
+    host.wait_until(lambda: backend_pid(t.connect(p)) and os.path.exists(p.log_path), step_s=0.1, what="new log file")

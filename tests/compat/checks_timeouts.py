@@ -353,8 +353,8 @@ def autodb_idle(t):
     with t.connect(p, database="p1") as client:
         client.query("SELECT 1")
         p.wait_log("registered new auto-database")
-    host.wait_until(lambda: "p1" not in {row["name"] for row in p.admin("SHOW DATABASES")}, 6, 0.2,
-                    "auto-database is dropped")
+    host.wait_until(lambda: "p1" not in {row["name"] for row in p.admin("SHOW DATABASES")}, step_s=0.2,
+                    what="auto-database is dropped")
 
 
 @check("timeout/server_check_query", slow=True)

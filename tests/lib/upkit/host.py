@@ -114,7 +114,7 @@ def pg_bin(name=""):
     raise SetupError("PostgreSQL's server programs not found: apt-get install postgresql, or set PG_BIN")
 
 
-def wait_until(condition, timeout_s=5.0, step_s=0.01, what="condition"):
+def wait_until(condition, timeout_s=60.0, step_s=0.01, what="condition"):
     """Polls until `condition()` is true and returns its value; AssertionError after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while True:

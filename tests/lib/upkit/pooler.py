@@ -188,7 +188,7 @@ class Pooler:
                                         stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output,
                                         **host.run_as(user))
         if wait:
-            host.wait_until(self._accepts, 10, 0.005, "pooler accepts connections")
+            host.wait_until(self._accepts, 60, 0.005, "pooler accepts connections")
 
     def _accepts(self):
         if self.process.poll() is not None:
@@ -216,7 +216,7 @@ class Pooler:
         except FileNotFoundError:
             return ""
 
-    def wait_log(self, pattern, timeout_s=5):
+    def wait_log(self, pattern, timeout_s=60):
         """Waits for a line of the log that matches the regular expression."""
         return host.wait_until(lambda: re.search(pattern, self.log()), timeout_s, what=f"log line /{pattern}/")
 
@@ -224,7 +224,7 @@ class Pooler:
         """Sends a signal."""
         self.process.send_signal(number)
 
-    def exited(self, timeout_s=5):
+    def exited(self, timeout_s=60):
         """Waits for the end of the process; returns its exit code."""
         return self.process.wait(timeout_s)
 
