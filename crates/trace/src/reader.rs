@@ -20,6 +20,10 @@ use crate::{Error, Meta};
 /// The longest record that is put together from several blocks, bytes: the longest message and its fields.
 const RECORD_MAX: usize = (1 << 31) + (1 << 20);
 
+/// Bytes that are read at once behind damage: at first, and at most.
+const SEARCH_BYTES_MIN: usize = 4 * BLOCK_HEADER_LEN;
+const SEARCH_BYTES_MAX: usize = 64 << 10;
+
 /// What could not be read so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
@@ -313,12 +317,10 @@ impl Segment {
             }
             let mut bytes = [0; BLOCK_HEADER_LEN];
             self.read_at(self.offset, &mut bytes)?;
-            let header = BlockHeader::decode(&bytes)
-                .filter(|header| u64::from(header.stored_len) <= left - BLOCK_HEADER_LEN as u64);
-            if let Some(header) = header {
+            if let Some(header) = self.header(self.offset, &bytes) {
                 break header;
             }
-            let next = self.find_magic(self.offset + 1)?;
+            let next = self.find_header(self.offset + 1)?;
             skipped += next - self.offset;
             self.offset = next;
         };
@@ -381,21 +383,33 @@ impl Segment {
         Ok(whole)
     }
 
-    /// The offset of the next block's magic from `from` on, or the end of the file.
-    fn find_magic(&mut self, from: u64) -> Result<u64, Error> {
-        let mut window = vec![0; 64 << 10];
+    /// The offset of the next intact header from `from` on, or where the trailer may be. Each byte is looked at a few times at most,
+    /// whatever the file holds: what is no header is passed over without reading it again, and a header that is near is found
+    /// without reading far.
+    fn find_header(&mut self, from: u64) -> Result<u64, Error> {
+        let mut window = Vec::new();
         let mut offset = from;
-        while offset + BLOCK_MAGIC.len() as u64 <= self.end {
-            let len = window.len().min((self.end - offset) as usize);
-            self.read_at(offset, &mut window[..len])?;
-            let found = window[..len].windows(BLOCK_MAGIC.len()).position(|bytes| bytes == BLOCK_MAGIC);
-            if let Some(at) = found {
-                return Ok(offset + at as u64);
+        while self.end.saturating_sub(offset) >= BLOCK_HEADER_LEN as u64 {
+            let size = (2 * window.len()).clamp(SEARCH_BYTES_MIN, SEARCH_BYTES_MAX);
+            window.resize(size.min((self.end - offset) as usize), 0);
+            self.read_at(offset, &mut window)?;
+            for at in memchr::memmem::find_iter(&window, &BLOCK_MAGIC) {
+                // One that is cut off here begins the next window.
+                let Some(bytes) = window[at..].first_chunk() else { break };
+                if self.header(offset + at as u64, bytes).is_some() {
+                    return Ok(offset + at as u64);
+                }
             }
-            offset += (len - BLOCK_MAGIC.len() + 1) as u64;
+            offset += (window.len() - BLOCK_HEADER_LEN + 1) as u64;
         }
         // The trailer of a damaged segment is still its trailer.
         Ok(self.end.saturating_sub(TRAILER_LEN as u64).max(from).min(self.end))
+    }
+
+    /// The header in the bytes at `offset`, if it is intact and its block fits into the file.
+    fn header(&self, offset: u64, bytes: &[u8; BLOCK_HEADER_LEN]) -> Option<BlockHeader> {
+        let left = self.end - offset - BLOCK_HEADER_LEN as u64;
+        BlockHeader::decode(bytes).filter(|header| u64::from(header.stored_len) <= left)
     }
 
     fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
@@ -431,3 +445,6 @@ fn segments(path: &Path) -> Result<Vec<PathBuf>, Error> {
     segments.sort();
     Ok(segments)
 }
+
+#[cfg(test)]
+mod tests;
