@@ -129,6 +129,11 @@ impl Exchange {
         self.state == State::Done
     }
 
+    /// Whether rows are next: every message that is not empty, and begins with neither ERR nor EOF, is one, and changes nothing.
+    pub fn in_rows(&self) -> bool {
+        self.state == State::Rows
+    }
+
     /// Whether the client is to send a file.
     pub fn wants_file(&self) -> bool {
         self.state == State::File

@@ -4,7 +4,7 @@
 use underpass_mysql::command::*;
 use underpass_mysql::exchange::{End, Step};
 use underpass_mysql::packet::{self, HEADER_BYTES, Header};
-use underpass_mysql::response::{self, status};
+use underpass_mysql::response::{self, EOF, ERR, status};
 
 use super::{Missing, Mysql};
 use crate::assemble::Sink;
@@ -74,7 +74,10 @@ impl Mysql {
     pub(super) fn answers(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
         let (mut at, mut rest) = (position, bytes);
         while !rest.is_empty() && !self.lost {
-            let taken = self.part(time_ns, at, rest, sink);
+            let taken = match self.whole_rows(time_ns, at, rest) {
+                0 => self.part(time_ns, at, rest, sink),
+                taken => taken,
+            };
             if self.origin.level != Level::Full {
                 self.accounts.recorded(Direction::Backend, time_ns, taken as u64, sink);
             }
@@ -98,6 +101,32 @@ impl Mysql {
         self.back.header_len = 0;
         let why = self.why_unfinished();
         self.accounts.missing(Direction::Backend, time_ns, self.back.at, len, why, sink);
+    }
+
+    /// Counts the rows at the beginning of these bytes, where nothing else is wanted of them; returns how many bytes they were. What this
+    /// does not know for a whole row, in one packet and in its order, it leaves to [`Self::part`].
+    fn whole_rows(&mut self, time_ns: u64, at: u64, bytes: &[u8]) -> usize {
+        if self.origin.level == Level::Full || self.back.header_len != 0 || self.back.continued {
+            return 0;
+        }
+        let Some(first) = self.pending.front_mut().filter(|first| first.exchange.in_rows()) else { return 0 };
+        let (mut rows, mut sequence, mut rest) = (0, first.sequence, bytes);
+        while let [a, b, c, number, byte, ..] = *rest {
+            let len = u32::from_le_bytes([a, b, c, 0]) as usize;
+            let is_row = len != 0 && len < packet::PAYLOAD_BYTES_MAX && byte != ERR && byte != EOF;
+            let Some(after) = rest.get(HEADER_BYTES + len..).filter(|_| is_row && number == sequence) else {
+                break;
+            };
+            rest = after;
+            sequence = sequence.wrapping_add(1);
+            rows += 1;
+        }
+        if rows > 0 {
+            first.sequence = sequence;
+            let begun = Begun { offset: at, first_ns: time_ns, rows: 0 };
+            self.back.response.get_or_insert(begun).rows += rows;
+        }
+        bytes.len() - rest.len()
     }
 
     /// A part of a packet; returns how many bytes it was.

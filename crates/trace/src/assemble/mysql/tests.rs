@@ -528,6 +528,56 @@ fn a_statement_of_many_packets_is_one_message() {
     assert!(records.statements()[0].0.as_bytes() == &text[1..]);
 }
 
+/// Answers with these rows, to a query and to a fetch; `end` stands for the last EOF.
+fn answers(rows: &[Vec<u8>], end: &[u8]) -> Vec<Part> {
+    let rows: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
+    let result = [&[b"\x01", COLUMN, EOF][..], &rows, &[end]].concat();
+    vec![
+        client(0, &[b"\x03select a from t"]),
+        server(1, &result),
+        client(0, &[b"\x1c\x07\0\0\0\x40\0\0\0"]),
+        server(1, &[&rows[..], &[end]].concat()),
+        client(0, &[b"\x03select 1"]),
+        server(1, &[b"\x01", COLUMN, EOF, b"\x011", EOF]),
+    ]
+}
+
+/// Runs the parts, the server's in pieces of these sizes; byte by byte, each at the time of its piece, no row is counted without being
+/// taken apart.
+fn run_pieces(level: Level, parts: &[Part], sizes: &[usize], byte_by_byte: bool) -> Vec<Record<'static>> {
+    let (mut session, mut records) = (machine(level), Records::default());
+    let mut sizes = sizes.iter().cycle();
+    let mut time_ns = 0;
+    for (direction, bytes) in parts {
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let is_client = *direction == Direction::Frontend;
+            let size = if is_client { rest.len() } else { *sizes.next().unwrap() };
+            let (piece, after) = rest.split_at(size.min(rest.len()));
+            time_ns += 1;
+            for part in piece.chunks(if byte_by_byte && !is_client { 1 } else { piece.len() }) {
+                session.piece(*direction, time_ns, Piece::Bytes(part), &mut records);
+            }
+            rest = after;
+        }
+    }
+    session.end(time_ns + 1, EndReason::Unknown, Audit::default(), &mut records);
+    records.0
+}
+
+#[test]
+fn a_row_of_several_packets_is_one_among_others() {
+    let long = vec![b'x'; packet::PAYLOAD_BYTES_MAX + 10];
+    let full = vec![b'x'; packet::PAYLOAD_BYTES_MAX];
+    let rows = [b"\x011".to_vec(), long, b"\x012".to_vec(), full, b"\xfb".to_vec()];
+    let parts = [login(capability::PROTOCOL_41), answers(&rows, EOF)].concat();
+    for size in [usize::MAX, 1 << 20] {
+        let records = run(machine(Level::Summary), &parts, |_| size);
+        assert_eq!(records.outcomes(), ["ROWS 5 5", "ROWS 5 5", "ROWS 1 1"], "pieces of {size}");
+        assert_eq!(records.end().backend.lost, 0);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -537,5 +587,36 @@ proptest! {
         let mut sizes = sizes.iter().cycle();
         let records = run(machine(Level::Summary), &parts, |_| *sizes.next().unwrap());
         prop_assert_eq!(records.outcomes(), outcomes());
+    }
+
+    #[test]
+    fn rows_that_are_counted_at_once_are_those_that_are_taken_apart(
+        rows in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..30), 0..400),
+        any_row in any::<bool>(),
+        end in prop_oneof![
+            Just(EOF),
+            Just(&b"\xff\x26\x04#23000Duplicate entry"[..]),
+            // A result behind this one, and no end at all.
+            Just(&b"\xfe\0\0\x0b\0"[..]),
+            Just(&b"\x017"[..]),
+        ],
+        flip in proptest::option::of((any::<prop::sample::Index>(), 1u8..)),
+        sizes in proptest::collection::vec(1usize..3000, 1..20),
+        level in prop_oneof![Just(Level::Summary), Just(Level::None), Just(Level::Full)],
+    ) {
+        let mut rows = rows;
+        if !any_row {
+            rows.iter_mut().for_each(|row| row[0] = row[0].min(0xfb));
+        }
+        let mut parts = [login(capability::PROTOCOL_41), answers(&rows, end)].concat();
+        if let Some((at, flip)) = flip {
+            // The answer to the query, or that to the fetch.
+            let part = 4 + 2 * (at.index(2));
+            let bytes = &mut parts[part].1;
+            let at = at.index(bytes.len());
+            bytes[at] ^= flip;
+        }
+        let (at_once, apart) = (run_pieces(level, &parts, &sizes, false), run_pieces(level, &parts, &sizes, true));
+        prop_assert!(at_once == apart, "{at_once:?}\n{apart:?}");
     }
 }
