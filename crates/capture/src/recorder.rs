@@ -357,7 +357,7 @@ impl Recorder {
             let connections = self.connections.values_mut().map(|c| &mut c.session);
             let processes = self.probed.values_mut().map(|p| &mut p.session);
             for session in connections.chain(processes) {
-                if session.wants_texts() && session.backend_pid() == Some(pid) {
+                if session.wants_texts(time_ns) && session.backend_pid() == Some(pid) {
                     session.text(time_ns, &text, &mut counting);
                 }
             }
@@ -373,8 +373,8 @@ impl Recorder {
                 session.piece(Direction::Frontend, time_ns, piece, &mut counting);
             });
         }
-        self.wants_texts = self.connections.values().any(|c| c.session.wants_texts())
-            || self.probed.values().any(|p| p.session.wants_texts());
+        self.wants_texts = self.connections.values().any(|c| c.session.wants_texts(now_ns))
+            || self.probed.values().any(|p| p.session.wants_texts(now_ns));
         self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
         self.ledger.forget(now_ns);
         let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };

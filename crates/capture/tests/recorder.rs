@@ -4,6 +4,7 @@
 use underpass_capture::{Ends, Event, Nobody, ProbedId, Recorder, TcpFlags};
 use underpass_mysql::packet::put_message;
 use underpass_trace::{Direction, EndReason, Level, Protocol, Record, SessionEnd, SessionId};
+use underpass_wire::frontend::build;
 
 const OK: &[u8] = b"\0\0\0\x02\0\0\0";
 const SERVER: u32 = 4711;
@@ -143,4 +144,30 @@ fn the_end_of_a_process_waits_for_the_last_words_in_other_rings() {
     }
     let totals = recorder.totals();
     assert_eq!((totals.sessions, totals.messages, totals.lost_bytes), (2, 2, 0), "{totals:?}");
+}
+
+/// A statement of before the recording that is always in one batch with another, as BEGIN is for pgjdbc: nothing tells its text, and the
+/// probe that waits for it is not wanted for ever.
+#[test]
+fn texts_that_nothing_tells_are_not_waited_for_for_ever() {
+    const SECOND: u64 = 1_000_000_000;
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let mut batch = Vec::new();
+    for statement in [b"S_1", b"S_2"] {
+        build::bind(&mut batch, b"", statement, [], [], []);
+        build::execute(&mut batch, b"", 0);
+    }
+    build::sync(&mut batch);
+    let mut seq = 100;
+    for at in 1..=61 {
+        let time = at * SECOND;
+        let mut event = packet(&batch, 7, seq);
+        if let Event::Packet { time_ns, .. } = &mut event {
+            *time_ns = time;
+        }
+        take(&mut recorder, &mut Sessions::default(), 0, event);
+        recorder.tick(time, &mut |_: Record<'_>| {});
+        assert_eq!(recorder.wants_texts(), at < 61, "after {} s", at - 1);
+        seq += batch.len() as u32;
+    }
 }

@@ -111,8 +111,8 @@ pub trait Assemble {
     /// The server's process, if it is known.
     fn backend_pid(&self) -> Option<u32>;
 
-    /// Whether the session uses statements of which the text is not known.
-    fn wants_texts(&self) -> bool;
+    /// Whether the session uses statements of which the text is not known, and it is worth waiting for it still.
+    fn wants_texts(&self, now_ns: u64) -> bool;
 
     /// Whether its start is in the trace.
     fn has_records(&self) -> bool;

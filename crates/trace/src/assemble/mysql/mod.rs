@@ -198,7 +198,7 @@ impl Assemble for Mysql {
         self.connection_id.or(self.known.backend_pid)
     }
 
-    fn wants_texts(&self) -> bool {
+    fn wants_texts(&self, _: u64) -> bool {
         // Nobody tells them: a statement of before the capture stays without text.
         false
     }

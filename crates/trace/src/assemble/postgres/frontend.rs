@@ -294,7 +294,9 @@ impl Postgres {
                     Err(_) => bind_names(body).map_or(&b""[..], |names| names.statement),
                 };
                 if !self.statements.contains(name) {
-                    self.unknown.insert(name.to_vec());
+                    if !self.unknown.contains_key(name) {
+                        self.unknown.insert(name.to_vec(), time_ns);
+                    }
                     let uses = &mut self.front.uses;
                     uses.retain(|r#use| r#use.from_ns.saturating_add(USE_TIME_NS) > time_ns);
                     if uses.len() < USES_MAX {
@@ -332,7 +334,7 @@ impl Postgres {
         };
         let Some(index) = self.front.uses.iter().position(fits) else { return };
         let name = self.front.uses.remove(index).name;
-        if !self.unknown.remove(&name) {
+        if self.unknown.remove(&name).is_none() {
             return;
         }
         sink.record(Record::PreparedFill(PreparedFill {

@@ -21,11 +21,15 @@ mod frontend;
 mod shape;
 mod startup;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::accounts::{Accounts, Missing};
 use super::{Assemble, Audit, Known, Origin, Piece, Sink};
 use crate::{Direction, EndReason, Outcome, Record, Response, SessionEnd, WithheldReason};
+
+/// How long the text of a statement is waited for since its first use, nanoseconds: that costs all sessions of the server, and is of
+/// no avail for one that is never alone in its batch, does not exist, or is not used again.
+const WANTED_NS: u64 = 60_000_000_000;
 
 /// What the session is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +88,8 @@ pub struct Postgres {
     terminated: bool,
     /// Names of statements whose text is in the trace; used by joined sessions only.
     statements: HashSet<Vec<u8>>,
-    /// Names of statements of a joined session that were used without.
-    unknown: HashSet<Vec<u8>>,
+    /// Names of statements of a joined session that were used without, and when they first were.
+    unknown: HashMap<Vec<u8>, u64>,
 }
 
 impl Postgres {
@@ -106,7 +110,7 @@ impl Postgres {
             uncertain: false,
             terminated: false,
             statements: HashSet::new(),
-            unknown: HashSet::new(),
+            unknown: HashMap::new(),
         }
     }
 
@@ -177,8 +181,8 @@ impl Assemble for Postgres {
         self.login.backend_pid.or(self.known.backend_pid)
     }
 
-    fn wants_texts(&self) -> bool {
-        !self.unknown.is_empty()
+    fn wants_texts(&self, now_ns: u64) -> bool {
+        self.unknown.values().any(|&from_ns| now_ns < from_ns.saturating_add(WANTED_NS))
     }
 
     fn has_records(&self) -> bool {

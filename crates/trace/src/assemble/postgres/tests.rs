@@ -316,9 +316,9 @@ fn a_session_is_joined_at_its_next_request() {
         &mut out,
     );
     assert!(out.start().is_some_and(|s| s.midstream && s.user.as_deref() == Some(b"bob")));
-    assert!(session.wants_texts());
+    assert!(session.wants_texts(3));
     session.text(4, b"select 42", &mut out);
-    assert!(!session.wants_texts());
+    assert!(!session.wants_texts(4));
     let answer = [message(b'2', b""), row(b"42"), complete("SELECT 1"), ready(b'I')].concat();
     session.piece(Direction::Backend, 5, Piece::Bytes(&answer), &mut out);
     assert!(session.end(6, EndReason::RecordingEnded, Audit::default(), &mut out));
@@ -327,6 +327,38 @@ fn a_session_is_joined_at_its_next_request() {
     assert_eq!(fill.map(|f| (&*f.name, &*f.query)), Some((&b"old"[..], &b"select 42"[..])));
     let end = out.end().expect("end");
     assert!(end.frontend.add_up() && end.backend.add_up() && end.frontend.lost == 0);
+}
+
+#[test]
+fn a_text_that_cannot_be_told_is_not_wanted_for_ever() {
+    let mut session = Postgres::new(origin(Level::Summary));
+    let mut out = Records::default();
+    session.joined(Known::default());
+    let second = 1_000_000_000;
+    for at in (1..200).map(|at| at * second) {
+        // As pgjdbc does: BEGIN is prepared as well, and goes with the first statement of the transaction.
+        let batch = [bind("S_1", &[]), execute(), bind("S_2", &[b"v"]), execute(), query("commit")].concat();
+        session.piece(Direction::Frontend, at, Piece::Bytes(&batch), &mut out);
+        session.text(at, b"BEGIN", &mut out);
+        session.text(at, b"select $1", &mut out);
+        let one = [message(b'2', b""), complete("SELECT 1")].concat();
+        let answer = [&one[..], &one, &complete("COMMIT"), &ready(b'I')].concat();
+        session.piece(Direction::Backend, at + 1, Piece::Bytes(&answer), &mut out);
+        assert_eq!(session.wants_texts(at + 2), at <= 60 * second, "after {at} ns");
+    }
+    // Another, that nobody uses again.
+    let at = 200 * second;
+    session.piece(
+        Direction::Frontend,
+        at,
+        Piece::Bytes(&[bind("S_3", &[]), execute(), sync()].concat()),
+        &mut out,
+    );
+    assert!(session.wants_texts(at + 59 * second) && !session.wants_texts(at + 60 * second));
+    // It is still taken when it comes, as others may want theirs.
+    session.text(at, b"select 3", &mut out);
+    let fill = out.0.iter().find_map(|r| if let Record::PreparedFill(f) = r { Some(&f.query) } else { None });
+    assert_eq!(fill.map(|query| &**query), Some(&b"select 3"[..]));
 }
 
 #[test]
