@@ -27,6 +27,8 @@ pub(super) struct Commands {
     statements: HashMap<u32, u32>,
     /// The statement of the last COM_STMT_PREPARE.
     last: Option<u32>,
+    /// Statements of the COM_STMT_PREPAREs whose number has not been told, by unit: a client may send several before the first answer.
+    unanswered: HashMap<usize, u32>,
     /// Commands without an answer that wait for the next one with an answer.
     held: Vec<Vec<u8>>,
     /// COM_CHANGE_USER was seen: as whom the session goes on cannot be had.
@@ -114,8 +116,13 @@ impl Script {
                 let index = classifier.classify(&payload[1..]);
                 self.open.parses.push(index);
                 self.commands.last = Some(index);
+                self.commands.unanswered.insert(at, index);
             }
-            COM_RESET_CONNECTION => self.commands.statements.clear(),
+            COM_RESET_CONNECTION => {
+                self.commands.statements.clear();
+                self.commands.unanswered.clear();
+                self.commands.last = None;
+            }
             _ => {
                 let Some(number) = command::statement_number(&payload) else { return Ok(()) };
                 let known = match number {
@@ -140,7 +147,7 @@ impl Script {
 
     /// The answer to a COM_STMT_PREPARE said its number.
     pub(super) fn prepared_as(&mut self, unit: usize, number: u32) {
-        if let Some(index) = self.commands.last {
+        if let Some(index) = self.commands.unanswered.remove(&unit) {
             self.commands.statements.insert(number, index);
         }
         self.session.prepares.insert(unit, number);

@@ -2,8 +2,8 @@
 //! Plans of traces made by hand.
 
 use underpass_trace::{
-    ByteTotals, Cancel, Direction, EndReason, Frontend, Loss, LossReason, Meta, PreparedFill, Ready, Record,
-    Redaction, SessionEnd, SessionId, SessionStart, Source, TransactionStatus, Transport,
+    ByteTotals, Cancel, Direction, EndReason, Frontend, Loss, LossReason, Meta, Outcome, PreparedFill, Ready,
+    Record, Redaction, Response, SessionEnd, SessionId, SessionStart, Source, TransactionStatus, Transport,
 };
 use underpass_wire::frontend::build;
 
@@ -529,4 +529,64 @@ fn time_cuts_whole_transactions_and_keeps_what_was_prepared() {
 fn a_unit_is_small_from_plan_to_outcome() {
     let sizes = [size_of::<Unit>(), size_of::<Step>(), size_of::<crate::outcome::UnitOutcome>()];
     assert_eq!(sizes, [64, 16, 24]);
+}
+
+#[test]
+fn prepared_statements_of_mysql_that_were_asked_for_before_the_first_answer_keep_their_numbers() {
+    let mut records = Trace::default().start(1, 0, false).records.clone();
+    let session = SessionId(1);
+    let mut offset = 0;
+    let mut command = |records: &mut Vec<Record<'static>>, time_ns, payload: &[u8]| {
+        let mut bytes = Vec::new();
+        underpass_mysql::packet::put_message(&mut bytes, 0, payload);
+        let at = offset;
+        offset += bytes.len() as u64;
+        records.push(Record::Frontend(Frontend::new(session, time_ns, at, bytes)));
+        at
+    };
+    let answer = |records: &mut Vec<Record<'static>>, time_ns, request, tag: &str| {
+        let outcome = Outcome::Complete { tag: tag.as_bytes().to_vec().into() };
+        let (first_ns, last_ns) = (time_ns, time_ns);
+        records.push(Record::Response(Response {
+            session,
+            request,
+            offset: 0,
+            len: 0,
+            first_ns,
+            last_ns,
+            rows: 0,
+            outcome,
+        }));
+        records.push(Record::Ready(Ready { session, time_ns, request, offset: 0, status: I }));
+    };
+    let execute = |number: u32| [&[0x17][..], &number.to_le_bytes(), &[0, 1, 0, 0, 0]].concat();
+    let texts: [&[u8]; 3] = [b"\x16delete from t", b"\x16select broken", b"\x16select 1"];
+    let prepares = texts.map(|text| command(&mut records, 1, text));
+    // As MariaDB's connectors do: the last statement, whatever its number will be.
+    let last = command(&mut records, 1, &execute(underpass_mysql::command::LAST_PREPARED));
+    answer(&mut records, 2, prepares[0], "PREPARE 1 0");
+    records.push(Record::Ready(Ready { session, time_ns: 2, request: prepares[1], offset: 0, status: I }));
+    answer(&mut records, 2, prepares[2], "PREPARE 3 0");
+    answer(&mut records, 2, last, "ROWS 1");
+    for (time_ns, number) in [(3, 1), (5, 3)] {
+        let request = command(&mut records, time_ns, &execute(number));
+        answer(&mut records, time_ns + 1, request, "OK 0");
+    }
+    // Prepared before the reset, answered behind it: gone.
+    let prepare = command(&mut records, 7, b"\x16select 2");
+    let reset = command(&mut records, 7, b"\x1f");
+    answer(&mut records, 8, prepare, "PREPARE 4 0");
+    answer(&mut records, 8, reset, "OK 0");
+    let request = command(&mut records, 9, &execute(4));
+    answer(&mut records, 10, request, "OK 0");
+
+    let meta = Meta { protocol: underpass_trace::Protocol::Mysql, ..Meta::default() };
+    let plan = from_records(meta, records, &Options { read_only: true, ..Options::default() }).unwrap();
+    let (kept, dropped) = (None, Some(Reason::ReadOnly));
+    assert_eq!(
+        omitted(&plan),
+        [kept, kept, kept, kept, dropped, kept, kept, kept, Some(Reason::UnknownStatement)]
+    );
+    let numbers: Vec<_> = plan.sessions[0].prepares.clone().into_iter().collect();
+    assert_eq!(numbers, [(0, 1), (2, 3), (6, 4)]);
 }
