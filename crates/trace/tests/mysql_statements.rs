@@ -106,3 +106,23 @@ fn an_attribute_of_the_client_is_not_taken_for_its_capabilities() {
     session.run(b"\x03\0\x01select 1", b"ROWS 1", Idle);
     assert_eq!(session.texts(), ["select 1"]);
 }
+
+#[test]
+fn what_is_executed_behind_a_prepare_that_fails_is_not_the_statement_before() {
+    let last = |session: &mut Session| session.send(0, b"\x17\xff\xff\xff\xff\0\x01\0\0\0").1;
+    let error =
+        || Outcome::Error(ErrorOutcome { sqlstate: *b"42000", fatal: false, message: b"no"[..].into() });
+    let mut session = Session::new();
+    session.run(b"\x16select 1", b"PREPARE 7 0", Idle);
+    // Both are sent before the first is answered.
+    let (_, prepare) = session.send(0, b"\x16selct 2");
+    let execute = last(&mut session);
+    for request in [prepare, execute] {
+        session.outcome(request, 0, error());
+        session.ready_at(session.now, request, Idle);
+    }
+    session.run(b"\x16select 3", b"PREPARE 8 0", Idle);
+    let execute = last(&mut session);
+    session.answer(execute, b"ROWS 1", Idle);
+    assert_eq!(session.texts(), ["selct 2", "select 3"]);
+}

@@ -134,8 +134,13 @@ impl Statements {
     pub(super) fn end(&mut self, what: What, outcome: Option<&Outcome<'_>>) -> Option<Ran> {
         match what {
             What::Prepare { text, redaction } => {
-                let Some(Outcome::Complete { tag }) = outcome else { return None };
-                let (number, parameters) = prepared_tag(tag)?;
+                let told = match outcome {
+                    Some(Outcome::Complete { tag }) => prepared_tag(tag),
+                    _ => None,
+                };
+                // One that failed has no number, but an execution of the last statement may have been sent behind it: of this text, not of
+                // the one before.
+                let (number, parameters) = told.unwrap_or((LAST_PREPARED, 0));
                 let (types, long) = Default::default();
                 self.prepared.insert(number, Prepared { text, redaction, parameters, types, long });
                 self.last = number;
