@@ -142,6 +142,8 @@ struct Pool<S> {
     logins: u32,
     next_round: u32,
     paused: bool,
+    /// Whether `min_pool_size` means this pool now: see [`Core::keep_minimum`].
+    keeps_minimum: bool,
     /// Last failed connection, for `server_login_retry`.
     failed_at: Option<Instant>,
     /// Connections that are to close when they come to rest.
@@ -267,6 +269,7 @@ impl<S> Core<S> {
             logins: 0,
             next_round: 0,
             paused: false,
+            keeps_minimum: true,
             failed_at: None,
             old: None,
             last_over: None,
@@ -284,6 +287,11 @@ impl<S> Core<S> {
     /// New limits after a reload.
     pub fn set_limits(&mut self, pool: PoolId, limits: PoolLimits) {
         self.at(pool).limits = limits;
+    }
+
+    /// Whether connections are opened for `min_pool_size`: not for a pool that nobody would use them of.
+    pub fn keep_minimum(&mut self, pool: PoolId, keeps: bool) {
+        self.at(pool).keeps_minimum = keeps;
     }
 
     /// The limits of a pool.
@@ -393,8 +401,9 @@ impl<S> Core<S> {
         }
         let p = &self.pools[pool.0 as usize];
         let limits = &p.limits;
-        let demand = p.waiting.len() as u32 > p.logins || (p.connections < limits.size_min && p.logins == 0);
-        if !demand || p.paused {
+        let is_waited_for = p.waiting.len() as u32 > p.logins;
+        let lacks = p.keeps_minimum && p.connections < limits.size_min && p.logins == 0;
+        if !(is_waited_for || lacks) || p.paused {
             return Launch::Not;
         }
         if let Some(failed_at) = p.failed_at {
@@ -410,7 +419,8 @@ impl<S> Core<S> {
         if p.connections >= limits.size {
             let waited =
                 p.waiting.values().next().map_or(Duration::ZERO, |w| now.saturating_duration_since(w.since));
-            if limits.reserve == 0
+            if !is_waited_for
+                || limits.reserve == 0
                 || waited < limits.reserve_timeout
                 || p.connections >= limits.size + limits.reserve
             {
@@ -423,24 +433,33 @@ impl<S> Core<S> {
         let database_full = database_max > 0 && count(&self.database_connections, database) >= database_max;
         let user_full = user_max > 0 && count(&self.user_connections, user) >= user_max;
         if database_full || user_full {
-            let victim = self.pools.iter().enumerate().position(|(index, other)| {
-                index != pool.0 as usize
-                    && other.waiting.is_empty()
-                    && !other.idle.ordinals().is_empty()
-                    && (!database_full || other.database == database)
-                    && (!user_full || other.user == user)
-            });
-            let Some(index) = victim else { return Launch::Not };
-            let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { return Launch::Not };
-            let id = ServerId {
-                pool: PoolId(index as u32),
-                ordinal,
-                generation: self.pools[index].slots[ordinal as usize].generation,
+            // The minimum of one pool takes nothing from another: both would go on for ever.
+            if !is_waited_for {
+                return Launch::Not;
+            }
+            let of = |for_database: bool, for_user: bool| {
+                self.pools.iter().enumerate().position(|(index, other)| {
+                    index != pool.0 as usize
+                        && other.waiting.is_empty()
+                        && !other.idle.ordinals().is_empty()
+                        && (!for_database || other.database == database)
+                        && (!for_user || other.user == user)
+                })
             };
-            self.free(id);
-            return Launch::Evict(id, server);
+            // If no one connection counts for both limits, two go, one after the other.
+            let victim = of(database_full, user_full).or_else(|| of(false, true).and(of(true, false)));
+            return victim.map_or(Launch::Not, |index| self.evict(index));
         }
         Launch::Open { id: self.open(pool, now), from_reserve }
+    }
+
+    /// Takes the idle connection of a pool (by its index) that was used longest ago, to be closed.
+    fn evict(&mut self, index: usize) -> Launch<S> {
+        let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { return Launch::Not };
+        let generation = self.pools[index].slots[ordinal as usize].generation;
+        let id = ServerId { pool: PoolId(index as u32), ordinal, generation };
+        self.free(id);
+        Launch::Evict(id, server)
     }
 
     /// Takes a free slot for a new connection.
@@ -479,17 +498,30 @@ impl<S> Core<S> {
         id
     }
 
-    /// A slot for a connection that serves one client only and is never pooled (replication); `None` if the limits allow no more.
-    pub fn open_dedicated(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
+    /// A slot for a connection that serves one client only and is never pooled (replication). [`Launch::Not`] if the limits allow no more and no
+    /// idle connection can make room.
+    pub fn open_dedicated(&mut self, pool: PoolId, now: Instant) -> Launch<S> {
         let p = &self.pools[pool.0 as usize];
         let full = |max: u32, have: u32| max > 0 && have >= max;
-        if p.connections >= p.limits.size + p.limits.reserve
-            || full(p.limits.database_max, count(&self.database_connections, p.database))
-            || full(p.limits.user_max, count(&self.user_connections, p.user))
-        {
-            return None;
+        let pool_full = p.connections >= p.limits.size + p.limits.reserve;
+        let database_full = full(p.limits.database_max, count(&self.database_connections, p.database));
+        let user_full = full(p.limits.user_max, count(&self.user_connections, p.user));
+        if !(pool_full || database_full || user_full) {
+            return Launch::Open { id: self.open(pool, now), from_reserve: false };
         }
-        Some(self.open(pool, now))
+        let has_idle = |p: &Pool<S>| p.waiting.is_empty() && !p.idle.ordinals().is_empty();
+        let own = pool.0 as usize;
+        let victim = if has_idle(p) {
+            Some(own)
+        } else if pool_full {
+            None
+        } else {
+            let counts = |other: &Pool<S>| {
+                (!database_full || other.database == p.database) && (!user_full || other.user == p.user)
+            };
+            self.pools.iter().position(|other| counts(other) && has_idle(other))
+        };
+        victim.map_or(Launch::Not, |index| self.evict(index))
     }
 
     /// A dedicated connection has logged in.

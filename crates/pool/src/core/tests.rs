@@ -125,6 +125,33 @@ fn a_full_database_evicts_from_another_pool() {
 }
 
 #[test]
+fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let one = || PoolLimits { database_max: 1, size_min: 1, ..limits() };
+    let [first, second] = [1, 2].map(|user| core.pool(1, user, one, now));
+    let (id, _) = open(&mut core, first, 10, now);
+    assert!(matches!(core.release(id, 10, now), Released::Parked));
+    assert!(matches!(core.launch(second, now), Launch::Not), "the other's idle connection is left alone");
+    queue(&mut core, second, 1, now);
+    assert!(matches!(core.launch(second, now), Launch::Evict(victim, 10) if victim == id));
+
+    let small = || PoolLimits { size: 1, size_min: 2, reserve_timeout: Duration::ZERO, ..limits() };
+    let third = core.pool(2, 1, small, now);
+    open(&mut core, third, 20, now);
+    assert!(matches!(core.launch(third, now), Launch::Not), "nobody waits for the reserve");
+}
+
+#[test]
+fn a_pool_that_nobody_uses_keeps_no_minimum() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, || PoolLimits { size_min: 1, ..limits() }, now);
+    core.keep_minimum(pool, false);
+    assert!(matches!(core.launch(pool, now), Launch::Not));
+    core.keep_minimum(pool, true);
+    assert!(matches!(core.launch(pool, now), Launch::Open { .. }));
+}
+
+#[test]
 fn a_cancelled_server_is_held_until_the_request_is_done() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let pool = core.pool(1, 1, limits, now);
@@ -342,4 +369,34 @@ fn a_client_gets_the_lowest_server_that_is_at_home_at_its_worker() {
     core.release(near, 101, now);
     core.release(far, 100, now);
     assert_eq!(ask(&mut core, pool, of_worker(1, 2)).1, 100, "both are at home there now: the lowest");
+}
+
+#[test]
+fn two_limits_may_take_two_victims() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let one = || PoolLimits { database_max: 1, user_max: 1, ..limits() };
+    // Database 1 is full by another user, user 1 by another database.
+    let [of_database, of_user, wanted] =
+        [(1, 2), (2, 1), (1, 1)].map(|(database, user)| core.pool(database, user, one, now));
+    for (pool, server) in [(of_database, 10), (of_user, 20)] {
+        queue(&mut core, pool, server, now);
+        let (id, _) = open(&mut core, pool, server, now);
+        assert!(matches!(core.release(id, server, now), Released::Parked));
+    }
+    queue(&mut core, wanted, 1, now);
+    assert!(matches!(core.launch(wanted, now), Launch::Evict(_, 10)));
+    assert!(matches!(core.launch(wanted, now), Launch::Evict(_, 20)));
+    assert!(matches!(core.launch(wanted, now), Launch::Open { .. }));
+}
+
+#[test]
+fn a_dedicated_connection_takes_the_place_of_an_idle_one() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, || PoolLimits { size: 1, reserve: 0, ..limits() }, now);
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 10, now);
+    assert!(matches!(core.open_dedicated(pool, now), Launch::Not), "it is in use");
+    assert!(matches!(core.release(id, 10, now), Released::Parked));
+    assert!(matches!(core.open_dedicated(pool, now), Launch::Evict(_, 10)));
+    assert!(matches!(core.open_dedicated(pool, now), Launch::Open { .. }));
 }

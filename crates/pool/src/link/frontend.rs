@@ -21,6 +21,9 @@ const NAMES_MAX: usize = 64 * 1024;
 /// Largest Parse of the unnamed statement, in bytes, that is remembered for a Bind on another server.
 const UNNAMED_MAX: usize = 256 * 1024;
 
+/// Bytes that are composed for one input, and then some for the message that passes the limit.
+const COMPOSED_MAX: usize = 1 << 20;
+
 /// A message at the head of the input.
 struct Message<'a> {
     tag: u8,
@@ -52,7 +55,8 @@ impl Link {
             return Ok((0, FrontendEvent::Fed));
         }
         let mut at = 0;
-        loop {
+        // A few bytes may ask for a statement of megabytes, again and again: the rest is taken when this has been sent.
+        while out.composed() < COMPOSED_MAX {
             if self.frontend_left > 0 {
                 let take = (input.len() - at).min(self.frontend_left as usize);
                 out.keep(input, at..at + take);

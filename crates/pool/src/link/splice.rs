@@ -42,6 +42,11 @@ impl<'b> Splice<'b> {
         self.composed
     }
 
+    /// Bytes in the buffer.
+    pub fn composed(&self) -> usize {
+        self.composed.len()
+    }
+
     /// All that passes on.
     pub fn bytes<'a>(&'a self, input: &'a [u8]) -> &'a [u8] {
         if self.is_composed { self.composed } else { &input[self.range.clone()] }

@@ -725,3 +725,36 @@ fn a_replication_stream_for_nobody_ends_the_link() {
     let fed = b.link.backend(&input, None, &mut b.seen, &mut Splice::new(&mut buffer));
     assert_eq!(fed, Err(LinkError::OutOfOrder('W')));
 }
+
+/// Some bytes of Describes may ask for megabytes of Parse messages.
+#[test]
+fn what_is_composed_at_a_time_is_bounded() {
+    let mut b = Bench::new();
+    b.link.set_options(LinkOptions { statements_max: 2, ..LinkOptions::default() });
+    let text = "x".repeat(300_000);
+    let parse = |name: &str| m(b'P', format!("{name}\0select '{text}{name}'\0\0\0").as_bytes());
+    for name in ["a", "b", "c"] {
+        b.client_sends(&[parse(name), m(b'S', b"")]);
+        let closed = if name == "c" { vec![m(b'3', b"")] } else { vec![] };
+        b.server_sends(&[closed, vec![m(b'1', b""), ready(b'I')]].concat());
+    }
+    let describes: Vec<u8> = ["a", "b", "c"]
+        .iter()
+        .cycle()
+        .take(300)
+        .flat_map(|name| m(b'D', format!("S{name}\0").as_bytes()))
+        .collect();
+    let (mut at, mut rounds) = (0, 0);
+    while at < describes.len() {
+        let (mut buffer, mut to_client) = (Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut buffer);
+        let mut context =
+            FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+        let (used, _) = b.link.frontend(&describes[at..], &mut context, &mut out).expect("accepted");
+        assert!(out.composed() < 2 << 20, "{} bytes at a time", out.composed());
+        assert!(used > 0);
+        at += used;
+        rounds += 1;
+    }
+    assert!(rounds > 10, "{rounds}");
+}
