@@ -86,6 +86,8 @@ pub(crate) struct Client {
     pub parameters: SharedParameters,
     /// Bytes read and not used yet: while waiting, and incomplete messages.
     pub inbox: Vec<u8>,
+    /// Bytes in the inbox with which it is given a server: a link has said that it can do nothing with less.
+    pub wants: usize,
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client waits or its server is full.
     pub readable: bool,
@@ -131,6 +133,7 @@ impl Client {
             side: ClientSide::default(),
             parameters: Arc::default(),
             inbox: Vec::new(),
+            wants: 0,
             outbox: Outbox::default(),
             readable: false,
             ended: false,

@@ -279,6 +279,8 @@ fn make_obsolete(shared: &Shared, pools: Vec<Arc<Pool>>, reason: &'static str) {
     shared.epoch.fetch_add(1, Ordering::Relaxed);
     let mut idle = Vec::new();
     for pool in &pools {
+        // Who logs in next is told what the new servers say.
+        pool.welcome.store(None);
         idle.extend(lock(&shared.core).obsolete(pool.id));
     }
     shared.mailboxes[0].post(Box::new(move |worker| {
@@ -442,12 +444,18 @@ pub(crate) fn forget(shared: &Shared, database: &DatabaseState) {
     database.forgotten.store(true, Ordering::Release);
     database.paused.store(false, Ordering::Release);
     database.disabled.store(false, Ordering::Release);
-    for pool in shared.pools().iter().filter(|pool| pool.database.number == database.number) {
+    let mut pools = shared.pools();
+    pools.retain(|pool| pool.database.number == database.number);
+    for pool in &pools {
         pool.forgotten.store(true, Ordering::Release);
         // What a server told may not be true of the next one.
         pool.welcome.store(None);
         pool.secret.store(None);
         pool.proved.store(None);
-        lock(&shared.core).set_paused(pool.id, false);
+        let mut core = lock(&shared.core);
+        core.keep_minimum(pool.id, false);
+        core.set_paused(pool.id, shared.is_held(database));
     }
+    // If it comes again it may be another: no connection made for this one is left to it, wherever it is now.
+    make_obsolete(shared, pools, reason::DATABASE_REMOVED);
 }

@@ -92,6 +92,8 @@ pub(crate) struct Pool {
     pub round: Mutex<Round>,
     /// What the last client was given that asked for parameters: the next one usually asks for the same.
     pub wanted: ArcSwapOption<Wanted>,
+    /// Its clients were given this user by `user=`, and did not name it.
+    pub is_forced: AtomicBool,
     /// Unused for `pool_idle_timeout`: not shown, until a client comes.
     pub forgotten: AtomicBool,
 }
@@ -236,6 +238,7 @@ impl Pool {
             last_error: ArcSwapOption::empty(),
             round: Mutex::default(),
             wanted: ArcSwapOption::empty(),
+            is_forced: AtomicBool::new(false),
             forgotten: AtomicBool::new(false),
         }
     }
@@ -244,6 +247,20 @@ impl Pool {
     pub fn set_settings(&self, settings: PoolSettings) {
         self.brief.store(brief(&settings), Ordering::Release);
         self.settings.store(Arc::new(settings));
+    }
+
+    /// Whether `min_pool_size` connections are kept open: for clients that are here, and for a forced user, of whom any client may come.
+    pub fn keeps_minimum(&self) -> bool {
+        !self.forgotten.load(Ordering::Acquire)
+            && (self.clients.load(Ordering::Relaxed) > 0
+                || self.database.is_mirror
+                || self.is_of_forced_user())
+    }
+
+    /// Whether the file names this user for this database. Not with `*`: nobody may come to such a database again.
+    pub fn is_of_forced_user(&self) -> bool {
+        !self.database.is_auto.load(Ordering::Relaxed)
+            && self.database.settings.load().user.as_ref() == Some(&self.user.name)
     }
 
     /// `pool_mode`

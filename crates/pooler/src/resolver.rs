@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Host names to addresses, on a thread of its own, with a cache of `dns_max_ttl`.
+//! Host names to addresses, on threads of its own, with a cache of `dns_max_ttl`.
 //!
 //! The system's resolver is asked (`getaddrinfo`), so that /etc/hosts, nsswitch and search domains mean what they mean everywhere
 //! else. It does not tell time-to-live, so `dns_max_ttl` is the time after which a name is asked again, when the next connection to it is
 //! opened. Connections to an address that the name has no more are obsolete from then on, as with PgBouncer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::shared::lock;
+
+/// Names that are asked at a time. The others wait.
+const THREADS_MAX: usize = 16;
 
 /// Addresses of a name, or why there are none.
 pub(crate) type Answer = Result<Arc<[IpAddr]>, Arc<str>>;
@@ -27,40 +29,81 @@ pub(crate) struct Entry {
 
 type Asker = Box<dyn FnOnce(Answer) + Send>;
 
+/// Names under way.
+#[derive(Default)]
+struct Questions {
+    /// Who wants to know, by name.
+    askers: HashMap<String, Vec<Asker>>,
+    /// Names that no thread has taken up yet.
+    waiting: VecDeque<String>,
+    threads: usize,
+}
+
 /// The resolver.
 pub(crate) struct Resolver {
-    cache: Arc<Mutex<HashMap<String, Entry>>>,
-    questions: Mutex<Sender<(String, Asker)>>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ask: Box<dyn Fn(&str) -> Answer + Send + Sync>,
+    cache: Mutex<HashMap<String, Entry>>,
+    questions: Mutex<Questions>,
     /// Names that have lost an address, since [`Resolver::take_moved`] was asked last.
-    moved: Arc<Mutex<Vec<String>>>,
+    moved: Mutex<Vec<String>>,
+}
+
+impl Inner {
+    /// Asks for one name after the other, until none waits.
+    fn answer_all(&self, mut name: String) {
+        loop {
+            self.answer(&name);
+            let mut questions = lock(&self.questions);
+            match questions.waiting.pop_front() {
+                Some(next) => name = next,
+                None => {
+                    questions.threads -= 1;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn answer(&self, name: &str) {
+        let answer = (self.ask)(name);
+        let has_moved = {
+            let mut cache = lock(&self.cache);
+            let before = cache.get(name).map(|entry| entry.addresses.clone()).unwrap_or_default();
+            let addresses = answer.clone().unwrap_or_else(|_| before.clone());
+            let has_moved = before.iter().any(|address| !addresses.contains(address));
+            let entry = Entry { answer: answer.clone(), addresses, asked_at: Instant::now() };
+            cache.insert(name.to_owned(), entry);
+            has_moved
+        };
+        if has_moved {
+            lock(&self.moved).push(name.to_owned());
+        }
+        self.tell(name, &answer);
+    }
+
+    fn tell(&self, name: &str, answer: &Answer) {
+        let askers = lock(&self.questions).askers.remove(name).unwrap_or_default();
+        askers.into_iter().for_each(|asker| asker(answer.clone()));
+    }
 }
 
 impl Resolver {
-    pub fn start() -> std::io::Result<Self> {
+    pub fn start() -> Self {
         Self::asking(ask)
     }
 
-    fn asking(ask: impl Fn(&str) -> Answer + Send + 'static) -> std::io::Result<Self> {
-        let (questions, incoming) = channel::<(String, Asker)>();
-        let cache: Arc<Mutex<HashMap<String, Entry>>> = Arc::default();
-        let moved: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (shared, told) = (cache.clone(), moved.clone());
-        std::thread::Builder::new().name("resolver".into()).spawn(move || {
-            for (name, asker) in incoming {
-                let answer = ask(&name);
-                let before =
-                    lock(&shared).get(&name).map(|entry| entry.addresses.clone()).unwrap_or_default();
-                let addresses = answer.clone().unwrap_or_else(|_| before.clone());
-                let has_moved = before.iter().any(|address| !addresses.contains(address));
-                let entry = Entry { answer: answer.clone(), addresses, asked_at: Instant::now() };
-                lock(&shared).insert(name.clone(), entry);
-                if has_moved {
-                    lock(&told).push(name);
-                }
-                asker(answer);
-            }
-        })?;
-        Ok(Self { cache, questions: Mutex::new(questions), moved })
+    fn asking(ask: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Self {
+        let inner = Inner {
+            ask: Box::new(ask),
+            cache: Mutex::default(),
+            questions: Mutex::default(),
+            moved: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// The addresses of `name`, if they are known and fresh.
@@ -68,7 +111,7 @@ impl Resolver {
         if let Ok(address) = name.parse::<IpAddr>() {
             return Some(Ok([address].into()));
         }
-        let cache = lock(&self.cache);
+        let cache = lock(&self.inner.cache);
         let entry = cache.get(name)?;
         let max_age = if entry.answer.is_ok() { max_age } else { max_age_failed };
         (entry.asked_at.elapsed() < max_age).then(|| entry.answer.clone())
@@ -76,26 +119,42 @@ impl Resolver {
 
     /// The addresses of `name` that were found last, however long ago.
     pub fn last_known(&self, name: &str) -> Arc<[IpAddr]> {
-        lock(&self.cache).get(name).map(|entry| entry.addresses.clone()).unwrap_or_default()
+        lock(&self.inner.cache).get(name).map(|entry| entry.addresses.clone()).unwrap_or_default()
     }
 
-    /// Asks; `then` runs on the resolver's thread and must only pass the answer on.
+    /// Asks; `then` runs on a thread of the resolver's and must only pass the answer on. A name that is under way already is not asked twice, and one
+    /// whose name server is silent keeps no other waiting.
     pub fn resolve(&self, name: String, then: impl FnOnce(Answer) + Send + 'static) {
-        if let Err(refused) = lock(&self.questions).send((name, Box::new(then))) {
-            refused.0.1(Err("the resolver has ended".into()));
+        {
+            let mut questions = lock(&self.inner.questions);
+            let is_under_way = questions.askers.contains_key(&name);
+            questions.askers.entry(name.clone()).or_default().push(Box::new(then));
+            if is_under_way {
+                return;
+            }
+            if questions.threads == THREADS_MAX {
+                return questions.waiting.push_back(name);
+            }
+            questions.threads += 1;
+        }
+        let (inner, asked) = (self.inner.clone(), name.clone());
+        let thread = std::thread::Builder::new().name("resolver".into());
+        if let Err(error) = thread.spawn(move || inner.answer_all(asked)) {
+            lock(&self.inner.questions).threads -= 1;
+            self.inner.tell(&name, &Err(format!("no thread for the resolver: {error}").into()));
         }
     }
 
     /// The names that have lost an address since this was asked last. One that cannot be resolved any more has lost none: what is
     /// connected stays.
     pub fn take_moved(&self) -> Vec<String> {
-        std::mem::take(&mut *lock(&self.moved))
+        std::mem::take(&mut *lock(&self.inner.moved))
     }
 
     /// All names asked so far, for `SHOW DNS_HOSTS`.
     pub fn entries(&self) -> Vec<(String, Entry)> {
         let mut all: Vec<_> =
-            lock(&self.cache).iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+            lock(&self.inner.cache).iter().map(|(name, entry)| (name.clone(), entry.clone())).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
     }
@@ -116,6 +175,8 @@ fn ask(name: &str) -> Answer {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use std::sync::mpsc::channel;
+
     use super::*;
 
     #[test]
@@ -126,8 +187,7 @@ mod tests {
             if addresses.is_empty() { Err("no such host".into()) } else { Ok(addresses) }
         });
         let asked = AtomicUsize::new(0);
-        let resolver =
-            Resolver::asking(move |_| answers[asked.fetch_add(1, Ordering::Relaxed)].clone()).unwrap();
+        let resolver = Resolver::asking(move |_| answers[asked.fetch_add(1, Ordering::Relaxed)].clone());
         let ask = || {
             let (tell, told) = channel();
             resolver.resolve("db".into(), move |answer| tell.send(answer.is_ok()).unwrap());
@@ -139,5 +199,30 @@ mod tests {
         assert_eq!(ask(), (false, vec![]));
         assert_eq!(ask(), (true, vec!["db".to_owned()]), "it has lost 10.0.0.2");
         assert_eq!(ask(), (true, vec![]));
+    }
+
+    #[test]
+    fn a_name_without_an_answer_keeps_no_other_waiting_and_is_asked_once() {
+        let (answers, silent) = channel::<Answer>();
+        let silent = Mutex::new(silent);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = asked.clone();
+        let resolver = Resolver::asking(move |name| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            if name == "silent" { lock(&silent).recv().unwrap() } else { Err("none".into()) }
+        });
+        let (tell, told) = channel();
+        let ask = |name: &'static str| {
+            let tell = tell.clone();
+            resolver.resolve(name.into(), move |answer| tell.send((name, answer.is_ok())).unwrap());
+        };
+        ask("silent");
+        ask("silent");
+        (0..2 * THREADS_MAX).for_each(|_| ask("other"));
+        (0..2 * THREADS_MAX).for_each(|_| assert_eq!(told.recv().unwrap(), ("other", false)));
+        let others = asked.load(Ordering::Relaxed) - 1;
+        answers.send(Ok([IpAddr::from([10, 0, 0, 1])].into())).unwrap();
+        assert_eq!([told.recv().unwrap(), told.recv().unwrap()], [("silent", true); 2]);
+        assert_eq!(asked.load(Ordering::Relaxed), 1 + others, "both were told at once");
     }
 }

@@ -247,7 +247,7 @@ fn share(
         phase: AtomicU8::new(phase::RUNNING),
         epoch: AtomicU64::new(0),
         peers: PeerQueues::default(),
-        resolver: Resolver::start()?,
+        resolver: Resolver::start(),
         deriver: Deriver::start(threads as u16)?,
         control,
         lanes,

@@ -153,7 +153,12 @@ impl Settings {
         PoolLimits {
             size: config.pool_size(database, user),
             size_min: config.min_pool_size(database),
-            reserve: config.reserve_pool_size(database, user),
+            // Without a time after which it is used it is not used, as in PgBouncer (objects.c, `find_server` and `launch_new_connection`).
+            reserve: if config.reserve_pool_timeout.is_zero() {
+                0
+            } else {
+                config.reserve_pool_size(database, user)
+            },
             reserve_timeout: config.reserve_pool_timeout,
             database_max: config.max_db_connections(database),
             user_max: config.max_user_connections(user),

@@ -137,13 +137,34 @@ pub(crate) struct Shared {
     pub periods: Mutex<Periods>,
 }
 
-/// Databases, users and pools by name. Entries live as long as the process.
+/// Databases, users and pools by name. Pools live as long as the process, with their databases and users; names that never came to a pool are
+/// dropped, because anybody can say one.
 #[derive(Default)]
 pub(crate) struct Names {
     pub databases: HashMap<String, Arc<DatabaseState>, RandomState>,
     pub users: HashMap<String, Arc<UserState>, RandomState>,
     pub pools: Vec<Arc<Pool>>,
     pub pool_of: HashMap<(u32, u32), PoolId, RandomState>,
+    /// Numbers given to users and databases. None is given twice.
+    numbered: u32,
+    /// Users and databases when the unused ones were dropped last.
+    kept: usize,
+}
+
+/// Names that were said since the unused ones were dropped last, and may be kept for now.
+const UNUSED_NAMES_MAX: usize = 64;
+
+impl Names {
+    fn number(&mut self) -> u32 {
+        let number = self.numbered;
+        self.numbered = number.checked_add(1).expect("4 billion names of users and databases");
+        number
+    }
+
+    /// Whether there may be so many unused names that looking for them pays.
+    fn has_many_unused(&self) -> bool {
+        self.users.len() + self.databases.len() > self.kept + self.kept / 8 + UNUSED_NAMES_MAX
+    }
 }
 
 impl Shared {
@@ -194,28 +215,46 @@ impl Shared {
             return state;
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
-        let number = names.databases.len() as u32;
-        names
-            .databases
-            .entry(configured.name.clone())
-            .or_insert_with(|| {
-                if is_auto {
-                    logging::phrase(None, &text::auto_database(&configured.name));
-                }
-                Arc::new(DatabaseState {
-                    number,
-                    name: configured.name.clone(),
-                    settings: ArcSwap::from_pointee(configured),
-                    is_auto: AtomicBool::new(is_auto),
-                    is_mirror: false,
-                    disabled: AtomicBool::new(false),
-                    paused: AtomicBool::new(false),
-                    forgotten: AtomicBool::new(false),
-                    clients: AtomicU32::new(0),
-                    next_host: Default::default(),
-                })
-            })
-            .clone()
+        if let Some(state) = names.databases.get(&configured.name) {
+            return state.clone();
+        }
+        if is_auto {
+            logging::phrase(None, &text::auto_database(&configured.name));
+        }
+        let state = Arc::new(DatabaseState {
+            number: names.number(),
+            name: configured.name.clone(),
+            settings: ArcSwap::from_pointee(configured),
+            is_auto: AtomicBool::new(is_auto),
+            is_mirror: false,
+            disabled: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            forgotten: AtomicBool::new(false),
+            clients: AtomicU32::new(0),
+            next_host: Default::default(),
+        });
+        names.databases.insert(state.name.clone(), state.clone());
+        state
+    }
+
+    /// Drops the users and automatic databases that nobody holds: no client that is here, no pool. Whoever gets one of them holds it, and gets it
+    /// under the lock, so that no name has two states.
+    pub fn drop_unused_names(&self) {
+        if !self.names.read().unwrap_or_else(PoisonError::into_inner).has_many_unused() {
+            return;
+        }
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        names.users.retain(|_, user| Arc::strong_count(user) > 1);
+        names.databases.retain(|_, database| {
+            Arc::strong_count(database) > 1
+                || !database.is_auto.load(Ordering::Relaxed)
+                || database.paused.load(Ordering::Relaxed)
+                || database.disabled.load(Ordering::Relaxed)
+        });
+        names.kept = names.users.len() + names.databases.len();
+        let Names { users, databases, .. } = &mut *names;
+        users.shrink_to(2 * users.len());
+        databases.shrink_to(2 * databases.len());
     }
 
     /// A forgotten database is asked for again: it is a new one, apart from its number.
@@ -234,14 +273,13 @@ impl Shared {
             return state.clone();
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
-        let number = names.users.len() as u32;
-        names
-            .users
-            .entry(name.to_owned())
-            .or_insert_with(|| {
-                Arc::new(UserState { number, name: name.to_owned(), clients: AtomicU32::new(0) })
-            })
-            .clone()
+        if let Some(state) = names.users.get(name) {
+            return state.clone();
+        }
+        let (number, name) = (names.number(), name.to_owned());
+        let state = Arc::new(UserState { number, name: name.clone(), clients: AtomicU32::new(0) });
+        names.users.insert(name, state.clone());
+        state
     }
 
     /// The pool of `user` on `database`, made if there is none.
@@ -252,6 +290,7 @@ impl Shared {
                 let pool = names.pools[id.0 as usize].clone();
                 if pool.forgotten.swap(false, Ordering::AcqRel) {
                     self.refresh(&pool);
+                    lock(&self.core).keep_minimum(pool.id, true);
                 }
                 return pool;
             }
@@ -270,7 +309,7 @@ impl Shared {
                 || settings.pool_limits(&configured, &user.name),
                 now,
             );
-            core.set_paused(id, self.is_paused(database));
+            core.set_paused(id, self.is_held(database));
             id
         };
         let pool_settings = PoolSettings::new(&settings, &configured, &user.name).of(database);
@@ -295,6 +334,11 @@ impl Shared {
     pub fn is_paused(&self, database: &DatabaseState) -> bool {
         let phase = self.phase.load(Ordering::Acquire);
         phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
+    }
+
+    /// The same, or SUSPEND: whether servers of the database's pools are granted and opened at all.
+    pub fn is_held(&self, database: &DatabaseState) -> bool {
+        self.is_paused(database) || self.phase.load(Ordering::Acquire) == phase::SUSPENDED
     }
 
     /// Why kernel lanes may not carry a pool. What is recorded must be seen here, and what goes to a mirror comes from here.

@@ -5,6 +5,8 @@
 //! A query that fails is the configuration's fault and not the password's: the client hears PgBouncer's `bouncer config error`, and
 //! the log why.
 
+use std::sync::atomic::Ordering;
+
 use underpass_auth::{Credential, auth_query_row};
 use underpass_console::text::reason;
 use underpass_pool::link::{ClientSide, FrontendContext, Splice};
@@ -12,7 +14,7 @@ use underpass_wire::SqlState;
 use underpass_wire::frontend::Target;
 use underpass_wire::frontend::build;
 
-use super::{Farewell, Worker};
+use super::{Entry, Farewell, Worker};
 use crate::client::{LoginStep, Phase};
 use crate::server::Work;
 use crate::table::Key;
@@ -31,6 +33,10 @@ impl Worker {
         let Some(auth_user) = config.auth_user(&configured) else { return };
         let database = match config.auth_dbname(&configured) {
             Some(name) => match self.shared.database(name) {
+                Some(database) if database.disabled.load(Ordering::Relaxed) => {
+                    let reason = format!("auth_dbname \"{name}\" is disabled: ENABLE it");
+                    return self.auth_query_failed(key, &reason);
+                }
                 Some(database) => database,
                 None => {
                     let reason = format!("auth_dbname \"{name}\" is not configured: add it to [databases]");
@@ -109,6 +115,18 @@ impl Worker {
             Ok(credential) => self.authenticate(client, credential),
             Err(reason) => self.auth_query_failed(client, &reason),
         }
+    }
+
+    /// The client left before its answer came. Nobody waits for that, and it may never come, so the server goes too, as PgBouncer has it
+    /// (objects.c, `disconnect_client`): a pool of servers that ask in vain would let nobody in any more.
+    pub(super) fn auth_query_left(&mut self, client: Key) {
+        let is_asked = |entry: &Entry| matches!(entry, Entry::Here(server) if matches!(server.work, Work::AuthQuery { client: of, .. } if of == client));
+        let asked = self.servers.iter().find(|(_, entry)| is_asked(entry)).map(|(key, _)| key);
+        let Some(key) = asked else { return };
+        if let Some(server) = self.server(key) {
+            server.work = Work::Resting;
+        }
+        self.close_server(key, "client disconnect while server was not ready");
     }
 
     fn auth_query_failed(&mut self, client: Key, reason: &str) {

@@ -18,7 +18,7 @@ use underpass_wire::SqlState;
 use underpass_wire::backend::build::{error_response, ready_for_query};
 use underpass_wire::backend::{Report, Severity, TransactionStatus};
 
-use super::{Entry, Source, Worker, peer};
+use super::{Again, Entry, Source, Worker, peer};
 use crate::client::{Phase, key_of};
 use crate::net::{self, Endpoint};
 use crate::peers::{PeerCancel, Turn};
@@ -310,8 +310,8 @@ impl Worker {
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Waiting { ticket, .. } = client.phase else { return };
-        // Only a request that is here as a whole, and is one, can be answered without the server.
-        let Some(1) = complete_requests(&client.inbox) else { return };
+        // Only a request that is here as a whole can be answered without the server.
+        let Some(length) = first_request(&client.inbox) else { return };
         // Behind what a lane forwarded before, which is microseconds from its socket; else PostgreSQL's way: too late to cancel.
         if !client.is_clear() {
             return;
@@ -320,7 +320,7 @@ impl Worker {
         if !lock(&self.shared.core).cancel_wait(pool.id, ticket, me) {
             return;
         }
-        client.inbox = Vec::new();
+        client.inbox.drain(..length);
         client.phase = Phase::Idle;
         let mut out = Vec::new();
         error_response(
@@ -333,21 +333,29 @@ impl Worker {
         );
         ready_for_query(&mut out, TransactionStatus::Idle);
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
-            self.client_io_failed(key, &error);
+            return self.client_io_failed(key, &error);
+        }
+        // What it said behind that, and what it has said while it waited, which was announced once.
+        if !client.inbox.is_empty() || client.readable || client.ended {
+            self.again.push(Again::Client(key));
         }
     }
 }
 
-/// How many ReadyForQuery the complete messages in `bytes` ask for; `None` if a message is cut.
-fn complete_requests(mut bytes: &[u8]) -> Option<usize> {
-    let mut requests = 0;
-    while !bytes.is_empty() {
-        let header = bytes.first_chunk::<5>()?;
+/// Bytes of the messages up to the first that asks for a ReadyForQuery; `None` if that has not come as a whole.
+fn first_request(bytes: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        let header = bytes[at..].first_chunk::<5>()?;
         let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
-        requests += usize::from(matches!(header[0], b'Q' | b'S' | b'F'));
-        bytes = bytes.get(length + 1..)?;
+        at += length + 1;
+        if at > bytes.len() {
+            return None;
+        }
+        if matches!(header[0], b'Q' | b'S' | b'F') {
+            return Some(at);
+        }
     }
-    Some(requests)
 }
 
 /// Most cancel requests under way to `peer` at the same time.

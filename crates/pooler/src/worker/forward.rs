@@ -22,6 +22,12 @@ const PIPELINE_MAX: usize = 32 * 1024;
 /// Longest message, in bytes, that a client between transactions must have sent as a whole to be given a server.
 const MESSAGE_HELD_MAX: u64 = 4096;
 
+/// Capacity in bytes that a worker's buffer for composed requests keeps.
+const COMPOSE_KEPT: usize = 256 * 1024;
+
+/// Bytes of a message's type and length.
+const HEAD: usize = 5;
+
 /// ReadyForQuery in a transaction, and in one that failed.
 const READY_IN_TRANSACTION: &[u8] = b"Z\0\0\0\x05T";
 const READY_IN_FAILED: &[u8] = b"Z\0\0\0\x05E";
@@ -122,7 +128,7 @@ impl Worker {
             return;
         }
         // Bytes are left over from before.
-        if !needs_server(&client.inbox) {
+        if !needs_server(&client.inbox) || client.inbox.len() < client.wants {
             match client.transport.read_more(&mut client.inbox, SCRATCH_BYTES) {
                 Ok(outcome) if outcome.count == 0 => {
                     return self.close_client(key, Farewell::quiet("client unexpected eof"));
@@ -144,7 +150,11 @@ impl Worker {
         if client.inbox[0] == b'X' {
             return self.close_client(key, Farewell::quiet("client close request"));
         }
-        if !needs_server(&client.inbox) {
+        if !needs_server(&client.inbox) || client.inbox.len() < client.wants {
+            if !needs_server(&client.inbox) {
+                // Room was made for more than came, and thousands may wait so.
+                client.inbox.shrink_to_fit();
+            }
             return self.use_up(key);
         }
         client.request_at = self.now;
@@ -299,6 +309,8 @@ impl Worker {
         meter.stats.server_parse_count += counts.server_parse;
         meter.stats.bind_count += counts.bind;
         let is_full = matches!(sent, Ok(false));
+        compose.clear();
+        compose.shrink_to(COMPOSE_KEPT);
         if let Err(error) = sent {
             let reason = format!("server write failed: {error}");
             self.close_server(server_key, &reason);
@@ -332,12 +344,22 @@ impl Worker {
             }
             _ => {}
         }
-        let is_cut = !client.inbox.is_empty();
-        if server.link.is_holding() {
-            // The answers that it waits for bring it up again.
+        client.wants = match client.inbox.first() {
+            None => 0,
+            Some(_) if holds_message(&client.inbox) => 0,
+            // Kept as a whole, as soon as its head says that it is not too long for that.
+            Some(b'P') if client.inbox.len() > HEAD => {
+                message_length(&client.inbox).and_then(|length| usize::try_from(length).ok()).unwrap_or(0)
+            }
+            Some(_) => client.inbox.len() + 1,
+        };
+        if server.link.is_holding() || holds_message(&client.inbox) {
+            // The answers that it waits for, or the room that there is when this is sent, bring it up again.
             client.readable = true;
         }
         let is_quiescent = server.link.is_quiescent();
+        let is_session = server.dedicated || server.pool_mode() == PoolMode::Session;
+        let is_cut = client.wants > 0;
         if is_mirrored {
             self.mirror_stream(key);
         }
@@ -345,9 +367,8 @@ impl Worker {
             self.close_client(key, Farewell::quiet("client close request"));
             return Flow::Stop;
         }
-        // The rest of a message that is cut needs the server: giving it back now would only ask for it again, without an end.
-        if is_quiescent && !is_cut {
-            // Nothing that was said needs an answer (a lone Flush, say).
+        if is_quiescent && (!is_cut || !is_session) {
+            // Nothing that was said needs an answer (a lone Flush, say, or a Parse without its end, which keeps no server waiting).
             self.transaction_over(server_key);
         }
         if is_full { Flow::Stop } else { Flow::Continue }

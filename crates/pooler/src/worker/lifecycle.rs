@@ -698,6 +698,9 @@ impl Worker {
                 if let Some((pool, ticket)) = login.ticket {
                     lock(&self.shared.core).cancel_wait(pool, ticket, self.me(key));
                 }
+                if matches!(login.step, LoginStep::AuthQuery) {
+                    self.auth_query_left(key);
+                }
             }
             Phase::Linked(server) => self.detach(server, key),
             Phase::Idle | Phase::Lane | Phase::Console(_) | Phase::Closing => {}

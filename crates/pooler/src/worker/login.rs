@@ -491,6 +491,7 @@ impl Worker {
             None => self.shared.user(&startup.user),
         };
         let pool = self.shared.pool(&database, &user, self.now);
+        pool.is_forced.store(configured.user.is_some(), Ordering::Relaxed);
         // What a client proved opens servers for its own name only, never for a forced user's.
         if user.name == startup.user {
             if proved.keys.is_some() || proved.password.is_some() {

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::{ScramKeys, Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
 use underpass_config::{Host, LoadBalanceHosts, UnixSocketDir};
-use underpass_console::text;
+use underpass_console::text::{self, reason};
 use underpass_pool::ServerId;
+use underpass_pool::core::Launch;
 use underpass_pool::link::Link;
 use underpass_pool::params::ParameterSet;
 use underpass_tls::SslMode;
@@ -223,16 +224,29 @@ impl Worker {
 
     /// A connection for one replication client, which has none.
     pub(super) fn open_replication(&mut self, pool: Arc<Pool>, replication: (Key, Vec<(String, String)>)) {
-        let id = lock(&self.shared.core).open_dedicated(pool.id, self.now);
-        match id {
-            Some(id) => self.open(id, pool, Some(replication)),
-            None => self.close_client(
-                replication.0,
-                Farewell::told(
+        loop {
+            let launch = {
+                let mut core = lock(&self.shared.core);
+                // Nothing of a paused pool may be connected, and this one would not end by itself.
+                let is_paused = core.is_paused(pool.id);
+                (!is_paused).then(|| core.open_dedicated(pool.id, self.now))
+            };
+            let farewell = match launch {
+                Some(Launch::Open { id, .. }) => return self.open(id, pool, Some(replication)),
+                Some(Launch::Evict(_, server)) => {
+                    self.bury(server, reason::EVICTED);
+                    continue;
+                }
+                Some(Launch::Not | Launch::Refuse(_)) => Farewell::told(
                     SqlState::TOO_MANY_CONNECTIONS,
                     "no server connection left for replication (pool_size)",
                 ),
-            ),
+                None => Farewell::told(
+                    SqlState::CANNOT_CONNECT_NOW,
+                    "no connection for replication while the database is paused: try again after RESUME",
+                ),
+            };
+            return self.close_client(replication.0, farewell);
         }
     }
 
@@ -584,16 +598,19 @@ fn drive_handshake(server: &mut Server, settings: &Settings) -> Result<(), Strin
 fn send_startup(server: &mut Server, settings: &Settings) -> Result<(), String> {
     let pool = server.pool.clone();
     let configured = pool.database.settings.load_full();
-    let user = &pool.user.name;
+    // The clients of a forced user are served as the one that the file names now, though the pool keeps its name.
+    let forced = configured.user.as_ref().filter(|_| pool.is_forced.load(Ordering::Relaxed));
+    let user = forced.unwrap_or(&pool.user.name);
+    let is_pools = *user == pool.user.name;
     let secret = match &configured.password {
         Some(password) => Some(Secret::parse(password.expose())),
         None => settings
             .users
             .get(user)
             .cloned()
-            .or_else(|| pool.secret.load_full().map(|secret| (*secret).clone())),
+            .or_else(|| pool.secret.load_full().filter(|_| is_pools).map(|secret| (*secret).clone())),
     };
-    let proved = pool.proved.load_full();
+    let proved = pool.proved.load_full().filter(|_| is_pools);
     // A password that a client gave (auth_type plain with a verifier, or any) serves like a stored one.
     let secret = match (secret, proved.as_ref().and_then(|proved| proved.password.as_ref())) {
         (Some(Secret::Plain(password)), _) => Some(Secret::Plain(password)),

@@ -129,8 +129,10 @@ impl Worker {
                         continue;
                     };
                     let Some(client) = self.clients.get(key) else { continue };
-                    // Since the client last said something: COPY data that keeps coming is no query that hangs.
-                    if linked.link.is_busy() && over(client.request_at, pool.query_timeout) {
+                    // Since the client last said something: COPY data that keeps coming is no query that hangs. A message without its end and a
+                    // batch without its Sync keep the server just so.
+                    let is_asked = !linked.link.is_settled() || !client.inbox.is_empty();
+                    if is_asked && over(client.request_at, pool.query_timeout) {
                         Some(Farewell::told(SqlState::QUERY_CANCELED, "query timeout"))
                     } else if client.transaction_at.is_some_and(|since| over(since, pool.transaction_timeout))
                     {
@@ -297,7 +299,9 @@ impl Worker {
     fn sweep_pools(&mut self) {
         for pool in self.shared.pools() {
             let expired = {
+                let keeps = pool.keeps_minimum();
                 let mut core = lock(&self.shared.core);
+                core.keep_minimum(pool.id, keeps);
                 core.expire(pool.id, self.now)
             };
             for (_, server, reason) in expired {

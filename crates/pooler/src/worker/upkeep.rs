@@ -156,6 +156,8 @@ impl Worker {
             self.close_paused();
         }
         self.forget_unused(settings);
+        self.shared.drop_unused_names();
+        self.make_forced_pools(settings);
         for name in self.shared.resolver.take_moved() {
             log::info!("{name} has another address now: connections to the old one are obsolete");
             self.retire_moved(&name);
@@ -230,9 +232,11 @@ impl Worker {
         let mut idle_pools = lock(&shared.control.idle_pools);
         for pool in shared.pools() {
             let is_used = pool.clients.load(Ordering::Acquire) > 0 || {
-                let counts = lock(&shared.core).counts(pool.id, now);
-                counts.active + counts.tested + counts.login + counts.being_canceled + counts.clients_waiting
-                    > 0
+                let core = lock(&shared.core);
+                let counts = core.counts(pool.id, now);
+                let servers = counts.active + counts.tested + counts.login + counts.being_canceled;
+                let is_kept = core.limits(pool.id).size_min > 0 && pool.is_of_forced_user();
+                servers + counts.clients_waiting > 0 || is_kept
             };
             if is_used || pool.forgotten.load(Ordering::Relaxed) {
                 idle_pools.remove(&pool.id);
@@ -246,7 +250,11 @@ impl Worker {
             }
         }
         let mut idle_databases = lock(&shared.control.idle_databases);
-        for database in shared.databases() {
+        let databases = shared.databases();
+        if idle_databases.len() > databases.len() {
+            idle_databases.retain(|number, _| databases.iter().any(|database| database.number == *number));
+        }
+        for database in databases {
             let is_candidate =
                 database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
             let is_used = database.clients.load(Ordering::Acquire) > 0
@@ -265,15 +273,34 @@ impl Worker {
         }
     }
 
+    /// A forced user's `min_pool_size` needs no client: the pool is made when the database is known.
+    fn make_forced_pools(&mut self, settings: &Settings) {
+        if settings.config.min_pool_size == 0
+            && settings.config.databases.named.values().all(|database| database.min_pool_size.is_none())
+        {
+            return;
+        }
+        for database in self.shared.databases() {
+            let configured = database.settings.load();
+            let Some(user) = &configured.user else { continue };
+            let is_named = !database.is_auto.load(Ordering::Relaxed)
+                && !database.forgotten.load(Ordering::Relaxed)
+                && !database.is_mirror;
+            if is_named && settings.config.min_pool_size(&configured) > 0 {
+                let user = self.shared.user(user);
+                let pool = self.shared.pool(&database, &user, self.now);
+                pool.is_forced.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
     fn forget_pool(&mut self, pool: &crate::pool::Pool) {
+        pool.forgotten.store(true, Ordering::Release);
         let idle = {
             let mut core = lock(&self.shared.core);
-            // No minimum is kept for a pool that is not there.
-            let limits = underpass_pool::core::PoolLimits { size_min: 0, ..core.limits(pool.id).clone() };
-            core.set_limits(pool.id, limits);
+            core.keep_minimum(pool.id, pool.keeps_minimum());
             core.take_all_idle(pool.id)
         };
-        pool.forgotten.store(true, Ordering::Release);
         idle.into_iter().for_each(|(_, server)| self.bury(server, reason::SERVER_IDLE_TIMEOUT));
     }
 

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a change leaves behind, with a real PostgreSQL: databases that RELOAD removes, changes and brings back, minimum sizes, clients that stop in
+//! the middle, names that nobody has.
+
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+
+/// Until something must have come to pass that nothing hinders.
+const SOON: Duration = Duration::from_secs(60);
+/// For which something that must not happen is waited for: several rounds of the pooler's upkeep.
+const A_WHILE: Duration = Duration::from_millis(700);
+
+fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !is_so()? {
+        assert!(begun.elapsed() < SOON, "not within {SOON:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Connections to `database` as `user`.
+fn connections(server: &Postgres, database: &str, user: &str) -> Result<usize> {
+    let sql = format!(
+        "select count(*) from pg_stat_activity where datname = '{database}' and usename = '{user}' and pid <> pg_backend_pid()"
+    );
+    Ok(server.sql_value(&sql)?.parse().expect("a number"))
+}
+
+fn server_with_databases() -> Result<Postgres> {
+    let server = Postgres::start()?;
+    for sql in ["create role app login", "create role other login", "create database a", "create database b"]
+    {
+        server.sql(sql)?;
+    }
+    Ok(server)
+}
+
+fn ini(server: &Postgres, databases: &[(&str, &str)]) -> Ini {
+    let to = format!("host=127.0.0.1 port={}", server.port());
+    let ini = Ini::new().userlist("app", "").userlist("other", "").set("pool_mode", "transaction");
+    databases.iter().fold(ini, |ini, (name, more)| ini.database(name, &format!("{to} {more}")))
+}
+
+fn ask(client: &mut Client, sql: &str) -> Result<String> {
+    Ok(client.query(sql)?.ok()?.value().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_database_that_is_removed_gets_no_connection_and_comes_back_as_another() -> Result<()> {
+    let server = server_with_databases()?;
+    let before = ini(&server, &[("x", "dbname=a"), ("y", "dbname=b")]).set("min_pool_size", "2");
+    let mut pooler = Underpass::start(&before)?;
+    let mut client = Client::connect(&pooler.options("app", "x"))?;
+    assert_eq!(ask(&mut client, "select current_database()")?, "a");
+    until("the minimum is open", || Ok(connections(&server, "a", "app")? == 2))?;
+
+    pooler.rewrite(&ini(&server, &[("y", "dbname=b")]).set("min_pool_size", "2"))?;
+    pooler.console("RELOAD")?.ok()?;
+    until("its connections are closed", || Ok(connections(&server, "a", "app")? == 0))?;
+    std::thread::sleep(A_WHILE);
+    assert_eq!(connections(&server, "a", "app")?, 0, "nor opened again");
+    pooler.console("SET query_wait_notify = 4")?.ok()?;
+    std::thread::sleep(A_WHILE);
+    assert_eq!(connections(&server, "a", "app")?, 0, "whatever else changes");
+
+    pooler.rewrite(&ini(&server, &[("x", "dbname=b")]))?;
+    pooler.console("RELOAD")?.ok()?;
+    let mut client = Client::connect(&pooler.options("app", "x"))?;
+    assert_eq!(ask(&mut client, "select current_database()")?, "b");
+    Ok(())
+}
+
+#[test]
+fn a_minimum_is_kept_for_clients_and_forced_users() -> Result<()> {
+    let server = server_with_databases()?;
+    let pooler = Underpass::start(&ini(
+        &server,
+        &[("x", "dbname=a min_pool_size=2"), ("y", "dbname=b user=other min_pool_size=1")],
+    ))?;
+    until("the forced user needs no client", || Ok(connections(&server, "b", "other")? == 1))?;
+    let client = Client::connect(&pooler.options("app", "x"))?;
+    until("the client's", || Ok(connections(&server, "a", "app")? == 2))?;
+    client.terminate()?;
+    std::thread::sleep(A_WHILE);
+    server.sql("select pg_terminate_backend(pid) from pg_stat_activity where datname in ('a', 'b')")?;
+    until("the forced user's is made again", || Ok(connections(&server, "b", "other")? == 1))?;
+    std::thread::sleep(A_WHILE);
+    assert_eq!(connections(&server, "a", "app")?, 0, "nobody is there who would use them");
+    Ok(())
+}
+
+#[test]
+fn minimum_sizes_do_not_evict_one_another() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini = ini(&server, &[("x", "dbname=a max_db_connections=2 min_pool_size=2")]);
+    let pooler = Underpass::start(&ini)?;
+    let mut clients = ["app", "other"].map(|user| Client::connect(&pooler.options(user, "x")).expect(user));
+    for client in &mut clients {
+        client.query("select 1")?.ok()?;
+    }
+    std::thread::sleep(A_WHILE);
+    let evicted = pooler.log().matches("closing because: evicted").count();
+    assert!(evicted <= 1, "{evicted} connections were closed for others that nobody waits for");
+    Ok(())
+}
+
+#[test]
+fn a_pause_outlasts_the_database() -> Result<()> {
+    let server = server_with_databases()?;
+    let both = ini(&server, &[("x", "dbname=a"), ("y", "dbname=b")]);
+    let mut pooler = Underpass::start(&both)?;
+    Client::connect(&pooler.options("app", "x"))?.query("select 1")?.ok()?;
+    pooler.console("PAUSE")?.ok()?;
+    for ini in [ini(&server, &[("y", "dbname=b")]), both] {
+        pooler.rewrite(&ini)?;
+        pooler.console("RELOAD")?.ok()?;
+    }
+    let options = pooler.options("app", "x").read_timeout(A_WHILE);
+    assert!(Client::connect(&options).is_err(), "a login waits");
+    assert_eq!(connections(&server, "a", "app")?, 0);
+    pooler.console("RESUME")?.ok()?;
+    Client::connect(&pooler.options("app", "x"))?.query("select 1")?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn clients_of_a_forced_user_follow_a_reload() -> Result<()> {
+    let server = Postgres::builder().user("app", "one").user("other", "two").start()?;
+    let forced = |user: &str, password: &str| {
+        let to = format!("host=127.0.0.1 port={} dbname=postgres", server.port());
+        Ini::new()
+            .set("auth_type", "any")
+            .set("pool_mode", "transaction")
+            .database("x", &format!("{to} user={user} password={password}"))
+    };
+    let mut pooler = Underpass::start(&forced("app", "one"))?;
+    let mut client = Client::connect(&pooler.options("whoever", "x"))?;
+    assert_eq!(ask(&mut client, "select current_user")?, "app");
+    pooler.rewrite(&forced("other", "two"))?;
+    pooler.console("RELOAD")?.ok()?;
+    until("it is served as the other", || Ok(ask(&mut client, "select current_user")? == "other"))
+}
+
+#[test]
+fn who_logs_in_after_a_change_is_told_what_the_new_server_says() -> Result<()> {
+    let server = server_with_databases()?;
+    server.sql("alter database b set timezone = 'Asia/Tokyo'")?;
+    let mut pooler = Underpass::start(&ini(&server, &[("x", "dbname=a")]))?;
+    Client::connect(&pooler.options("app", "x"))?.query("select 1")?.ok()?;
+    pooler.rewrite(&ini(&server, &[("x", "dbname=b")]))?;
+    pooler.console("RELOAD")?.ok()?;
+    let client = Client::connect(&pooler.options("app", "x"))?;
+    assert_eq!(client.parameter("TimeZone"), Some("Asia/Tokyo"));
+    Ok(())
+}
+
+/// The first bytes of a Parse message of 5000 bytes.
+fn half_a_parse() -> Vec<u8> {
+    let mut bytes = vec![b'P'];
+    bytes.extend_from_slice(&5000u32.to_be_bytes());
+    bytes.extend_from_slice(b"name\0select");
+    bytes
+}
+
+#[test]
+fn half_a_message_keeps_no_server() -> Result<()> {
+    let server = server_with_databases()?;
+    let pooler = Underpass::start(&ini(&server, &[("x", "dbname=a pool_size=1")]))?;
+    let options = pooler.options("app", "x");
+    let (mut slow, mut quick) = (Client::connect(&options)?, Client::connect(&options)?);
+    slow.query("select 1")?.ok()?;
+    slow.send_bytes(&half_a_parse())?;
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(ask(&mut quick, "select 2")?, "2");
+    // Bit by bit it is whole at last.
+    let rest = 5000 - 4 - (half_a_parse().len() - 5);
+    let mut text = vec![b' '; rest];
+    text[..b" 3 --".len()].copy_from_slice(b" 3 --");
+    text[rest - 3..].fill(0);
+    let (end, parts) = text.split_last().expect("bytes");
+    for part in parts.chunks(1000) {
+        slow.send_bytes(part)?;
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(ask(&mut quick, "select 4")?, "4");
+    }
+    slow.send_bytes(&[*end])?;
+    slow.send(&Batch::new().bind("", "name", &[]).execute("", 0).sync())?;
+    assert_eq!(slow.response()?.ok()?.value(), Some("3"));
+    Ok(())
+}
+
+#[test]
+fn a_batch_without_its_end_is_under_query_timeout() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini = ini(&server, &[("x", "dbname=a pool_size=1")]).set("query_timeout", "1");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("app", "x");
+    let mut client = Client::connect(&options)?;
+    client.send(&Batch::new().parse("", "select 1").bind("", "", &[]).execute("", 0).flush())?;
+    let told = client.until_closed()?;
+    let error = told.iter().filter_map(|message| message.error()).next_back().expect("it is told why");
+    assert_eq!(error.message, "query timeout");
+    assert_eq!(ask(&mut Client::connect(&options)?, "select 2")?, "2");
+    Ok(())
+}
+
+#[test]
+fn an_auth_query_without_an_answer_goes_with_its_client() -> Result<()> {
+    let server = server_with_databases()?;
+    server.sql("create function lookup(name text) returns table (u text, p text) language plpgsql security definer as $$begin
+        if name = 'stuck' then perform pg_sleep(600); end if;
+        return query select name, ''::text; end$$")?;
+    let ini = ini(
+        &server,
+        &[("x", "dbname=postgres pool_size=1 auth_user=app auth_query='select * from lookup($1)'")],
+    )
+    .set("auth_type", "plain")
+    .set("client_login_timeout", "1");
+    let pooler = Underpass::start(&ini)?;
+    assert!(Client::connect(&pooler.options("stuck", "x")).is_err());
+    // Whether it may in or not: the question must be answered.
+    let told = Client::connect(&pooler.options("nobody", "x").password("wrong"))
+        .map_or_else(|error| error.to_string(), |_| "in".into());
+    assert!(!told.contains("timeout"), "{told}");
+    Ok(())
+}
+
+#[test]
+fn a_cancelled_request_leaves_those_behind_it() -> Result<()> {
+    let server = server_with_databases()?;
+    let pooler = Underpass::start(&ini(&server, &[("x", "dbname=a pool_size=1")]))?;
+    let options = pooler.options("app", "x");
+    let (mut holder, mut client) = (Client::connect(&options)?, Client::connect(&options)?);
+    client.query("select 1")?.ok()?;
+    holder.query("begin")?.ok()?;
+    // Two at once, and a third later, which is announced while the first waits.
+    client.send(&Batch::new().query("select 2").query("select 3"))?;
+    std::thread::sleep(Duration::from_millis(100));
+    client.send(&Batch::new().query("select 4"))?;
+    std::thread::sleep(Duration::from_millis(100));
+    client.cancel()?;
+    let error = client.response()?.ok().expect_err("the first is cancelled");
+    assert!(error.to_string().contains("57014"), "{error}");
+    holder.query("commit")?.ok()?;
+    assert_eq!(client.response()?.ok()?.value(), Some("3"));
+    assert_eq!(client.response()?.ok()?.value(), Some("4"));
+    Ok(())
+}
+
+#[test]
+fn names_that_came_to_nothing_are_not_kept() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini = Ini::new()
+        .userlist("app", "secret")
+        .set("auth_type", "plain")
+        .database("*", &format!("host=127.0.0.1 port={}", server.port()));
+    let pooler = Underpass::start(&ini)?;
+    for number in 0..300 {
+        let options = pooler.options(&format!("nobody{number}"), &format!("nowhere{number}"));
+        assert!(Client::connect(&options.password("wrong")).is_err());
+    }
+    let known = |what: &str| -> Result<u64> {
+        let lists = pooler.console("SHOW MEM")?.ok()?;
+        let row = lists.rows().into_iter().find(|row| row[0].as_deref() == Some(what)).expect("a row");
+        Ok(row[2].as_deref().unwrap_or_default().parse().expect("a number"))
+    };
+    until("they are dropped", || Ok(known("user_cache")? < 150 && known("db_cache")? < 150))
+}
+
+#[test]
+fn a_reserve_without_a_timeout_is_none() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini =
+        ini(&server, &[("x", "dbname=a pool_size=1 reserve_pool_size=5")]).set("reserve_pool_timeout", "0");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("app", "x");
+    let mut holder = Client::connect(&options)?;
+    holder.query("begin")?.ok()?;
+    let mut waiter = Client::connect(&options.clone().read_timeout(A_WHILE))?;
+    assert!(waiter.query("select 1").is_err(), "it waits");
+    assert_eq!(connections(&server, "a", "app")?, 1);
+    Ok(())
+}
