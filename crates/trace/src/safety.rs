@@ -31,6 +31,9 @@ pub use strip::strip_literals;
 use crate::model::*;
 use crate::{Protocol, SessionId};
 
+/// Bytes of a statement's number in MySQL's commands.
+const STATEMENT_BYTES: usize = 4;
+
 /// What is done to records before they are stored.
 #[derive(Debug)]
 pub(crate) struct Safety {
@@ -173,6 +176,11 @@ impl Safety {
                     TEXT_FORMAT => passwords::cover_value(&mut changed[value], self.protocol),
                     _ => passwords::cover_binary(&mut changed[value], self.protocol),
                 };
+            }
+            if let Some(COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA) = command
+                && let Some(values) = changed.get_mut(HEADER + STATEMENT_BYTES..)
+            {
+                covered |= passwords::cover_values(values, self.protocol);
             }
             if covered {
                 message = Cow::Owned(changed);

@@ -617,3 +617,31 @@ fn passwords_across_packets_of_16_mib_are_covered() {
         assert!(stored.message.ends_with(b"******'") && stored.message[..second].ends_with(b"'******"));
     }
 }
+
+#[test]
+fn parameters_of_mysql_are_searched() {
+    let execute = |values: &[u8]| [b"\x17\x01\0\0\0\0\x01\0\0\0\0\x01\xfd\0", values].concat();
+    let value = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let url = value("postgres://joe:S3cretS3cret@host/database");
+    // Their lengths are printable, so that they read as a part of the text.
+    let connection = value("password=S3cretS3cret host=db.example.org port=3306");
+    let statement = value("alter user joe identified by 'S3cretS3cret'");
+    let records = [
+        mysql(0, 0, &execute(&url)),
+        mysql(100, 0, &execute(&connection)),
+        mysql(200, 0, &execute(&statement)),
+        mysql(300, 0, &execute(&[url, b"\x02\xff\xfe".to_vec(), statement].concat())),
+        mysql(400, 0, b"\x18\x01\0\0\0\0\0password=S3cretS3cret"),
+        mysql(500, 0, &execute(b"\x04\xff\xd8\xff\xe0")),
+    ];
+    let read = stored_mysql(None, &records);
+    for (at, (stored, given)) in read.iter().zip(&records).enumerate() {
+        let (Record::Frontend(stored), Record::Frontend(given)) = (stored, given) else {
+            panic!("{stored:?}")
+        };
+        assert!(memchr::memmem::find(&stored.message, SECRET).is_none(), "{at}: {:?}", stored.message);
+        assert_eq!(stored.message.len(), given.message.len());
+        let expected = if at == 5 { Redaction::None } else { Redaction::Password };
+        assert_eq!(stored.redaction, expected, "{at}");
+    }
+}

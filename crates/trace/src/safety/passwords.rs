@@ -101,6 +101,21 @@ pub(crate) fn cover_binary(value: &mut [u8], dialect: Protocol) -> bool {
     covered
 }
 
+/// As [`cover_binary`], in values of MySQL's binary protocol one behind the other. How many there are only the answer to their PREPARE tells, so the byte
+/// before a text, which says how long it is, may be taken for its first character: each is read without it, too.
+pub(crate) fn cover_values(values: &mut [u8], dialect: Protocol) -> bool {
+    if !may_have_password(values, dialect) {
+        return false;
+    }
+    let mut covered = false;
+    for text in texts(values) {
+        for start in [text.start, text.start + 1] {
+            covered |= cover_value(&mut values[start..text.end], dialect);
+        }
+    }
+    covered
+}
+
 /// Where bytes read as text: UTF-8 without control characters but blanks, or, behind what announces a password, any bytes but those. What is
 /// too short for a password is left out.
 fn texts(bytes: &[u8]) -> Vec<Range<usize>> {
