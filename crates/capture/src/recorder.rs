@@ -57,6 +57,8 @@ pub struct Totals {
     pub encrypted: u64,
     /// Connections that use what is not supported; the last reason is [`Recorder::refused`].
     pub refused: u64,
+    /// Connections that were under way, said something, and were never understood: their boundary between messages did not show.
+    pub not_understood: u64,
     /// Messages of clients.
     pub messages: u64,
     /// ReadyForQuery of servers.
@@ -122,6 +124,8 @@ impl Ledger {
         if let Some(why) = connection.session.refused() {
             self.totals.refused += 1;
             self.refused = Some(why);
+        } else if connection.is_not_understood() {
+            self.totals.not_understood += 1;
         }
     }
 }
@@ -378,8 +382,15 @@ impl Recorder {
         self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
         self.ledger.forget(now_ns);
         let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };
-        self.connections
-            .retain(|_, c| c.session.has_records() || now_ns.saturating_sub(c.last_ns) < unused_ns);
+        let ledger = &mut self.ledger;
+        self.connections.retain(|_, connection| {
+            let is_kept =
+                connection.session.has_records() || now_ns.saturating_sub(connection.last_ns) < unused_ns;
+            if !is_kept {
+                ledger.note(connection);
+            }
+            is_kept
+        });
     }
 
     /// The capture ends; sessions go on.
@@ -525,6 +536,12 @@ impl Connection {
                 });
             }
         }
+    }
+
+    /// Whether bytes of it went by that are in no session. One that was seen from its first packet is what it is: no client of this protocol.
+    fn is_not_understood(&self) -> bool {
+        let has_said = self.front.position() > 0 || self.back.position() > 0;
+        has_said && !self.whole && !self.encrypted && !self.session.has_records()
     }
 
     /// What is held back will not be completed any more.

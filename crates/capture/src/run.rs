@@ -108,6 +108,7 @@ impl Summary {
         self.accounts.iter().all(|(_, _, accounts)| whole(accounts))
             && self.totals.lost_bytes == 0
             && self.totals.wrong == 0
+            && self.totals.not_understood == 0
             && self.writer.dropped_records == 0
     }
 }
@@ -484,6 +485,12 @@ impl Run<'_> {
         if let Some(why) = self.recorder.refused() {
             let count = self.summary.totals.refused;
             self.summary.notes.push(format!("{count} connections are not recorded, because they use {why}"));
+        }
+        let not_understood = self.summary.totals.not_understood;
+        if not_understood > 0 {
+            self.summary.notes.push(format!(
+                "{not_understood} connections that were under way are not recorded: nothing showed where a message of theirs begins (one long COPY, or TLS that began before the recording)"
+            ));
         }
         let lost: u64 = self.summary.accounts.iter().map(|(_, _, accounts)| accounts.lost.events).sum();
         if lost > 0 {

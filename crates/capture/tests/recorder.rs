@@ -171,3 +171,15 @@ fn texts_that_nothing_tells_are_not_waited_for_for_ever() {
         seq += batch.len() as u32;
     }
 }
+
+/// A connection in the middle of one long COPY, of which nothing shows where a message begins.
+#[test]
+fn a_connection_that_is_never_understood_is_counted() {
+    let data = vec![b'x'; 1000];
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    take(recorder, &mut sessions, 0, packet(&data, 7, 100));
+    take(recorder, &mut sessions, 0, packet(&data, 7, 1100));
+    recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+    assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (0, 1));
+}
