@@ -7,7 +7,7 @@
 
 mod covered;
 mod fold;
-mod lexer;
+pub(crate) mod lexer;
 mod mask;
 pub(crate) mod passwords;
 mod strip;

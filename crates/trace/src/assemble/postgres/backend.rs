@@ -448,7 +448,7 @@ impl Postgres {
                 } else {
                     self.frontend_boundary()
                 };
-                Pending { offset, tag: 0, after_copy: false }
+                Pending { offset, tag: 0, after_copy: false, several: false }
             }
         };
         self.respond(request, begun, self.back.position, last_ns, outcome, sink);
@@ -545,7 +545,9 @@ impl Postgres {
     ) {
         let statements =
             self.pending.iter().take_while(|request| request.tag != b'S').filter(|r| r.tag == b'E').count();
-        let certain = certain && statements <= 1;
+        // Several statements of one Query have a result each, of which only the last one's end is seen.
+        let certain =
+            certain && statements <= 1 && !self.pending.front().is_some_and(|request| request.several);
         let end = position + tail.ready_at as u64;
         let mut begun = self.back.response.take();
         while let Some(&request) = self.pending.front() {

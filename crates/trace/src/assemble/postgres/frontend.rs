@@ -8,7 +8,10 @@ use underpass_wire::{Header, MAX_MESSAGE_LEN, tag};
 use super::backend::Back;
 use super::{Missing, Pending, Phase, Postgres, shape};
 use crate::assemble::{Piece, Sink};
-use crate::{Direction, Frontend, LossReason, PreparedFill, Record, Redaction, WithheldReason};
+use crate::safety::lexer::{Kind, Lexer};
+use crate::{
+    Direction, Frontend, Level, LossReason, PreparedFill, Protocol, Record, Redaction, WithheldReason,
+};
 
 /// Uses of unknown statements that are remembered, so that their texts can still be told: entries, and nanoseconds.
 const USES_MAX: usize = 64;
@@ -256,11 +259,17 @@ impl Postgres {
             self.follow_statements(time_ns, tag, &message[Header::SIZE..]);
         }
         self.expect(at, tag);
+        if tag == tag::frontend::QUERY
+            && self.origin.level == Level::Summary
+            && let Some(request) = self.pending.back_mut()
+        {
+            request.several = has_several_statements(&message[Header::SIZE..]);
+        }
     }
 
     /// Notes that the server will answer.
     pub(super) fn expect(&mut self, offset: u64, tag: u8) {
-        let request = Pending { offset, tag, after_copy: self.copy_in.sent };
+        let request = Pending { offset, tag, after_copy: self.copy_in.sent, several: false };
         match tag {
             b'c' | b'f' => self.copy_in.sent = true,
             b'S' if self.copy_in.running && !self.copy_in.sent => {}
@@ -379,4 +388,16 @@ impl Postgres {
         self.front.partial.clear();
         Some((packet, at, rest))
     }
+}
+
+/// Whether an SQL text, which a NUL ends, has more than one statement.
+fn has_several_statements(text: &[u8]) -> bool {
+    let text = text.strip_suffix(b"\0").unwrap_or(text);
+    let Some(first) = memchr::memchr(b';', text) else { return false };
+    if text[first + 1..].iter().all(|&byte| byte == b';' || byte.is_ascii_whitespace()) {
+        return false;
+    }
+    let mut tokens = Lexer::new(text, Protocol::Postgres).filter(|token| token.kind != Kind::Comment);
+    let is_end = |kind| matches!(kind, Kind::Symbol(b';'));
+    tokens.any(|token| is_end(token.kind)) && tokens.any(|token| !is_end(token.kind))
 }

@@ -56,6 +56,8 @@ struct Pending {
     tag: u8,
     /// A CopyDone or CopyFail was sent between the last Execute and this.
     after_copy: bool,
+    /// A Query with more than one statement, each of which is answered.
+    several: bool,
 }
 
 /// COPY from the client by the extended protocol. A Sync that comes before its data are over is ignored by the server (manual, "COPY

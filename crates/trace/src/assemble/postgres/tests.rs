@@ -402,6 +402,31 @@ fn a_long_response_that_was_left_out_still_tells_its_end() {
 }
 
 #[test]
+fn what_was_left_out_of_several_statements_is_not_guessed() {
+    for (text, is_certain) in [
+        ("select 1; select 2", false),
+        ("select ';' -- ; x", true),
+        ("select 1; -- the end\n;", true),
+        ("select $$;$$; ; select 2;", false),
+    ] {
+        let mut session = Postgres::new(origin(Level::Summary));
+        let mut out = Records::default();
+        let (front, back) = login();
+        session.piece(Direction::Frontend, 1, Piece::Bytes(&front), &mut out);
+        session.piece(Direction::Backend, 1, Piece::Bytes(&back), &mut out);
+        session.piece(Direction::Frontend, 2, Piece::Bytes(&query(text)), &mut out);
+        session.piece(Direction::Backend, 3, Piece::Bytes(&row(b"1")), &mut out);
+        session.piece(Direction::Backend, 4, Piece::Skipped(100_000), &mut out);
+        let tail = [&b"part of a row"[..], &complete("SELECT 7"), &ready(b'I')].concat();
+        session.piece(Direction::Backend, 5, Piece::Bytes(&tail), &mut out);
+        let is_known =
+            matches!(out.responses()[..], [Response { rows: 7, outcome: Outcome::Complete { .. }, .. }]);
+        let is_unknown = matches!(out.responses()[..], [Response { outcome: Outcome::Unknown, .. }]);
+        assert_eq!((is_known, is_unknown), (is_certain, !is_certain), "{text}: {:?}", out.responses());
+    }
+}
+
+#[test]
 fn passwords_of_a_login_that_fails_and_cancel_keys_are_not_stored() {
     let mut session = Postgres::new(origin(Level::Full));
     let mut out = Records::default();
