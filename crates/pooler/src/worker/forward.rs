@@ -157,6 +157,7 @@ impl Worker {
             }
             return self.use_up(key);
         }
+        client.wants = 0;
         client.request_at = self.now;
         self.request_held(key);
     }
