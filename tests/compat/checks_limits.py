@@ -127,26 +127,28 @@ def min_pool_size_forced(t):
 @check("limit/max_client_conn")
 def max_client_conn(t):
     p = t.tx({"max_client_conn": 2})
-    clients = [t.connect(p), t.connect(p)]
+    clients = [host.wait_until(lambda: enters(t, p), what="a client gets in") for _ in range(2)]
     fails(r"no more connections allowed \(max_client_conn\)", p.connect, severity="FATAL")
     # The console must stay reachable, or nobody could find out.
     t.keep(p.admin()).query("SHOW CLIENTS")
     for client in clients:
         client.close()
-    # Leaving takes a moment, and console clients count too.
+    # Console clients count too.
+    assert host.wait_until(lambda: enters(t, p), what="a client gets in again").one("SELECT 1")
 
-    def enters():
-        try:
-            return t.connect(p).one("SELECT 1")
-        except wire.PgError:
-            return None
-    host.wait_until(enters, what="a client gets in again")
+
+def enters(t, p):
+    """A client, if one gets in: those that have left count for a moment, the one that looked whether the pooler is up among them."""
+    try:
+        return t.connect(p)
+    except wire.PgError:
+        return None
 
 
 @check("limit/max_client_conn-sqlstate")
 def max_client_conn_sqlstate(t):
     p = t.tx({"max_client_conn": 1})
-    t.connect(p)
+    host.wait_until(lambda: enters(t, p), what="the first client gets in")
     fails("max_client_conn", p.connect, sqlstate="08P01")
 
 
