@@ -3,7 +3,7 @@
 //!
 //! What one client says is mirrored by its own worker (`worker/mirror`), over servers of an ordinary pool whose database is the mirror.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -43,6 +43,9 @@ pub(crate) enum State {
     Same,
 }
 
+/// Why a mirror is [`State::Disabled`].
+const SWITCHED_OFF: &str = "DISABLE MIRROR";
+
 impl State {
     const ALL: [Self; 7] =
         [Self::Unchecked, Self::Checking, Self::On, Self::Down, Self::Disabled, Self::Failed, Self::Same];
@@ -68,6 +71,8 @@ pub(crate) struct MirrorState {
     pub database: Arc<str>,
     /// The database that mirror sessions use.
     pub target: Arc<DatabaseState>,
+    /// The database itself, as it was configured when the two were asked who they are.
+    primary: ArcSwap<Database>,
     pub settings: ArcSwap<Mirror>,
     pub counters: Counters,
     /// Shared by all databases of the mirror.
@@ -218,6 +223,8 @@ pub(crate) struct Mirrors {
     /// By mirror and database; made when a client first needs them.
     all: Mutex<BTreeMap<(String, String), Arc<MirrorState>>>,
     budgets: Mutex<HashMap<String, Arc<Budget>>>,
+    /// Mirrors that DISABLE MIRROR has switched off.
+    off: Mutex<HashSet<String>>,
     users: Mutex<HashMap<String, Arc<UserState>>>,
     next_number: AtomicU32,
     /// Whether any is configured.
@@ -236,8 +243,10 @@ impl Mirrors {
     /// Notes what is configured, at start and after a RELOAD. Returns the numbers of target databases whose servers are obsolete.
     pub fn configure(&self, config: &Config) -> Vec<u32> {
         self.is_any.store(!config.mirrors.is_empty(), Ordering::Relaxed);
+        lock(&self.off).retain(|name| config.mirrors.contains_key(name));
         let mut obsolete = Vec::new();
-        let budgets = lock(&self.budgets);
+        // A copy: whoever makes a state locks the budgets behind the states.
+        let budgets = lock(&self.budgets).clone();
         lock(&self.all).retain(|(name, database), state| {
             let wanted = config.mirrors.get(name).filter(|mirror| mirror.covers(database));
             let (Some(mirror), Some((configured, _))) = (wanted, config.database(database)) else {
@@ -249,11 +258,15 @@ impl Mirrors {
             }
             let target = target(mirror, &configured);
             let is_other = state.target.settings.load().needs_reconnect(&target);
+            let has_primary_moved = state.primary.load().needs_reconnect(&configured);
             state.target.settings.store(Arc::new(target));
+            state.primary.store(Arc::new(configured));
             state.settings.store(Arc::new(mirror.clone()));
             if is_other {
                 obsolete.push(state.target.number);
-                // Whoever it is now has not been asked.
+            }
+            // Whoever they are now has not been asked. The primary may have come to be where the mirror is.
+            if (is_other || has_primary_moved) && !matches!(state.state(), State::Disabled | State::Failed) {
                 state.set(State::Unchecked, None);
             }
             true
@@ -282,8 +295,12 @@ impl Mirrors {
                 .entry(mirror.name.clone())
                 .or_insert_with(|| Arc::new(Budget::new(mirror.queue_bytes)))
                 .clone();
-            let target = target(mirror, &database.settings.load());
+            let primary = database.settings.load_full();
+            let target = target(mirror, &primary);
+            let is_off = lock(&self.off).contains(&mirror.name);
+            let state = if is_off { State::Disabled } else { State::Unchecked };
             Arc::new(MirrorState {
+                primary: ArcSwap::new(primary),
                 name: mirror.name.as_str().into(),
                 database: database.name.as_str().into(),
                 target: Arc::new(DatabaseState {
@@ -301,8 +318,8 @@ impl Mirrors {
                 settings: ArcSwap::from_pointee(mirror.clone()),
                 counters: Counters::default(),
                 budget,
-                state: AtomicU8::new(State::Unchecked as u8),
-                why: ArcSwapOption::empty(),
+                state: AtomicU8::new(state as u8),
+                why: ArcSwapOption::new(is_off.then(|| Arc::new(SWITCHED_OFF.to_owned()))),
                 retry_at: Mutex::default(),
                 identities: Mutex::default(),
             })
@@ -321,6 +338,15 @@ impl Mirrors {
 
     /// ENABLE MIRROR, DISABLE MIRROR. False if there is none of this name.
     pub fn switch(&self, config: &Config, name: &str, on: bool) -> bool {
+        if !config.mirrors.contains_key(name) {
+            return false;
+        }
+        // For the databases of which no client has come yet.
+        if on {
+            lock(&self.off).remove(name);
+        } else {
+            lock(&self.off).insert(name.to_owned());
+        }
         for state in self.all().iter().filter(|state| &*state.name == name) {
             match on {
                 true if matches!(
@@ -331,10 +357,10 @@ impl Mirrors {
                     state.set(State::Unchecked, None);
                 }
                 true => {}
-                false => state.set(State::Disabled, Some("DISABLE MIRROR".to_owned())),
+                false => state.set(State::Disabled, Some(SWITCHED_OFF.to_owned())),
             }
         }
-        config.mirrors.contains_key(name)
+        true
     }
 
     /// The pool of mirror sessions for the clients of `primary`.
@@ -353,12 +379,12 @@ impl Mirrors {
             .clone();
         let pool = shared.pool(&state.target, &user, now);
         if settings.user.is_none() {
-            // What opens servers of the primary opens those of the mirror.
-            if pool.secret.load().is_none() {
-                pool.secret.store(primary.secret.load_full());
+            // What opens servers of the primary opens those of the mirror. The last that is known: it may be a new password.
+            if let Some(secret) = primary.secret.load_full() {
+                pool.secret.store(Some(secret));
             }
-            if pool.proved.load().is_none() {
-                pool.proved.store(primary.proved.load_full());
+            if let Some(proved) = primary.proved.load_full() {
+                pool.proved.store(Some(proved));
             }
         }
         pool
@@ -424,7 +450,11 @@ fn target(mirror: &Mirror, database: &Database) -> Database {
         min_pool_size: Some(0),
         // What the texts do not tell, a function that writes, fails there.
         connect_query: if is_reading {
-            Some("set default_transaction_read_only = on".to_owned())
+            let own = "set default_transaction_read_only = on";
+            Some(match &database.connect_query {
+                Some(query) if !query.is_empty() => format!("{query}\n;{own}"),
+                _ => own.to_owned(),
+            })
         } else {
             database.connect_query.clone()
         },

@@ -291,6 +291,51 @@ fn disable_and_enable() -> Result<()> {
 }
 
 #[test]
+fn a_mirror_that_is_switched_off_stays_so() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    pair.both("create table t (id int)")?;
+    // Before any client has come, and so before anything of the database is known.
+    pair.pooler.console("DISABLE MIRROR next")?;
+    let mut client = pair.client()?;
+    insert(&mut client, 1)?;
+    assert_eq!(pair.settled()?.get("disabled"), 1);
+    // Others connect there from now on.
+    pair.reload(Some("user = postgres"))?;
+    insert(&mut client, 2)?;
+    assert_eq!(pair.settled()?.get("disabled"), 2);
+    assert_eq!(pair.there.sql_value("select count(*) from t")?, "0");
+    pair.pooler.console("ENABLE MIRROR next")?;
+    pair.wait_on()?;
+    insert(&mut client, 3)?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select string_agg(id::text, ',') from t")?, "3");
+    Ok(())
+}
+
+/// The mirror is warmed up, and then made the primary.
+#[test]
+fn a_primary_that_moves_to_its_mirror_does_nothing_twice() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    insert(&mut client, 1)?;
+    pair.settled()?;
+    std::mem::swap(&mut pair.here, &mut pair.there);
+    // The mirror's port stays what it was.
+    let port = pair.here.port();
+    pair.reload_at(port, Some(""))?;
+    drop(pair.client()?);
+    pair.wait_state("same_server")?;
+    for id in 2..12 {
+        insert(&mut client, id)?;
+    }
+    pair.settled()?;
+    assert_eq!(pair.here.sql_value("select count(*) from t")?, "11");
+    Ok(())
+}
+
+#[test]
 fn a_full_disk_of_the_mirror_is_found_and_harms_nobody() -> Result<()> {
     for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
         let pair = Pair::start(mode)?;

@@ -74,7 +74,11 @@ impl Pair {
 
     /// Other lines in the mirror's section, or no mirror; RELOAD.
     pub fn reload(&mut self, mirror: Option<&str>) -> Result<()> {
-        let port = self.there.port();
+        self.reload_at(self.there.port(), mirror)
+    }
+
+    /// The same, with the mirror at this port.
+    pub fn reload_at(&mut self, port: u16, mirror: Option<&str>) -> Result<()> {
         let text = ini(self.lanes, &self.settings, &self.here, mirror.map(|mirror| (port, mirror)));
         let text = text.expect("we were root");
         self.pooler.rewrite(&text)?;
