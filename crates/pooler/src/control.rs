@@ -371,8 +371,8 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
         Err(error) => return Err(failed(&error)),
     }
     let is_tls = key.contains("_tls");
-    match Settings::from_config(config.clone(), &old.paths) {
-        Ok((mut settings, _)) => {
+    match old.with(config.clone(), key) {
+        Ok(mut settings) => {
             keep_auth_context(&old, &mut settings);
             apply(shared, settings, key.starts_with("server_tls"));
             Ok(SetDone::Done)

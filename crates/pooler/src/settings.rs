@@ -42,15 +42,26 @@ pub(crate) fn is_missing(path: &Path) -> bool {
     std::fs::File::open(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
+/// Where users and rules of a configuration come from.
+#[derive(Clone, Copy)]
+enum Files<'a> {
+    /// Read now. A line that cannot be read is left out and told; a start judges that by itself.
+    Lenient,
+    /// Read now. A line that cannot be read is an error: it may be a `reject`, or the user that comes next.
+    Strict,
+    /// As they are in these settings.
+    Kept(&'a Settings),
+}
+
 impl Settings {
-    /// Reads the configuration and every file it names. Warnings are for the log.
+    /// Reads the configuration and every file it names, for a RELOAD. Warnings are for the log.
     ///
     /// # Errors
     /// The first thing that cannot be used, with its file and what to do.
     pub fn load(paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
         let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
         let loaded = Config::load(&as_paths)?;
-        let (settings, more) = Self::from_config(loaded.config, paths)?;
+        let (settings, more) = Self::from_config(loaded.config, paths, Files::Strict)?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).chain(more).collect();
         Ok((settings, warnings))
     }
@@ -71,7 +82,7 @@ impl Settings {
                 path.display()
             ))
         });
-        let (mut settings, more) = Self::from_config(loaded.config, paths)?;
+        let (mut settings, more) = Self::from_config(loaded.config, paths, Files::Lenient)?;
         if auth_file.is_some() {
             settings.config.auth_file = auth_file;
         }
@@ -79,28 +90,48 @@ impl Settings {
         Ok((settings, warnings))
     }
 
+    /// These settings with `config`, of which SET has changed `key`. Files with users and rules are read again if it is about them: SET puts in force
+    /// what it names, and nothing that was not asked for.
+    pub fn with(&self, config: Config, key: &str) -> anyhow::Result<Self> {
+        let is_about_files = key.starts_with("auth_");
+        let files = if is_about_files { Files::Strict } else { Files::Kept(self) };
+        Ok(Self::from_config(config, &self.paths, files)?.0)
+    }
+
     /// The same from a configuration that was read (or changed by SET) already. Also returns warnings.
-    pub fn from_config(config: Config, paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
+    fn from_config(
+        config: Config,
+        paths: &[PathBuf],
+        files: Files<'_>,
+    ) -> anyhow::Result<(Self, Vec<String>)> {
         let mut warnings = Vec::new();
-        let users = match &config.auth_file {
-            Some(path) => {
+        let users = match (files, &config.auth_file) {
+            (Files::Kept(old), _) => old.users.clone(),
+            (_, Some(path)) => {
                 let list = Userlist::load(&OsFiles, path).context("auth_file")?;
-                whole(list, &mut warnings)
+                whole(list, files, &mut warnings)
+                    .context("auth_file")?
                     .iter()
                     .map(|(name, secret)| (name.to_owned(), Secret::parse(secret.expose())))
                     .collect()
             }
-            None => HashMap::new(),
+            (_, None) => HashMap::new(),
         };
-        let ident = match &config.auth_ident_file {
-            Some(path) => whole(IdentMaps::load(&OsFiles, path).context("auth_ident_file")?, &mut warnings),
-            None => IdentMaps::default(),
-        };
-        let hba = match (&config.auth_hba_file, config.auth_type) {
-            (Some(path), AuthType::Hba) => {
-                Some(whole(Hba::load(&OsFiles, path, &ident).context("auth_hba_file")?, &mut warnings))
+        let ident = match (files, &config.auth_ident_file) {
+            (Files::Kept(old), _) => old.ident.clone(),
+            (_, Some(path)) => {
+                let maps = IdentMaps::load(&OsFiles, path).context("auth_ident_file")?;
+                whole(maps, files, &mut warnings).context("auth_ident_file")?
             }
-            (None, AuthType::Hba) => {
+            (_, None) => IdentMaps::default(),
+        };
+        let hba = match (files, &config.auth_hba_file, config.auth_type) {
+            (Files::Kept(old), ..) => old.hba.clone(),
+            (_, Some(path), AuthType::Hba) => {
+                let rules = Hba::load(&OsFiles, path, &ident).context("auth_hba_file")?;
+                Some(whole(rules, files, &mut warnings).context("auth_hba_file")?)
+            }
+            (_, None, AuthType::Hba) => {
                 anyhow::bail!("auth_type = hba needs auth_hba_file: name the file in [pgbouncer]")
             }
             _ => None,
@@ -196,11 +227,14 @@ fn tls_mode(mode: SslMode) -> underpass_tls::SslMode {
     }
 }
 
-/// What could be read of a file; what could not goes to the log, as PgBouncer does it.
-fn whole<T>(parsed: Parsed<T>, warnings: &mut Vec<String>) -> T {
+/// What could be read of a file. What could not goes to the log, as PgBouncer does it, or is an error.
+fn whole<T>(parsed: Parsed<T>, files: Files<'_>, warnings: &mut Vec<String>) -> anyhow::Result<T> {
+    if let (Files::Strict, Some(error)) = (files, parsed.errors.first()) {
+        anyhow::bail!("{error}");
+    }
     warnings.extend(parsed.errors.iter().map(ToString::to_string));
     warnings.extend(parsed.warnings.iter().map(ToString::to_string));
-    parsed.value
+    Ok(parsed.value)
 }
 
 fn shown(config: &Config, key: &str) -> String {

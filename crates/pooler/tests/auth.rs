@@ -272,3 +272,26 @@ fn a_costly_login_holds_nobody_up() -> Result<()> {
     assert!(told.contains("password authentication failed"), "{told}");
     Ok(())
 }
+
+/// What would be left out may be a `reject`.
+#[test]
+fn a_reload_with_a_rule_that_cannot_be_read_keeps_the_old_ones() -> Result<()> {
+    let (server, _, scram) = with_joe(AuthMethod::Trust)?;
+    let with = |rule: &str| {
+        let hba = format!("local all all trust\n{rule}\nhost all all 0.0.0.0/0 trust\n");
+        Ini::for_server(&server).userlist("joe", &scram).hba(&hba)
+    };
+    let mut pooler = Underpass::start(&with("host all joe 127.0.0.0/8 reject"))?;
+    let joe = pooler.options("joe", "postgres");
+    assert_eq!(refusal(&joe).0, "28000");
+    pooler.rewrite(&with("host all joe 127.0.0.0/88 reject"))?;
+    assert!(pooler.console("RELOAD").and_then(|response| response.ok()).is_err());
+    assert_eq!(refusal(&joe).0, "28000", "the old rules are in force");
+    // What is about something else reads no rules.
+    pooler.console("SET query_wait_notify = 7")?.ok()?;
+    assert_eq!(refusal(&joe).0, "28000");
+    assert!(pooler.console("SET auth_hba_file = '/nonexistent'").and_then(|response| response.ok()).is_err());
+    pooler.rewrite(&with("# nobody is refused"))?;
+    pooler.console("RELOAD")?.ok()?;
+    Client::connect(&joe).map(drop)
+}
