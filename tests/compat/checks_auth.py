@@ -42,6 +42,16 @@ def auth_any(t):
     p.wait_log("auth_type=any requires forced user")
 
 
+@check("auth/any-lets-everybody-look-into-the-console")
+def auth_any_console(t):
+    p = t.pooler({"auth_type": "any"})
+    looker = t.connect(p, "whoever", "pgbouncer")
+    looker.query("SHOW POOLS")
+    for command in ("SHOW FDS", "RELOAD", "PAUSE", "SHUTDOWN"):
+        fails("admin access needed", looker.query, command)
+    t.connect(p, "admin", "pgbouncer").query("RELOAD")
+
+
 @check("auth/plain")
 def plain(t):
     p = t.pooler({"auth_type": "plain"})

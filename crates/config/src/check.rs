@@ -226,7 +226,10 @@ impl Check<'_> {
                     ),
                 );
             }
-            self.warn("auth_type", "any lets everybody into the console as admin");
+            self.warn(
+                "auth_type",
+                "any lets everybody look into the console, and whoever gives a name of admin_users administer it",
+            );
         }
         if c.auth_type == AuthType::ScramSha256
             && let Some(users) = users

@@ -86,7 +86,7 @@ fn every_trap_is_found() {
         ("auth_type=hba\nauth_hba_file=hba-empty", Error, "auth_hba_file", "no rule"),
         ("auth_type=cert", Error, "auth_type", "verify-full"),
         ("auth_type=any", Warning, "auth_type", "missing in d"),
-        ("auth_type=any", Warning, "auth_type", "admin"),
+        ("auth_type=any", Warning, "auth_type", "admin_users administer"),
         ("auth_type=scram-sha-256", Warning, "auth_type", "1 users of auth_file have one: old"),
         ("scram_iterations=0", Error, "scram_iterations", "at least 1"),
         ("auth_dbname=gone", Error, "auth_dbname", "no such database: gone"),

@@ -295,3 +295,20 @@ fn a_reload_with_a_rule_that_cannot_be_read_keeps_the_old_ones() -> Result<()> {
     pooler.console("RELOAD")?.ok()?;
     Client::connect(&joe).map(drop)
 }
+
+/// With `any` a name is not proved: whoever comes may look, and the listed ones act.
+#[test]
+fn any_lets_everybody_look_into_the_console() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = Ini::for_server(&server).set("auth_type", "any").set("admin_users", "boss");
+    let pooler = Underpass::start(&ini)?;
+    let run = |user: &str, command: &str| {
+        Client::connect(&pooler.options(user, "pgbouncer")).and_then(|mut client| client.query(command)?.ok())
+    };
+    run("stranger", "SHOW POOLS")?;
+    for command in ["SHOW FDS", "RELOAD", "PAUSE", "SET verbose = 1", "KILL_CLIENT 1", "SHUTDOWN"] {
+        let told = run("stranger", command).expect_err(command).to_string();
+        assert!(told.contains("admin access needed"), "{command}: {told}");
+    }
+    run("boss", "RELOAD").map(drop)
+}

@@ -459,9 +459,11 @@ impl Worker {
         if login.is_console {
             let listed = |list: &NameList| list.contains(&startup.user);
             let any = config.auth_type == AuthType::Any;
-            let access = login.console_access.or(if listed(&config.admin_users) || any {
+            let access = login.console_access.or(if listed(&config.admin_users) {
                 Some(Access::Admin)
-            } else if listed(&config.stats_users) {
+            } else if listed(&config.stats_users) || any {
+                // With `any` whoever comes may look, as with PgBouncer. A name is not proved there, but one that is not listed does not
+                // even claim to be an administrator's.
                 Some(Access::Stats)
             } else {
                 None
