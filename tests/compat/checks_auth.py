@@ -348,6 +348,16 @@ def server_auth_forced(t):
     same(t.connect(p).one("SELECT current_user"), "scram_two")
 
 
+@check("server-auth/password-of-database-is-of-its-user-alone")
+def server_auth_password(t):
+    p = t.pooler({"auth_type": "md5", "auth_query": "SELECT $1::text, 'word'::text"}, databases={
+        "forced": t.target(user="scram_two", password="scram_two", auth_user="scram_user"),
+        "p0": t.target(password="no", auth_user="scram_user")}, auth_file='"scram_user" "scram_user"\n')
+    same(t.connect(p, "bob", "forced", password="word").one("SELECT current_user"), "scram_two")
+    same(t.connect(p, "bob", "p0", password="word").one("SELECT current_user"), "bob")
+    same(t.connect(p, "scram_user", "p0").one("SELECT current_user"), "scram_user")
+
+
 @check("server-auth/wrong-password-is-told")
 def server_auth_wrong(t):
     p = t.pooler(databases={"p0": t.target(user="scram_user", password="no")})

@@ -312,3 +312,31 @@ fn any_lets_everybody_look_into_the_console() -> Result<()> {
     }
     run("boss", "RELOAD").map(drop)
 }
+
+/// `password` is the forced user's. Nobody else is logged in with it, so that no server hears it under another name.
+#[test]
+fn a_databases_password_is_its_users_alone() -> Result<()> {
+    let (server, _, _) = with_joe(AuthMethod::Scram)?;
+    server.sql(
+        "create role asker superuser login password 'ask';
+         create role maria login password 'hers'",
+    )?;
+    let to = |rest: &str| format!("host=127.0.0.1 port={} dbname=postgres {rest}", server.port());
+    let ini = Ini::new()
+        .database("forced", &to(&format!("user=joe password={PASSWORD} auth_user=asker")))
+        .database("no_user", &to("password=nobodys"))
+        .database("both", &to("password=nobodys auth_user=asker"))
+        .set("auth_type", "scram-sha-256")
+        .userlist("asker", "ask");
+    let pooler = Underpass::start(&ini)?;
+    let maria = pooler.options("maria", "forced").password("hers");
+    let who = |options: &Options| -> Result<Option<String>> {
+        let response = Client::connect(options)?.query("select current_user")?.ok()?;
+        Ok(response.value().map(str::to_owned))
+    };
+    assert_eq!(who(&maria)?.as_deref(), Some("joe"));
+    assert_eq!(who(&maria.clone().database("both"))?.as_deref(), Some("maria"));
+    let asker = pooler.options("asker", "no_user").password("ask");
+    assert_eq!(who(&asker)?.as_deref(), Some("asker"));
+    Ok(())
+}

@@ -602,7 +602,9 @@ fn send_startup(server: &mut Server, settings: &Settings) -> Result<(), String> 
     let forced = configured.user.as_ref().filter(|_| pool.is_forced.load(Ordering::Relaxed));
     let user = forced.unwrap_or(&pool.user.name);
     let is_pools = *user == pool.user.name;
-    let secret = match &configured.password {
+    // `password` is that of `user`, and of nobody else: the pool of an auth_user, or of a client's own name, does not show it to the server.
+    let own = configured.password.as_ref().filter(|_| configured.user.as_ref() == Some(user));
+    let secret = match own {
         Some(password) => Some(Secret::parse(password.expose())),
         None => settings
             .users
