@@ -52,6 +52,19 @@ def auth_any_console(t):
     t.connect(p, "admin", "pgbouncer").query("RELOAD")
 
 
+@check("auth/no-such-database-is-told-after-the-login")
+def no_such_database(t):
+    p = t.pooler({"auth_type": "md5"})
+    p.admin("DISABLE p1")
+    for database, told in (("gone", "no such database: gone"), ("p1", 'database "p1" is disabled')):
+        fails(WRONG, p.connect, "bob", database, password="no")
+        fails(WRONG, p.connect, "stranger", database)
+        fails(told, p.connect, "bob", database)
+    p = t.pooler({"auth_type": "trust"})
+    fails('"trust" authentication failed', p.connect, "stranger", "gone")
+    fails("no such database: gone", p.connect, "bob", "gone")
+
+
 @check("auth/plain")
 def plain(t):
     p = t.pooler({"auth_type": "plain"})

@@ -306,8 +306,8 @@ impl Check<'_> {
         for (key, list) in [("admin_users", &c.admin_users), ("stats_users", &c.stats_users)] {
             let Some(users) = users else { continue };
             let missing: Vec<&str> = list.iter().filter(|u| users.get(u).is_none()).collect();
-            // The console has no server to ask, so auth_query finds them only by auth_dbname.
-            if !missing.is_empty() && c.auth_dbname.as_deref().is_none() {
+            // The console has no server to ask, so auth_query finds them only by the auth_dbname that holds for all.
+            if !missing.is_empty() && (c.auth_user.is_none() || c.auth_dbname.as_deref().is_none()) {
                 self.warn(
                     key,
                     format!("not in auth_file, so they cannot log in to the console: {}", missing.join(", ")),

@@ -91,6 +91,7 @@ fn every_trap_is_found() {
         ("scram_iterations=0", Error, "scram_iterations", "at least 1"),
         ("auth_dbname=gone", Error, "auth_dbname", "no such database: gone"),
         ("admin_users=admin, ghost", Warning, "admin_users", "ghost"),
+        ("auth_user=admin\nadmin_users=ghost", Warning, "admin_users", "ghost"),
         ("max_client_conn=0", Warning, "max_client_conn", "no client"),
         ("default_pool_size=0", Warning, "default_pool_size", "wait"),
         ("reserve_pool_size=1\nreserve_pool_timeout=0", Warning, "reserve_pool_timeout", "no effect"),

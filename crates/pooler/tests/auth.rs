@@ -340,3 +340,71 @@ fn a_databases_password_is_its_users_alone() -> Result<()> {
     assert_eq!(who(&asker)?.as_deref(), Some("asker"));
     Ok(())
 }
+
+/// Which databases there are, and how many clients they and their users have, is for those who proved who they are.
+#[test]
+fn what_is_wrong_is_told_after_the_login() -> Result<()> {
+    let (server, _, scram) = with_joe(AuthMethod::Trust)?;
+    let to = |rest: &str| format!("host=127.0.0.1 port={} dbname=postgres {rest}", server.port());
+    // Without `*`, which has every name.
+    let ini = Ini::new()
+        .database("postgres", &to(""))
+        .set("pool_mode", "transaction")
+        .set("auth_type", "md5")
+        .database("off", &to(""))
+        .database("full", &to("max_db_client_connections=1"))
+        .user("joe", "max_user_client_connections=2")
+        .userlist("joe", &scram);
+    let pooler = Underpass::start(&ini)?;
+    pooler.console("DISABLE off")?.ok()?;
+    let joe = pooler.options("joe", "postgres").password(PASSWORD);
+    // Half a login counts for nobody.
+    let mut halves = Vec::new();
+    for database in ["full", "full", "postgres", "postgres"] {
+        let mut half = Client::open(&joe.clone().database(database))?;
+        half.startup()?;
+        assert_eq!(half.recv()?.tag, b'R');
+        halves.push(half);
+    }
+    let one = Client::connect(&joe.clone().database("full"))?;
+    let cases = [("gone", "3D000"), ("off", "57P03"), ("full", "53300")];
+    for (database, sqlstate) in cases {
+        let to = joe.clone().database(database);
+        assert_eq!(refusal(&to).0, sqlstate, "{database}");
+        let wrong = refusal(&to.clone().password("wrong"));
+        assert_eq!(wrong.0, "28P01", "{database}: {}", wrong.1);
+        assert_eq!(wrong, refusal(&joe.clone().password("wrong")));
+        assert_eq!(refusal(&to.user("nobody")).0, "28P01", "{database}");
+    }
+    let two = Client::connect(&joe)?;
+    assert_eq!(refusal(&joe).0, "53300", "joe's limit");
+    assert_eq!(refusal(&joe.clone().password("wrong")).0, "28P01");
+    drop((one, two, halves));
+    Ok(())
+}
+
+/// The console has no server of its own; `auth_dbname` has one.
+#[test]
+fn auth_query_finds_the_users_of_the_console() -> Result<()> {
+    let (server, _, _) = with_joe(AuthMethod::Trust)?;
+    let ini = Ini::new()
+        .database("postgres", &format!("host=127.0.0.1 port={}", server.port()))
+        .userlist("postgres", "")
+        .set("auth_type", "scram-sha-256")
+        .set("auth_user", "postgres")
+        .set("stats_users", "joe");
+    let joe = |pooler: &Underpass| pooler.options("joe", "pgbouncer").password(PASSWORD);
+    let pooler = Underpass::start(&ini)?;
+    assert_eq!(refusal(&joe(&pooler)).0, "28P01", "nobody to ask");
+    let pooler = Underpass::start(&ini.set("auth_dbname", "postgres"))?;
+    Client::connect(&joe(&pooler))?.query("SHOW POOLS")?.ok()?;
+    assert_eq!(refusal(&joe(&pooler).password("wrong")).0, "28P01");
+    server.sql("create role maria login password 'hers'")?;
+    let (_, told) = refusal(&joe(&pooler).user("maria").password("hers"));
+    assert!(told.contains("not allowed"), "{told}");
+    // As unknown to a database that is not there as to one that is.
+    let gone = joe(&pooler).database("gone");
+    assert_eq!(refusal(&gone).0, "3D000");
+    assert_eq!(refusal(&gone.password("wrong")).0, "28P01");
+    Ok(())
+}

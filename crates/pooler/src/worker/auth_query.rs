@@ -8,14 +8,16 @@
 use std::sync::atomic::Ordering;
 
 use underpass_auth::{Credential, auth_query_row};
+use underpass_config::{Config, Database};
 use underpass_console::text::reason;
 use underpass_pool::link::{ClientSide, FrontendContext, Splice};
 use underpass_wire::SqlState;
 use underpass_wire::frontend::Target;
 use underpass_wire::frontend::build;
 
-use super::{Entry, Farewell, Worker};
+use super::{Entry, Farewell, Worker, login};
 use crate::client::{LoginStep, Phase};
+use crate::pool::DatabaseState;
 use crate::server::Work;
 use crate::table::Key;
 
@@ -27,11 +29,11 @@ impl Worker {
     pub(super) fn auth_query_start(&mut self, key: Key) {
         let settings = self.shared.settings.load_full();
         let Some(client) = self.clients.get_mut(key) else { return };
-        let Some(database) = client.database.clone() else { return };
-        let configured = database.settings.load_full();
-        let config = &settings.config;
-        let Some(auth_user) = config.auth_user(&configured) else { return };
-        let database = match config.auth_dbname(&configured) {
+        let own = client.database.clone();
+        let configured = own.as_ref().map(|database| database.settings.load_full());
+        let place = Place::of(&settings.config, configured.as_deref());
+        let Some(auth_user) = place.user else { return };
+        let database = match place.database {
             Some(name) => match self.shared.database(name) {
                 Some(database) if database.disabled.load(Ordering::Relaxed) => {
                     let reason = format!("auth_dbname \"{name}\" is disabled: ENABLE it");
@@ -43,7 +45,13 @@ impl Worker {
                     return self.auth_query_failed(key, &reason);
                 }
             },
-            None => database,
+            None => match own {
+                Some(own) if own.disabled.load(Ordering::Relaxed) => {
+                    return self.close_client(key, login::disabled(&own.name));
+                }
+                Some(own) => own,
+                None => return,
+            },
         };
         let auth_user = self.shared.user(auth_user);
         let pool = self.shared.pool(&database, &auth_user, self.now);
@@ -59,9 +67,9 @@ impl Worker {
         let settings = self.shared.settings.load_full();
         let Some(client) = self.clients.get(key) else { return };
         let Phase::Login(login) = &client.phase else { return };
-        let (Some(startup), Some(database)) = (&login.startup, &client.database) else { return };
-        let configured = database.settings.load();
-        let query = settings.config.auth_query(&configured).to_owned();
+        let Some(startup) = &login.startup else { return };
+        let configured = client.database.as_ref().map(|database| database.settings.load_full());
+        let query = Place::of(&settings.config, configured.as_deref()).query;
         let mut request = Vec::new();
         build::parse(&mut request, b"", query.as_bytes(), []);
         build::bind(&mut request, b"", b"", [], [Some(startup.user.as_bytes())], []);
@@ -134,6 +142,39 @@ impl Worker {
         farewell.reason = format!("auth_query failed: {reason}");
         self.close_client(client, farewell);
     }
+}
+
+/// Where the secret of a client's user is asked.
+struct Place<'a> {
+    user: Option<&'a str>,
+    /// `None`: in the client's own database.
+    database: Option<&'a str>,
+    query: &'a str,
+}
+
+impl<'a> Place<'a> {
+    /// For clients of `database`. The console is none of `[databases]`, nor is one that does not exist: what holds for all is theirs.
+    fn of(config: &'a Config, database: Option<&'a Database>) -> Self {
+        match database {
+            Some(database) => Self {
+                user: config.auth_user(database),
+                database: config.auth_dbname(database),
+                query: config.auth_query(database),
+            },
+            None => Self {
+                user: config.auth_user.as_deref(),
+                database: config.auth_dbname.as_deref(),
+                query: &config.auth_query,
+            },
+        }
+    }
+}
+
+/// Whether there is somebody to ask for the users of a database, or without one for those of the console.
+pub(super) fn can_ask(config: &Config, database: Option<&DatabaseState>) -> bool {
+    let configured = database.map(|database| database.settings.load_full());
+    let place = Place::of(config, configured.as_deref());
+    place.user.is_some() && (place.database.is_some() || database.is_some())
 }
 
 /// The credential in the answer's last row; no row = no such user.

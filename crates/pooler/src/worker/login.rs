@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use underpass_auth::intake::{Event, MESSAGE_MAX, Offence, Startup};
 use underpass_auth::{ClientAuth, ClientLogin, ClientStep, Credential, Identity, Method, ScramKeys, Secret};
-use underpass_config::{AuthType, HbaClient, HbaMethod, NameList};
+use underpass_config::{AuthType, Config, HbaClient, HbaMethod, NameList};
 use underpass_console::Access;
 use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
@@ -19,7 +19,7 @@ use underpass_wire::SqlState;
 use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
 use underpass_wire::startup::{self, ProtocolVersion};
 
-use super::{Again, Farewell, Worker, peer};
+use super::{Again, Farewell, Worker, auth_query, peer};
 use crate::client::{Client, LoginStep, Phase};
 use crate::logging::{self, log_socket};
 use crate::net::{self, Endpoint};
@@ -205,31 +205,12 @@ impl Worker {
             let label = SocketLabel { database: Some(&startup.database), ..client.label() };
             logging::phrase(Some(label), &line);
         }
-        let refuse = |sqlstate, message: String| Farewell::told(sqlstate, message);
+        // What is wrong with the database, or too much of the user, is told when the client has proved who it is.
         let refusal = if is_console {
             None
         } else {
-            match self.shared.database(&startup.database) {
-                None => Some(refuse(
-                    SqlState::INVALID_CATALOG_NAME,
-                    format!("no such database: {}", startup.database),
-                )),
-                Some(database) => {
-                    let disabled = database.disabled.load(Ordering::Relaxed);
-                    let state = self.shared.phase.load(Ordering::Relaxed);
-                    client.database = Some(database);
-                    if disabled {
-                        Some(refuse(
-                            SqlState::CANNOT_CONNECT_NOW,
-                            format!("database \"{}\" is disabled", startup.database),
-                        ))
-                    } else if state >= phase::WAIT_FOR_SERVERS {
-                        Some(refuse(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down".into()))
-                    } else {
-                        self.over_limit(key, settings)
-                    }
-                }
-            }
+            client.database = self.shared.database(&startup.database);
+            self.refuses_all(config)
         };
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Login(login) = &mut client.phase else { return };
@@ -256,18 +237,35 @@ impl Worker {
         self.choose_method(key, settings);
     }
 
-    /// Limits on client connections. The client counts from here on.
-    fn over_limit(&mut self, key: Key, settings: &Settings) -> Option<Farewell> {
-        let config = &settings.config;
+    /// What is told to any client, whatever it asks for.
+    fn refuses_all(&self, config: &Config) -> Option<Farewell> {
+        if self.shared.phase.load(Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS {
+            return Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"));
+        }
+        let is_full = self.shared.clients.load(Ordering::Relaxed) > config.max_client_conn;
+        is_full.then(|| Farewell::told(SqlState::TOO_MANY_CONNECTIONS, reason::MAX_CLIENT_CONN))
+    }
+
+    /// What is told to a client that has proved who it is: before that, anybody could ask which databases there are, and use up a
+    /// user's connections. The client counts from here on.
+    fn refuses_known(&mut self, key: Key, config: &Config) -> Option<Farewell> {
         let client = self.clients.get_mut(key)?;
-        let (database, user) = (client.database.clone()?, client.user.clone()?);
+        let Some(database) = client.database.clone() else {
+            let Phase::Login(login) = &client.phase else { return None };
+            let asked = login.startup.as_ref().map_or("", |startup| &startup.database);
+            return Some(Farewell::told(
+                SqlState::INVALID_CATALOG_NAME,
+                format!("no such database: {asked}"),
+            ));
+        };
+        if database.disabled.load(Ordering::Relaxed) {
+            return Some(disabled(&database.name));
+        }
+        let user = client.user.clone()?;
         let told = |what: &str| Some(Farewell::told(SqlState::TOO_MANY_CONNECTIONS, what));
         client.counted = true;
         let of_database = database.clients.fetch_add(1, Ordering::Relaxed) + 1;
         let of_user = user.clients.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.shared.clients.load(Ordering::Relaxed) > config.max_client_conn {
-            return told(reason::MAX_CLIENT_CONN);
-        }
         let database_max = config.max_db_client_connections(&database.settings.load());
         if database_max > 0 && of_database > database_max {
             return told(reason::MAX_DB_CLIENT_CONNECTIONS);
@@ -329,9 +327,9 @@ impl Worker {
                 }
             }
         };
-        let has_forced_user =
-            client.database.as_ref().is_some_and(|database| database.settings.load().user.is_some());
-        if method == Method::Any && !login.is_console && !has_forced_user {
+        let lacks_forced_user =
+            client.database.as_ref().is_some_and(|database| database.settings.load().user.is_none());
+        if method == Method::Any && lacks_forced_user {
             log_socket!(Error, client.label(), "config_error", "auth_type=any requires forced user");
             return self.close_client(key, Farewell::told(SqlState::CONFIG_FILE_ERROR, reason::CONFIG_ERROR));
         }
@@ -344,13 +342,13 @@ impl Worker {
             Some(secret) => Some(Credential::Secret(secret.clone())),
             None => None,
         };
-        let may_ask = !login.is_console && method != Method::Any && method != Method::Reject;
-        match (credential, &client.database) {
-            (Some(credential), _) => self.authenticate(key, credential),
-            (None, Some(database)) if may_ask && config.auth_user(&database.settings.load()).is_some() => {
+        let may_ask = method != Method::Any && method != Method::Reject;
+        match credential {
+            Some(credential) => self.authenticate(key, credential),
+            None if may_ask && auth_query::can_ask(config, client.database.as_deref()) => {
                 self.auth_query_start(key);
             }
-            _ => self.authenticate(key, Credential::UnknownUser),
+            None => self.authenticate(key, Credential::UnknownUser),
         }
     }
 
@@ -476,6 +474,12 @@ impl Worker {
                 ),
             };
         }
+        if let Some(farewell) = self.refuses_known(key, config) {
+            return self.close_client(key, farewell);
+        }
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Phase::Login(login) = &mut client.phase else { return };
+        let Some(startup) = &login.startup else { return };
         let Some(database) = client.database.clone() else { return };
         let configured = database.settings.load();
         let user = match &configured.user {
@@ -629,6 +633,11 @@ fn offended(offence: &Offence) -> Farewell {
         }
         _ => Farewell::told(SqlState::PROTOCOL_VIOLATION, offence.to_string()),
     }
+}
+
+/// What a client of a database is told after DISABLE.
+pub(super) fn disabled(database: &str) -> Farewell {
+    Farewell::told(SqlState::CANNOT_CONNECT_NOW, format!("database \"{database}\" is disabled"))
 }
 
 fn user_name(uid: u32) -> Option<String> {
