@@ -384,6 +384,16 @@ def reload_error(t):
     t.connect(p).query("SELECT 1")
 
 
+@check("reload/auth-file-gone-keeps-the-users")
+def reload_auth_file_gone(t):
+    p = t.pooler({"auth_type": "md5"})
+    os.unlink(p.path("userlist.txt"))
+    p.databases["later"] = t.target()
+    p.admin("SET query_timeout = 100")
+    p.reload()
+    t.connect(p, "bob", "later").query("SELECT 1")
+
+
 @check("reload/auth-file-broken-keeps-running")
 def reload_broken_auth_file(t):
     p = t.pooler({"auth_type": "scram-sha-256"})

@@ -300,7 +300,7 @@ pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let old = shared.settings.load_full();
     // Whatever the files say now: the log may have been rotated, and what comes next belongs into the new one.
     reopen_log(&old.config);
-    let (mut settings, warnings) = Settings::load(&reload_paths(&old)).map_err(|error| {
+    let (mut settings, warnings) = old.reload(&reload_paths(&old)).map_err(|error| {
         log::error!("RELOAD failed, the old configuration stays: {error:#}");
         ConsoleError::ReloadFailed
     })?;

@@ -23,7 +23,7 @@ pub(crate) struct Settings {
     pub hba: Option<Hba>,
     pub ident: IdentMaps,
     pub auth: Arc<AuthContext>,
-    pub client_tls: Option<ClientSide>,
+    pub client_tls: Option<Arc<ClientSide>>,
     pub server_tls: Option<ServerSide>,
     /// Files the configuration was read from, for RELOAD.
     pub paths: Vec<PathBuf>,
@@ -47,30 +47,41 @@ pub(crate) fn is_missing(path: &Path) -> bool {
 enum Files<'a> {
     /// Read now. A line that cannot be read is left out and told; a start judges that by itself.
     Lenient,
-    /// Read now. A line that cannot be read is an error: it may be a `reject`, or the user that comes next.
-    Strict,
+    /// Read now. A line that cannot be read is an error: it may be a `reject`, or the user that comes next. An `auth_file` that these
+    /// settings read, or did without, may be missing: its users stay.
+    Strict(&'a Settings),
     /// As they are in these settings.
     Kept(&'a Settings),
 }
 
+impl Files<'_> {
+    /// The users that stay although there is no file at `path`.
+    fn users_without(&self, path: &Path) -> Option<&HashMap<String, Secret>> {
+        match self {
+            Files::Strict(old) if old.config.auth_file.as_deref() == Some(path) => Some(&old.users),
+            _ => None,
+        }
+    }
+}
+
 impl Settings {
-    /// Reads the configuration and every file it names, for a RELOAD. Warnings are for the log.
+    /// Reads the configuration and every file it names, for a RELOAD of these settings. Warnings are for the log.
     ///
     /// # Errors
     /// The first thing that cannot be used, with its file and what to do.
-    pub fn load(paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
+    pub fn reload(&self, paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
         let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
         let loaded = Config::load(&as_paths)?;
-        let (settings, more) = Self::from_config(loaded.config, paths, Files::Strict)?;
+        let (settings, more) = Self::from_config(loaded.config, paths, Files::Strict(self), None)?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).chain(more).collect();
         Ok((settings, warnings))
     }
 
     /// The same for a start, which goes on without an `auth_file` that is not there: PgBouncer does, and an `auth_query` or a later
-    /// RELOAD may make up for it. One that is there and cannot be read is a mistake. A RELOAD is stricter: it keeps the users it has.
+    /// RELOAD may make up for it. One that is there and cannot be read is a mistake.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As [`reload`](Self::reload).
     pub fn load_at_start(paths: &[PathBuf]) -> anyhow::Result<(Self, Vec<String>)> {
         let as_paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
         let mut loaded = Config::load(&as_paths)?;
@@ -82,7 +93,7 @@ impl Settings {
                 path.display()
             ))
         });
-        let (mut settings, more) = Self::from_config(loaded.config, paths, Files::Lenient)?;
+        let (mut settings, more) = Self::from_config(loaded.config, paths, Files::Lenient, None)?;
         if auth_file.is_some() {
             settings.config.auth_file = auth_file;
         }
@@ -90,12 +101,13 @@ impl Settings {
         Ok((settings, warnings))
     }
 
-    /// These settings with `config`, of which SET has changed `key`. Files with users and rules are read again if it is about them: SET puts in force
-    /// what it names, and nothing that was not asked for.
+    /// These settings with `config`, of which SET has changed `key`. Files with users and rules are read again if it is about them, and those of
+    /// TLS likewise: SET puts in force what it names, and nothing that was not asked for.
     pub fn with(&self, config: Config, key: &str) -> anyhow::Result<Self> {
-        let is_about_files = key.starts_with("auth_");
-        let files = if is_about_files { Files::Strict } else { Files::Kept(self) };
-        Ok(Self::from_config(config, &self.paths, files)?.0)
+        const ABOUT_FILES: [&str; 4] = ["auth_file", "auth_hba_file", "auth_ident_file", "auth_type"];
+        let files = if ABOUT_FILES.contains(&key) { Files::Strict(self) } else { Files::Kept(self) };
+        let kept_tls = (!key.contains("_tls")).then_some(self);
+        Ok(Self::from_config(config, &self.paths, files, kept_tls)?.0)
     }
 
     /// The same from a configuration that was read (or changed by SET) already. Also returns warnings.
@@ -103,10 +115,16 @@ impl Settings {
         config: Config,
         paths: &[PathBuf],
         files: Files<'_>,
+        kept_tls: Option<&Self>,
     ) -> anyhow::Result<(Self, Vec<String>)> {
         let mut warnings = Vec::new();
         let users = match (files, &config.auth_file) {
             (Files::Kept(old), _) => old.users.clone(),
+            (_, Some(path)) if is_missing(path) && files.users_without(path).is_some() => {
+                warnings
+                    .push(format!("auth_file {} is not there: its users stay as they were", path.display()));
+                files.users_without(path).cloned().unwrap_or_default()
+            }
             (_, Some(path)) => {
                 let list = Userlist::load(&OsFiles, path).context("auth_file")?;
                 whole(list, files, &mut warnings)
@@ -129,7 +147,15 @@ impl Settings {
             (Files::Kept(old), ..) => old.hba.clone(),
             (_, Some(path), AuthType::Hba) => {
                 let rules = Hba::load(&OsFiles, path, &ident).context("auth_hba_file")?;
-                Some(whole(rules, files, &mut warnings).context("auth_hba_file")?)
+                let hba = whole(rules, files, &mut warnings).context("auth_hba_file")?;
+                // A file that is just being written would lock everybody out, with whoever could RELOAD again.
+                let is_void = hba.rules.is_empty() && matches!(files, Files::Strict(_));
+                anyhow::ensure!(
+                    !is_void,
+                    "auth_hba_file {}: no rule, so nobody could log in",
+                    path.display()
+                );
+                Some(hba)
             }
             (_, None, AuthType::Hba) => {
                 anyhow::bail!("auth_type = hba needs auth_hba_file: name the file in [pgbouncer]")
@@ -137,28 +163,10 @@ impl Settings {
             _ => None,
         };
         let auth = AuthContext::new(&auth_options(&config))?;
-        let client_tls = ClientSide::build(&TlsClientOptions {
-            sslmode: tls_mode(config.client_tls_sslmode),
-            key_file: config.client_tls_key_file.clone(),
-            cert_file: config.client_tls_cert_file.clone(),
-            ca_file: config.client_tls_ca_file.clone(),
-            protocols: shown(&config, "client_tls_protocols"),
-            ciphers: config.client_tls_ciphers.clone(),
-            tls13_ciphers: config.client_tls13_ciphers.clone().unwrap_or_default(),
-            ecdhcurve: config.client_tls_ecdhcurve.clone(),
-            dheparams: config.client_tls_dheparams.clone(),
-        })?;
-        let server_tls = ServerSide::build(&TlsServerOptions {
-            sslmode: tls_mode(config.server_tls_sslmode),
-            ca_file: config.server_tls_ca_file.clone(),
-            key_file: config.server_tls_key_file.clone(),
-            cert_file: config.server_tls_cert_file.clone(),
-            protocols: shown(&config, "server_tls_protocols"),
-            ciphers: config.server_tls_ciphers.clone(),
-            tls13_ciphers: config.server_tls13_ciphers.clone().unwrap_or_default(),
-        })?;
-        warnings.extend(client_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
-        warnings.extend(server_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
+        let (client_tls, server_tls) = match kept_tls {
+            Some(old) => (old.client_tls.clone(), old.server_tls.clone()),
+            None => build_tls(&config, &mut warnings)?,
+        };
         let settings = Self {
             config,
             users,
@@ -216,6 +224,36 @@ impl Settings {
     }
 }
 
+/// Both sides of TLS as `config` has them.
+fn build_tls(
+    config: &Config,
+    warnings: &mut Vec<String>,
+) -> anyhow::Result<(Option<Arc<ClientSide>>, Option<ServerSide>)> {
+    let client_tls = ClientSide::build(&TlsClientOptions {
+        sslmode: tls_mode(config.client_tls_sslmode),
+        key_file: config.client_tls_key_file.clone(),
+        cert_file: config.client_tls_cert_file.clone(),
+        ca_file: config.client_tls_ca_file.clone(),
+        protocols: shown(config, "client_tls_protocols"),
+        ciphers: config.client_tls_ciphers.clone(),
+        tls13_ciphers: config.client_tls13_ciphers.clone().unwrap_or_default(),
+        ecdhcurve: config.client_tls_ecdhcurve.clone(),
+        dheparams: config.client_tls_dheparams.clone(),
+    })?;
+    let server_tls = ServerSide::build(&TlsServerOptions {
+        sslmode: tls_mode(config.server_tls_sslmode),
+        ca_file: config.server_tls_ca_file.clone(),
+        key_file: config.server_tls_key_file.clone(),
+        cert_file: config.server_tls_cert_file.clone(),
+        protocols: shown(config, "server_tls_protocols"),
+        ciphers: config.server_tls_ciphers.clone(),
+        tls13_ciphers: config.server_tls13_ciphers.clone().unwrap_or_default(),
+    })?;
+    warnings.extend(client_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
+    warnings.extend(server_tls.iter().flat_map(|tls| tls.warnings.iter().cloned()));
+    Ok((client_tls.map(Arc::new), server_tls))
+}
+
 fn tls_mode(mode: SslMode) -> underpass_tls::SslMode {
     match mode {
         SslMode::Disable => underpass_tls::SslMode::Disable,
@@ -229,7 +267,7 @@ fn tls_mode(mode: SslMode) -> underpass_tls::SslMode {
 
 /// What could be read of a file. What could not goes to the log, as PgBouncer does it, or is an error.
 fn whole<T>(parsed: Parsed<T>, files: Files<'_>, warnings: &mut Vec<String>) -> anyhow::Result<T> {
-    if let (Files::Strict, Some(error)) = (files, parsed.errors.first()) {
+    if let (Files::Strict(_), Some(error)) = (files, parsed.errors.first()) {
         anyhow::bail!("{error}");
     }
     warnings.extend(parsed.errors.iter().map(ToString::to_string));

@@ -408,3 +408,23 @@ fn auth_query_finds_the_users_of_the_console() -> Result<()> {
     assert_eq!(refusal(&gone.password("wrong")).0, "28P01");
     Ok(())
 }
+
+/// As with PgBouncer a file of users that is gone is no reason to leave everything as it was.
+#[test]
+fn a_reload_does_without_an_auth_file_that_is_gone() -> Result<()> {
+    let (server, _, scram) = with_joe(AuthMethod::Trust)?;
+    let ini = Ini::new().set("auth_type", "scram-sha-256").userlist("joe", &scram);
+    let mut pooler = Underpass::start(&ini)?;
+    let second = format!("host=127.0.0.1 port={} dbname=postgres", server.port());
+    pooler.rewrite(&ini.clone().database("second", &second))?;
+    let list = pooler.directory().join("userlist.txt");
+    assert!(list.exists());
+    std::fs::remove_file(&list).expect("the test's own file");
+    pooler.console("SET auth_query = 'select 1'")?.ok()?;
+    pooler.console("SET auth_type = 'md5'")?.ok()?;
+    pooler.console("RELOAD")?.ok()?;
+    pooler.wait_log("its users stay as they were", Duration::from_secs(10))?;
+    logs_in(&pooler.options("joe", "second").password(PASSWORD))?;
+    assert!(pooler.console("SET auth_file = '/nonexistent'").and_then(|response| response.ok()).is_err());
+    logs_in(&pooler.options("joe", "second").password(PASSWORD))
+}
