@@ -14,6 +14,7 @@ use underpass_pool::PoolId;
 use underpass_pool::core::{ClientRef, Ticket};
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
+use underpass_tls::ClientSide as TlsSide;
 
 use crate::lanes::ClientLane;
 use crate::net::Endpoint;
@@ -58,6 +59,8 @@ pub(crate) struct Login {
     pub method_map: Option<String>,
     /// The stored secret, which may open servers too.
     pub secret: Option<Arc<Secret>>,
+    /// What its TLS was begun with. A RELOAD may have put another certificate in force since.
+    pub tls: Option<Arc<TlsSide>>,
 }
 
 #[derive(Default)]

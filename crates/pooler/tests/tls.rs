@@ -195,3 +195,31 @@ fn certificates_are_exchanged_under_running_clients() -> Result<()> {
     assert_eq!(before.response()?.ok()?.value(), Some("2"));
     Ok(())
 }
+
+/// Between handshake and login a RELOAD may come: a client is what its certificate said when it was shown.
+#[test]
+fn a_login_is_about_the_handshake_that_it_began_with() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let server = Postgres::start()?;
+    server.sql("create role joe login")?;
+    let directory = server.socket_dir();
+    let (cert, key) = authority.server(&["localhost", "127.0.0.1"])?.write(directory, "pooler")?;
+    let base = Ini::for_server(&server)
+        .set("client_tls_cert_file", &cert.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string())
+        .set("client_tls_ca_file", &authority.write(directory, "ca")?.display().to_string())
+        .set("auth_user", "postgres")
+        .set("auth_query", "select $1::text, 'x'::text from pg_sleep(1.5)");
+    let base = base.hba("local all all trust\nhostssl all joe all cert\n");
+    let mut pooler = Underpass::start(&base.clone().set("client_tls_sslmode", "verify-full"))?;
+    let joe = pooler.options("joe", "postgres").tls(Tls::new(&authority, Some(&authority.client("joe")?))?);
+    let login = std::thread::spawn(move || Client::connect(&joe).map(drop));
+    let asks =
+        "select count(*) from pg_stat_activity where query like '%pg_sleep(1%' and pid <> pg_backend_pid()";
+    while server.sql_value(asks)? == "0" {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    pooler.rewrite(&base.set("client_tls_sslmode", "require"))?;
+    pooler.console("RELOAD")?.ok()?;
+    login.join().expect("no panic")
+}

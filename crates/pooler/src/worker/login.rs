@@ -14,7 +14,7 @@ use underpass_console::rows::Replication;
 use underpass_console::text::{self, reason};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, SharedParameters};
-use underpass_tls::SslMode;
+use underpass_tls::{ClientSide, SslMode};
 use underpass_wire::SqlState;
 use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
 use underpass_wire::startup::{self, ProtocolVersion};
@@ -112,12 +112,12 @@ impl Worker {
                     return self.client_io_failed(key, &error);
                 }
                 if let Some(tls) = tls {
-                    self.begin_tls(key, tls.config.clone());
+                    self.begin_tls(key, tls.clone());
                 }
             }
             Event::DirectTls(hello) => {
                 if let Some(tls) = tls {
-                    self.begin_direct_tls(key, tls.config.clone(), &hello);
+                    self.begin_direct_tls(key, tls.clone(), &hello);
                 }
             }
             Event::Cancel { process_id, secret_key } => self.cancel_requested(key, process_id, &secret_key),
@@ -132,16 +132,24 @@ impl Worker {
         }
     }
 
-    fn begin_tls(&mut self, key: Key, config: Arc<rustls::ServerConfig>) {
+    fn begin_tls(&mut self, key: Key, side: Arc<ClientSide>) {
         let Some(client) = self.clients.get_mut(key) else { return };
+        let config = side.config.clone();
+        if let Phase::Login(login) = &mut client.phase {
+            login.tls = Some(side);
+        }
         match rustls::ServerConnection::new(config) {
             Ok(connection) => client.transport.upgrade(connection.into()),
             Err(error) => self.close_client(key, Farewell::untold(format!("TLS setup failed: {error}"))),
         }
     }
 
-    fn begin_direct_tls(&mut self, key: Key, config: Arc<rustls::ServerConfig>, mut hello: &[u8]) {
+    fn begin_direct_tls(&mut self, key: Key, side: Arc<ClientSide>, mut hello: &[u8]) {
         let Some(client) = self.clients.get_mut(key) else { return };
+        let config = side.config.clone();
+        if let Phase::Login(login) = &mut client.phase {
+            login.tls = Some(side);
+        }
         let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(
             |mut connection| {
                 while !hello.is_empty() {
@@ -171,9 +179,7 @@ impl Worker {
         let config = &settings.config;
         if let Phase::Login(login) = &client.phase {
             let direct_ok = match client.transport.tls() {
-                Some(rustls::Connection::Server(connection)) => {
-                    underpass_tls::ClientSide::direct_tls_allowed(connection)
-                }
+                Some(rustls::Connection::Server(connection)) => ClientSide::direct_tls_allowed(connection),
                 _ => true,
             };
             if login.intake.is_direct_tls() && !direct_ok {
@@ -363,7 +369,7 @@ impl Worker {
         }
         let name = match method {
             Method::Peer => net::peer_credentials(client.transport.fd()).and_then(|(uid, _)| user_name(uid)),
-            Method::Cert => match (client.transport.tls(), &settings.client_tls) {
+            Method::Cert => match (client.transport.tls(), &login.tls) {
                 (Some(rustls::Connection::Server(connection)), Some(tls)) => tls.peer_common_name(connection),
                 _ => None,
             },
@@ -374,10 +380,7 @@ impl Worker {
         let mapped = |system: &str| {
             map_name.as_deref().is_some_and(|map| settings.ident.allows(map, &user, |name| name == system))
         };
-        let channel_binding = match (client.transport.tls(), &settings.client_tls) {
-            (Some(_), Some(tls)) => tls.end_point_hash.clone(),
-            _ => None,
-        };
+        let channel_binding = login.tls.as_ref().and_then(|tls| tls.end_point_hash.clone());
         let login_in = ClientLogin {
             method,
             user: startup.user.as_bytes(),
