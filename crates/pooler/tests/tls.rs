@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use underpass_testkit::{
-    Authority, Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Tls, Underpass,
+    Authority, Batch, Client, Ini, MockServer, Pooler, PoolerKind, Postgres, Reply, Result, Step, Tls,
+    Underpass,
 };
 
 const IS_ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
@@ -222,4 +223,24 @@ fn a_login_is_about_the_handshake_that_it_began_with() -> Result<()> {
     pooler.rewrite(&base.set("client_tls_sslmode", "require"))?;
     pooler.console("RELOAD")?.ok()?;
     login.join().expect("no panic")
+}
+
+/// As PgBouncer: without a file the system's authorities vouch for clients, and nobody else does.
+#[test]
+fn verify_ca_without_a_file_still_verifies() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let server = Postgres::start()?;
+    let directory = server.socket_dir();
+    let (cert, key) = authority.server(&["localhost", "127.0.0.1"])?.write(directory, "pooler")?;
+    let ini = Ini::for_server(&server)
+        .set("client_tls_cert_file", &cert.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let pooler = Underpass::start(&ini.clone().set("client_tls_sslmode", "verify-ca"))?;
+    for identity in [None, Some(authority.client("postgres")?)] {
+        let tls = Tls::new(&authority, identity.as_ref())?;
+        assert!(Client::connect(&pooler.options("postgres", "postgres").tls(tls)).is_err());
+    }
+    let (status, log) = PoolerKind::Underpass.start_refused(&ini.set("client_tls_sslmode", "verify-full"))?;
+    assert!(!status.success() && log.contains("client_tls_ca_file"), "{log}");
+    Ok(())
 }

@@ -63,7 +63,10 @@ impl ClientSide {
         let end_point_hash = server_end_point_hash(&certificates[0]);
 
         let verifier = if sslmode.verifies() {
-            let ca_path = wanted(&options.ca_file, ("client_tls_ca_file", "a CA"), sslmode)?;
+            // PgBouncer refuses to start with verify-full and no file, and takes the authorities that the system trusts for verify-ca.
+            let system = || files::system_bundle().filter(|_| sslmode == SslMode::VerifyCa);
+            let named = wanted(&options.ca_file, ("client_tls_ca_file", "a CA"), sslmode);
+            let ca_path = &named.map(Path::to_owned).or_else(|missing| system().ok_or(missing))?;
             let roots = files::roots("client_tls_ca_file", ca_path)?;
             chosen.warnings.extend(roots.warnings);
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots.store), chosen.provider.clone())

@@ -48,8 +48,9 @@ fn client_side_says_what_is_missing_or_wrong() {
     options.key_file = Some(one.cert.clone());
     assert!(client_error(&options).contains("holds no private key"));
     options.key_file = Some(one.key.clone());
-    options.sslmode = SslMode::VerifyCa;
+    options.sslmode = SslMode::VerifyFull;
     assert!(client_error(&options).contains("client_tls_ca_file must be set"));
+    options.sslmode = SslMode::VerifyCa;
     options.ca_file = Some(ca.file());
     options.ciphers = "AES256-SHA".into();
     assert!(client_error(&options).contains("client_tls_ciphers"));
