@@ -156,6 +156,12 @@ impl HbaAddress {
         }
     }
 
+    /// Whether these are IPv4 addresses in IPv6 notation, `::ffff:a.b.c.d`. Clients with IPv4 addresses match rules in IPv4 notation only, as
+    /// with PostgreSQL and PgBouncer.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self, Self::Net { base: base @ IpAddr::V6(_), .. } if base.to_canonical().is_ipv4())
+    }
+
     /// Whether the base has bits outside the mask, so that nothing can match.
     pub fn is_void(&self) -> bool {
         matches!(self, Self::Net { base, .. } if !self.contains(base.to_canonical()))

@@ -48,6 +48,11 @@ impl Hba {
 }
 
 fn doubt(rule: &HbaRule) -> Option<&'static str> {
+    if rule.address.is_mapped() {
+        return Some(
+            "an IPv4 address in IPv6 notation, which no client has, so the rule matches nobody; write a.b.c.d",
+        );
+    }
     if rule.address.is_void() {
         return Some("the address has bits outside its mask, so the rule matches nobody; clear them");
     }

@@ -144,6 +144,7 @@ fn refused_lines_say_what_was_expected() {
 fn doubtful_rules_warn() {
     for (line, expected) in [
         ("host all all 10.0.0.1/8 reject", "matches nobody"),
+        ("host all all ::ffff:10.0.0.1/128 reject", "IPv6 notation"),
         ("host all all all peer", "unix sockets only"),
         ("local all all cert", "needs TLS"),
         ("hostnossl all all all cert", "hostnossl excludes"),
