@@ -109,8 +109,8 @@ struct Slot<S> {
     idle_since: Instant,
     /// Close instead of using again (RECONNECT, changed configuration, ...).
     close_needed: bool,
-    /// Its lifetime is over, and it is the next to go: see [`Pool::mark_over`].
-    is_over: bool,
+    /// It is to go when it comes to rest: its lifetime is over, or there are too many. See [`Pool::mark_over`] and [`Pool::mark_surplus`].
+    is_due: bool,
     /// PostgreSQL has refused this login. It may go on: see [`Core::refused`].
     is_refused: bool,
     /// Cancel requests under way for it.
@@ -175,7 +175,12 @@ pub enum Acquired<S> {
 #[derive(Debug)]
 pub enum Grant<S> {
     /// The server itself.
-    Server(S),
+    Server {
+        /// It.
+        server: S,
+        /// Whether it must be checked first, as in [`Acquired::Granted`].
+        check: bool,
+    },
     /// As [`Acquired::Linked`].
     Linked(ServerId),
 }
@@ -351,7 +356,7 @@ impl<S> Core<S> {
             None => {
                 let (ordinal, server) = p.take_idle(first.client.worker)?;
                 p.slots[ordinal as usize].state = State::Active;
-                Grant::Server(server)
+                Grant::Server { server, check: p.is_check_due(ordinal, now) }
             }
         };
         p.last_used = now;
@@ -468,7 +473,10 @@ impl<S> Core<S> {
         *self.database_connections.entry(database).or_default() += 1;
         *self.user_connections.entry(user).or_default() += 1;
         let p = self.at(pool);
-        let ordinal = p.slots.iter().position(|slot| slot.state == State::Free).unwrap_or(p.slots.len());
+        let is_free = |(ordinal, slot): (usize, &Slot<S>)| {
+            slot.state == State::Free && !p.idle.is_occupied(ordinal as u32)
+        };
+        let ordinal = p.slots.iter().enumerate().position(is_free).unwrap_or(p.slots.len());
         if ordinal == p.slots.len() {
             p.slots.push(Slot {
                 state: State::Free,
@@ -477,7 +485,7 @@ impl<S> Core<S> {
                 connected_at: now,
                 idle_since: now,
                 close_needed: false,
-                is_over: false,
+                is_due: false,
                 is_refused: false,
                 cancels: 0,
                 worker: None,
@@ -488,7 +496,7 @@ impl<S> Core<S> {
         slot.generation += 1;
         slot.connected_at = now;
         slot.close_needed = false;
-        slot.is_over = false;
+        slot.is_due = false;
         slot.is_refused = false;
         slot.cancels = 0;
         slot.worker = None;
@@ -546,7 +554,7 @@ impl<S> Core<S> {
             slot.state = State::BeingCanceled;
             return Released::Held(server);
         }
-        let (connected_at, close_needed, is_over) = (slot.connected_at, slot.close_needed, slot.is_over);
+        let (connected_at, close_needed, is_due) = (slot.connected_at, slot.close_needed, slot.is_due);
         let pool = self.at(id.pool);
         if was_login {
             pool.logins -= 1;
@@ -558,11 +566,11 @@ impl<S> Core<S> {
             close_needed || pool.old.as_ref().is_some_and(|old| old.has(connected_at, &server));
         let reason = if close_needed {
             Some(CloseReason::CloseNeeded)
-        } else if !was_login && (is_over || pool.is_over(connected_at, now)) {
-            pool.last_over = Some(now);
-            Some(CloseReason::Lifetime)
         } else if pool.connections > pool.limits.size + pool.limits.reserve {
             Some(CloseReason::PoolShrunk)
+        } else if !was_login && (is_due || pool.is_over(connected_at, now)) {
+            pool.last_over = Some(now);
+            Some(CloseReason::Lifetime)
         } else {
             None
         };

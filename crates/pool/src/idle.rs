@@ -40,6 +40,8 @@ pub trait SharedIdle<S>: Send + std::fmt::Debug {
     fn returned_at(&self, ordinal: u32) -> Option<Instant>;
     /// The connection in this place is gone.
     fn forget(&mut self, ordinal: u32);
+    /// Whether a connection that is gone has this place still: what its end does to the place must not befall another.
+    fn is_occupied(&self, ordinal: u32) -> bool;
 }
 
 /// A growable bitmap of idle server ordinals.

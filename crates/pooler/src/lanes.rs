@@ -78,7 +78,7 @@ pub(crate) struct Lanes {
     servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
     slots: Mutex<HashMap<ServerId, ServerSlot, RandomState>>,
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
-    /// Servers that are to be closed when they are claimed: see [`Datapath::free_client`].
+    /// Servers that are to be closed when they are claimed: see [`Datapath::free_client`], and those of a client that could not be taken.
     doubted: Mutex<HashSet<ServerSlot, RandomState>>,
 }
 
@@ -238,6 +238,11 @@ impl Lanes {
     /// Whether a server is one of [`Self::doubted`]: the caller has claimed it and closes it.
     pub fn is_doubted(&self, slot: ServerSlot) -> bool {
         lock(&self.doubted).contains(&slot)
+    }
+
+    /// A server that is out of its map is not doubted any more.
+    pub fn forget_doubted(&self, slot: ServerSlot) {
+        lock(&self.doubted).remove(&slot);
     }
 
     /// The slot of a server that is in its map.
@@ -493,7 +498,10 @@ impl Drop for ClientLane {
                 _ => break,
             }
         }
-        let _ = self.lanes.datapath.unlink(self.slot);
+        if let Ok(Some(server)) = self.lanes.datapath.unlink(self.slot) {
+            // It was never taken over, because its client could not be taken: nobody else knows of it.
+            lock(&self.lanes.doubted).insert(server);
+        }
         for name in self.statements.keys() {
             let _ = self.lanes.datapath.forget_client_statement(self.slot, name);
         }
@@ -719,5 +727,9 @@ impl SharedIdle<Box<Server>> for LaneIdle {
 
     fn forget(&mut self, ordinal: u32) {
         self.own.remove(&ordinal);
+    }
+
+    fn is_occupied(&self, ordinal: u32) -> bool {
+        self.slot(ordinal).is_some()
     }
 }

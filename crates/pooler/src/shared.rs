@@ -362,7 +362,10 @@ impl Shared {
         let settings = self.settings.load();
         let configured = pool.database.settings.load();
         let fresh = PoolSettings::new(&settings, &configured, &pool.user.name).of(&pool.database);
-        let is_other_link = fresh.link != pool.settings.load().link;
+        let old = pool.settings.load();
+        // What a session has left on a server is not to be met by who comes between its transactions.
+        let is_other_mode = old.mode == PoolMode::Session && fresh.mode != PoolMode::Session;
+        let is_other_link = fresh.link != old.link || is_other_mode;
         pool.set_lane_refused(self.lanes_refuse(&settings, &pool.database, &fresh));
         if let (Some(lanes), Some(place)) = (&self.lanes, &pool.lane) {
             lanes.configure_pool(place, &fresh);

@@ -709,6 +709,46 @@ fn a_queue_is_fed() -> Result<()> {
     )
 }
 
+/// Servers that go from client to client in the kernel come up when there are too many of them.
+#[test]
+fn a_pool_is_made_smaller_under_load() -> Result<()> {
+    each_lane(
+        |ini| ini,
+        |server, pooler, lane| {
+            let stop = Arc::new(AtomicU64::new(0));
+            let options = pooler.options("postgres", "postgres");
+            let threads: Vec<_> = (0..12)
+                .map(|_| {
+                    let (stop, options) = (stop.clone(), options.clone());
+                    std::thread::spawn(move || -> Result<()> {
+                        let mut client = Client::connect(&options)?;
+                        while stop.load(Ordering::Relaxed) == 0 {
+                            assert_eq!(value(&mut client, "select 5")?, "5");
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            let until = |size: &str| -> Result<()> {
+                let begun = Instant::now();
+                let open = "select count(*) from pg_stat_activity where client_port >= 0";
+                while server.sql_value(open)? != size {
+                    assert!(begun.elapsed() < Duration::from_secs(60), "lane {lane}: never {size} servers");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Ok(())
+            };
+            until("4")?;
+            pooler.console("set default_pool_size = 2")?.ok()?;
+            until("2")?;
+            pooler.console("set default_pool_size = 3")?.ok()?;
+            until("3")?;
+            stop.store(1, Ordering::Relaxed);
+            threads.into_iter().try_for_each(|thread| thread.join().expect("no client panicked"))
+        },
+    )
+}
+
 /// A notification that comes while user space gives a server back: the server is listened to, then given back all the same.
 #[test]
 fn a_server_that_speaks_while_it_is_given_back_is_not_lost() -> Result<()> {

@@ -283,3 +283,56 @@ fn a_reserve_without_a_timeout_is_none() -> Result<()> {
     assert_eq!(connections(&server, "a", "app")?, 1);
     Ok(())
 }
+
+#[test]
+fn what_a_session_left_is_not_met_in_transaction_pooling() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini = |mode: &str| {
+        ini(&server, &[("x", "dbname=a pool_size=1")])
+            .set("pool_mode", mode)
+            .set("max_prepared_statements", "0")
+    };
+    let mut pooler = Underpass::start(&ini("session"))?;
+    let options = pooler.options("app", "x");
+    let mut first = Client::connect(&options)?;
+    first.query("create temp table t (x int)")?.ok()?;
+    pooler.rewrite(&ini("transaction"))?;
+    pooler.console("RELOAD")?.ok()?;
+    first.query("select 1")?.ok()?;
+    assert_eq!(ask(&mut Client::connect(&options)?, "select to_regclass('pg_temp.t')")?, "");
+    Ok(())
+}
+
+/// Who gets a server and gives it back at once does so for the next that waits, and the next: not on one stack.
+#[test]
+fn thousands_of_waiters_may_give_their_server_back_at_once() -> Result<()> {
+    const CLIENTS: usize = 4000;
+    let server = server_with_databases()?;
+    let ini = ini(&server, &[("x", "dbname=a pool_size=1")])
+        .set("max_client_conn", "9000")
+        .tail("[underpass]\nthreads = 1\n");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("app", "x");
+    pooler.console("PAUSE")?.ok()?;
+    let logins = (0..CLIENTS).map(|_| {
+        let mut client = Client::open(&options)?;
+        client.startup()?;
+        Ok(client)
+    });
+    let mut clients = logins.collect::<Result<Vec<_>>>()?;
+    std::thread::sleep(A_WHILE);
+    pooler.console("RESUME")?.ok()?;
+    for client in &mut clients {
+        client.authenticate()?;
+        client.finish_login()?;
+    }
+    let mut holder = Client::connect(&options)?;
+    holder.query("begin")?.ok()?;
+    for client in &mut clients {
+        client.send_bytes(&half_a_parse())?;
+    }
+    std::thread::sleep(A_WHILE);
+    holder.query("commit")?.ok()?;
+    assert_eq!(ask(&mut holder, "select 1")?, "1");
+    Ok(())
+}

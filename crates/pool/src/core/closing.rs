@@ -174,7 +174,7 @@ impl<S> Core<S> {
         if let Idle::Shared(shared) = &p.idle {
             // One that a lane has linked cannot be taken now: it comes up when its transaction is over.
             for (ordinal, slot) in p.slots.iter().enumerate() {
-                if slot.state == State::Idle && (slot.close_needed || slot.is_over) {
+                if slot.state == State::Idle && (slot.close_needed || slot.is_due) {
                     shared.retire(ordinal as u32);
                 }
             }
@@ -185,10 +185,10 @@ impl<S> Core<S> {
             let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
-            } else if slot.is_over {
-                CloseReason::Lifetime
             } else if p.connections > limits.size + limits.reserve {
                 CloseReason::PoolShrunk
+            } else if slot.is_due {
+                CloseReason::Lifetime
             } else if !limits.idle_timeout.is_zero()
                 && idle_for >= limits.idle_timeout
                 && p.connections > limits.size_min
@@ -206,6 +206,7 @@ impl<S> Core<S> {
                 expired.push((id, server, reason));
             }
         }
+        self.at(pool).mark_surplus();
         expired
     }
 }
@@ -223,15 +224,30 @@ impl<S> Pool<S> {
 
     /// Marks the idle connections that are to go for their age, the oldest first.
     fn mark_over(&mut self, now: Instant) {
-        let is_candidate = |slot: &Slot<S>| slot.state == State::Idle && !slot.is_over;
+        let is_candidate = |slot: &Slot<S>| slot.state == State::Idle && !slot.is_due;
         loop {
             let candidates = self.slots.iter().enumerate().filter(|(_, slot)| is_candidate(slot));
             let Some((oldest, slot)) = candidates.min_by_key(|(_, slot)| slot.connected_at) else { return };
             if !self.is_over(slot.connected_at, now) {
                 return;
             }
-            self.slots[oldest].is_over = true;
+            self.slots[oldest].is_due = true;
             self.last_over = Some(now);
+        }
+    }
+
+    /// Marks as many of the parked connections as there are too many, after a RELOAD: those that programs pass from client to client come to
+    /// user space, where they are counted, no other way.
+    fn mark_surplus(&mut self) {
+        let Idle::Shared(shared) = &self.idle else { return };
+        let is_leaving = |slot: &Slot<S>| slot.state != State::Free && (slot.close_needed || slot.is_due);
+        let leaving = self.slots.iter().filter(|slot| is_leaving(slot)).count() as u32;
+        let surplus = self.connections.saturating_sub(self.limits.size + self.limits.reserve + leaving);
+        let parked = self.slots.iter_mut().enumerate();
+        let staying = parked.filter(|(_, slot)| slot.state == State::Idle && !is_leaving(slot));
+        for (ordinal, slot) in staying.take(surplus as usize) {
+            slot.is_due = true;
+            shared.retire(ordinal as u32);
         }
     }
 }

@@ -53,6 +53,14 @@ impl<S> Idle<S> {
         }
     }
 
+    /// See [`SharedIdle::is_occupied`].
+    pub(super) fn is_occupied(&self, ordinal: u32) -> bool {
+        match self {
+            Idle::Own(_) => false,
+            Idle::Shared(shared) => shared.is_occupied(ordinal),
+        }
+    }
+
     pub(super) fn is_shared(&self) -> bool {
         matches!(self, Idle::Shared(_))
     }
@@ -102,6 +110,10 @@ impl<S> Core<S> {
         let Some(slot) = self.slot(id) else { return Err(server) };
         slot.state = State::Idle;
         slot.parked = Some(server);
+        let is_leaving = slot.close_needed || slot.is_due;
+        if let (true, Idle::Shared(idle)) = (is_leaving, &self.at(id.pool).idle) {
+            idle.retire(id.ordinal);
+        }
         Ok(())
     }
 
@@ -153,10 +165,14 @@ impl<S> Pool<S> {
         let (ordinal, server) = self.take_idle(worker)?;
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
-        let since = self.idle.since(ordinal, slot.idle_since);
-        let check = self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay);
         let id = ServerId { pool, ordinal, generation: slot.generation };
-        Some(Acquired::Granted { id, server, check })
+        Some(Acquired::Granted { id, server, check: self.is_check_due(ordinal, now) })
+    }
+
+    /// Whether a server that was idle until now was so past `server_check_delay`.
+    pub(super) fn is_check_due(&self, ordinal: u32, now: Instant) -> bool {
+        let since = self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
+        self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay)
     }
 
     /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
@@ -209,13 +225,12 @@ impl<S> Pool<S> {
     }
 
     pub(super) fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
-        loop {
-            let since = |&ordinal: &u32| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
-            let ordinal = self.idle.ordinals().into_iter().min_by_key(since)?;
-            // A program may have taken it meanwhile; there are others.
-            if self.idle.remove(ordinal) {
-                return self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server));
-            }
-        }
+        let mut ordinals = self.idle.ordinals();
+        ordinals
+            .sort_by_cached_key(|&ordinal| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since));
+        // A program may have taken one meanwhile; there are others. Each is tried once: a bit that a program sets late, of a server that
+        // is gone, stays.
+        let ordinal = ordinals.into_iter().find(|&ordinal| self.idle.remove(ordinal))?;
+        self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server))
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 use super::*;
+use crate::idle::SharedIdle;
 
 fn limits() -> PoolLimits {
     PoolLimits {
@@ -399,4 +400,133 @@ fn a_dedicated_connection_takes_the_place_of_an_idle_one() {
     assert!(matches!(core.release(id, 10, now), Released::Parked));
     assert!(matches!(core.open_dedicated(pool, now), Launch::Evict(_, 10)));
     assert!(matches!(core.open_dedicated(pool, now), Launch::Open { .. }));
+}
+
+/// An idle set as a lane's: the test plays the programs.
+#[derive(Debug, Default)]
+struct Lane {
+    idle: std::collections::BTreeSet<u32>,
+    /// Bits that no server has any more.
+    stale: Vec<u32>,
+    shared: std::sync::Arc<std::sync::Mutex<Told>>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    retired: Vec<u32>,
+    occupied: Vec<u32>,
+}
+
+impl SharedIdle<u32> for Lane {
+    fn push(&mut self, ordinal: u32, _: &mut u32) -> bool {
+        self.idle.insert(ordinal)
+    }
+    fn link_lowest(&mut self, _: u64) -> Option<u32> {
+        self.idle.pop_first()
+    }
+    fn pop_from(&mut self, _: u32) -> Option<u32> {
+        self.idle.pop_first()
+    }
+    fn remove(&mut self, ordinal: u32) -> bool {
+        self.idle.remove(&ordinal)
+    }
+    fn ordinals(&self) -> Vec<u32> {
+        self.idle.iter().chain(&self.stale).copied().collect()
+    }
+    fn set_waiters(&self, _: u32) {}
+    fn set_closed(&self, _: bool) {}
+    fn retire(&self, ordinal: u32) {
+        self.shared.lock().unwrap().retired.push(ordinal);
+    }
+    fn set_aside(&mut self, _: u32, _: &mut u32) {}
+    fn returned_at(&self, _: u32) -> Option<Instant> {
+        None
+    }
+    fn forget(&mut self, _: u32) {}
+    fn is_occupied(&self, ordinal: u32) -> bool {
+        self.shared.lock().unwrap().occupied.contains(&ordinal)
+    }
+}
+
+/// A pool in a lane, and what the lane is told.
+fn in_lane(
+    core: &mut Core<u32>,
+    lane: Lane,
+    now: Instant,
+) -> (PoolId, std::sync::Arc<std::sync::Mutex<Told>>) {
+    let pool = core.pool(1, 1, limits, now);
+    let told = lane.shared.clone();
+    core.share_idle(pool, Box::new(lane));
+    (pool, told)
+}
+
+#[test]
+fn a_place_that_a_closed_server_still_has_is_not_given_to_another() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, told) = in_lane(&mut core, Lane::default(), now);
+    queue(&mut core, pool, 1, now);
+    let (first, _) = open(&mut core, pool, 100, now);
+    core.closed(first, false, now);
+    told.lock().unwrap().occupied = vec![first.ordinal];
+    queue(&mut core, pool, 2, now);
+    queue(&mut core, pool, 3, now);
+    let (second, _) = open(&mut core, pool, 101, now);
+    assert_ne!(second.ordinal, first.ordinal);
+    told.lock().unwrap().occupied.clear();
+    let (third, _) = open(&mut core, pool, 102, now);
+    assert_eq!(third.ordinal, first.ordinal);
+}
+
+#[test]
+fn an_obsolete_server_is_not_lent_to_a_lane() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, told) = in_lane(&mut core, Lane::default(), now);
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 100, now);
+    assert!(core.obsolete(pool).is_empty());
+    core.park_linked(id, 100).unwrap();
+    assert_eq!(told.lock().unwrap().retired, [id.ordinal], "its next release comes to user space");
+}
+
+#[test]
+fn a_stale_bit_holds_nobody_up() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, _) = in_lane(&mut core, Lane { stale: vec![7], ..Lane::default() }, now);
+    assert!(core.take_all_idle(pool).is_empty());
+}
+
+#[test]
+fn servers_that_a_lane_passes_on_are_retired_when_there_are_too_many() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, told) = in_lane(&mut core, Lane::default(), now);
+    (1..=2).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let ids = [100, 101].map(|name| open(&mut core, pool, name, now).0);
+    for id in ids {
+        core.park_linked(id, 100 + id.ordinal).unwrap();
+    }
+    core.expire(pool, now);
+    assert!(told.lock().unwrap().retired.is_empty());
+    core.set_limits(pool, PoolLimits { size: 1, reserve: 0, ..limits() });
+    (0..2).for_each(|_| assert!(core.expire(pool, now).is_empty()));
+    let retired = told.lock().unwrap().retired.first().copied().expect("one is to come up");
+    assert!(told.lock().unwrap().retired.iter().all(|&other| other == retired), "and no other");
+    let id = ids[retired as usize];
+    let server = core.unpark_linked(id).unwrap();
+    assert!(matches!(core.release(id, server, now), Released::Close(_, CloseReason::PoolShrunk)));
+}
+
+#[test]
+fn who_waited_gets_a_server_checked_that_rested_for_long() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits, now);
+    queue(&mut core, pool, 1, now);
+    let (id, _) = open(&mut core, pool, 100, now);
+    assert!(matches!(core.release(id, 100, now), Released::Parked));
+    core.set_paused(pool, true);
+    queue(&mut core, pool, 2, now);
+    core.set_paused(pool, false);
+    let due = |after| now + Duration::from_secs(after);
+    assert!(matches!(core.grant_next(pool, due(31)), Some((_, _, Grant::Server { check: true, .. }))));
 }

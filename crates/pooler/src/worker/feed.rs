@@ -89,7 +89,7 @@ impl Worker {
         // It has left, or something is in the way: user space takes the server.
         let pool = server.pool;
         match self.unfeed(server) {
-            Some(server) => self.granted(client, server, since),
+            Some(server) => self.granted(client, server, false, since),
             // It had something to say, and is listened to.
             None => self.ask_again(key, pool, since),
         }
@@ -379,9 +379,10 @@ impl Worker {
     pub(super) fn pass_grant(&mut self, client: ClientRef, since: Instant, grant: Grant<Box<Server>>) {
         let here = client.worker == self.index;
         match grant {
-            Grant::Server(server) if here => self.granted(client, server, since),
-            Grant::Server(server) => {
-                self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
+            Grant::Server { server, check } if here => self.granted(client, server, check, since),
+            Grant::Server { server, check } => {
+                let pass = move |worker: &mut Self| worker.granted(client, server, check, since);
+                self.post(client.worker, Box::new(pass));
             }
             Grant::Linked(id) if here => self.granted_linked(client, id, since),
             Grant::Linked(id) => {

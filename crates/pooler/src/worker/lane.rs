@@ -601,7 +601,11 @@ impl Worker {
                     self.rest_again(key);
                 }
             }
-            Err(error) => log::debug!("kernel lanes: claim_server: {error}"),
+            Err(error) => {
+                // It left its map between the client's end and the note of the doubt.
+                lanes.forget_doubted(slot);
+                log::debug!("kernel lanes: claim_server: {error}");
+            }
         }
     }
 

@@ -26,6 +26,9 @@ use crate::shared::lock;
 use crate::table::Key;
 use crate::why::Why;
 
+/// Grants within each other on a worker's stack: one that is given back at once goes to the next client right away.
+const GRANTS_NESTED_MAX: u32 = 16;
+
 impl Client {
     /// The server it is linked to.
     pub(crate) fn phase_server(&self) -> Option<Key> {
@@ -126,7 +129,7 @@ impl Worker {
     }
 
     /// A grant arrives for a client of this worker, from wherever the server was released.
-    pub(crate) fn granted(&mut self, client: ClientRef, server: Box<Server>, since: Instant) {
+    pub(crate) fn granted(&mut self, client: ClientRef, server: Box<Server>, check: bool, since: Instant) {
         let key = key_of(client);
         let pool = server.pool.id;
         let Some(server) = self.take_home(server) else { return self.ask_again(key, pool, since) };
@@ -142,7 +145,7 @@ impl Worker {
             }
             return self.give_back(server);
         }
-        self.granted_now(key, server, false, since);
+        self.granted_now(key, server, check, since);
         self.begin_if_prepared(key, server);
     }
 
@@ -452,10 +455,14 @@ impl Worker {
         match released {
             Released::Parked => {}
             Released::Grant { client, since, server } => {
-                if client.worker == self.index {
-                    self.granted(client, server, since);
+                // Whoever gets it may give it back at once, to the next of thousands that wait.
+                if client.worker == self.index && self.grants_nested < GRANTS_NESTED_MAX {
+                    self.grants_nested += 1;
+                    self.granted(client, server, false, since);
+                    self.grants_nested -= 1;
                 } else {
-                    self.post(client.worker, Box::new(move |worker| worker.granted(client, server, since)));
+                    let pass = move |worker: &mut Worker| worker.granted(client, server, false, since);
+                    self.post(client.worker, Box::new(pass));
                 }
             }
             Released::Unready(server) => {

@@ -11,7 +11,7 @@ use underpass_console::text::{self, reason};
 use underpass_pool::PoolId;
 use underpass_wire::SqlState;
 
-use super::{Entry, Farewell, Worker};
+use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
 use crate::control::{self, say};
 use crate::server::Work;
@@ -314,8 +314,12 @@ impl Worker {
             let is_obsolete = id.is_some_and(|id| lock(&self.shared.core).is_close_needed(id));
             let is_drained = lane.lanes.datapath.client_drained(lane.slot).unwrap_or(false);
             if is_obsolete && is_drained && matches!(client.phase, Phase::Lane) {
-                // Found below, if it is between transactions; if not, it comes here again.
-                self.lane_take(key);
+                // Found below, if it is between transactions. If not, what it or its server has said already is announced by nobody.
+                if self.lane_take(key) {
+                    self.again.push(Again::Client(key));
+                    let server = self.clients.get(key).and_then(|client| client.phase_server());
+                    self.again.extend(server.map(Again::Server));
+                }
             }
         }
         for key in self.servers.keys() {
