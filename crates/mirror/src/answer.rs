@@ -113,6 +113,8 @@ pub struct Answers {
     done: VecDeque<Answer>,
     /// When the server could begin with the open cycle.
     since: Instant,
+    /// Nobody is to have the present transaction.
+    is_unwanted: bool,
 }
 
 impl Answers {
@@ -127,6 +129,7 @@ impl Answers {
             current: CommandResult::new(hashes),
             done: VecDeque::new(),
             since: now,
+            is_unwanted: false,
         }
     }
 
@@ -218,7 +221,10 @@ impl Answers {
                 self.open.took = now.saturating_duration_since(self.since);
                 self.since = now;
                 self.current = CommandResult::new(self.hashes);
-                self.done.push_back(std::mem::take(&mut self.open));
+                let open = std::mem::take(&mut self.open);
+                if !self.is_unwanted || self.done.is_empty() {
+                    self.done.push_back(open);
+                }
             }
             _ => {}
         }
@@ -241,8 +247,17 @@ impl Answers {
         self.done.is_empty()
     }
 
+    /// As [`crate::Requests::keep_nothing`], until the next [`Self::take`].
+    pub fn keep_nothing(&mut self) {
+        if !std::mem::replace(&mut self.is_unwanted, true) {
+            self.done.truncate(1);
+            self.done.shrink_to_fit();
+        }
+    }
+
     /// Takes the first `count` cycles, or as many as there are.
     pub fn take(&mut self, count: usize) -> Vec<Answer> {
+        self.is_unwanted = false;
         self.done.drain(..count.min(self.done.len())).collect()
     }
 

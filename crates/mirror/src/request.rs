@@ -34,6 +34,8 @@ pub struct Requests {
     has_copy: bool,
     /// What it keeps for the present transaction, in bytes.
     kept_bytes: usize,
+    /// Nobody is to have the present transaction.
+    is_unwanted: bool,
 }
 
 impl Default for Requests {
@@ -49,6 +51,7 @@ impl Default for Requests {
             is_open: false,
             has_copy: false,
             kept_bytes: 0,
+            is_unwanted: false,
         }
     }
 }
@@ -157,14 +160,20 @@ impl Requests {
 
     fn run(&mut self, text: Text) {
         self.is_open = true;
-        self.kept_bytes += text.len() + size_of::<Text>();
-        if let Some(cycle) = self.cycles.last_mut() {
+        if !self.is_unwanted {
+            self.kept_bytes += text.len() + size_of::<Text>();
+        }
+        if let Some(cycle) = self.cycles.last_mut().filter(|cycle| !self.is_unwanted || cycle.is_empty()) {
             cycle.push(text);
         }
     }
 
     fn close_cycle(&mut self) {
-        self.kept_bytes += size_of::<Vec<Text>>();
+        if self.is_unwanted {
+            self.cycles.truncate(1);
+        } else {
+            self.kept_bytes += size_of::<Vec<Text>>();
+        }
         self.cycles.push(Vec::new());
         self.is_open = false;
         self.has_copy = false;
@@ -175,6 +184,23 @@ impl Requests {
         self.take();
         self.framer = Framer::new(MAX_MESSAGE_LEN);
         self.kept.clear();
+    }
+
+    /// Nobody is to have the present transaction, however long it becomes: of what it runs, nothing is kept but that there is something. Names
+    /// of statements are followed as before.
+    pub fn keep_nothing(&mut self) {
+        if std::mem::replace(&mut self.is_unwanted, true) {
+            return;
+        }
+        let open = self.cycles.pop().unwrap_or_default();
+        self.cycles.truncate(1);
+        self.cycles.push(open);
+        for cycle in &mut self.cycles {
+            cycle.truncate(1);
+            cycle.shrink_to_fit();
+        }
+        self.cycles.shrink_to_fit();
+        self.kept_bytes = 0;
     }
 
     /// What is kept for the present transaction, in bytes.
@@ -194,6 +220,7 @@ impl Requests {
         self.is_open = false;
         self.has_copy = false;
         self.kept_bytes = 0;
+        self.is_unwanted = false;
         cycles
     }
 }
@@ -284,6 +311,29 @@ mod tests {
         build::sync(&mut out);
         requests.feed(&out);
         assert_eq!(texts(&requests.take()), [["<unknown statement>", "select $1"]]);
+    }
+
+    #[test]
+    fn a_transaction_that_nobody_is_to_have_is_not_kept() {
+        let mut requests = Requests::default();
+        requests.feed(&pipeline());
+        requests.keep_nothing();
+        assert_eq!(requests.kept_bytes(), 0);
+        for _ in 0..1000 {
+            requests.feed(&pipeline());
+        }
+        assert_eq!(requests.kept_bytes(), 0);
+        let kept = requests.take();
+        assert!(!kept.is_empty() && kept.iter().map(Vec::len).sum::<usize>() <= 2, "{kept:?}");
+        // The next one is kept, and knows the statements.
+        let mut out = Vec::new();
+        build::bind(&mut out, b"", b"s", [], [], []);
+        build::execute(&mut out, b"", 0);
+        build::sync(&mut out);
+        requests.feed(&out);
+        assert_eq!(texts(&requests.take()), [["select $1"]]);
+        requests.keep_nothing();
+        assert!(requests.take().is_empty());
     }
 
     #[test]

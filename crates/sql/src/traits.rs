@@ -123,6 +123,8 @@ const WRITING: &[&str] = &[
     "pg_stat_reset",
     "pg_stat_statements_reset",
     "pg_create_restore_point",
+    // It may lift what keeps a session from writing.
+    "set_config",
 ];
 /// Words with which a statement begins that reads, or steers a transaction or session.
 const READING: &[&str] = &[
@@ -218,6 +220,8 @@ struct Judge {
     top: Level,
     /// Of the present statement.
     words: usize,
+    /// It begins with RESET or DISCARD.
+    resets: bool,
     gives_rows: bool,
 }
 
@@ -228,6 +232,7 @@ impl Judge {
         }
         if self.words == 0 {
             traits.is_read_only &= READING.contains(&word);
+            self.resets = ["reset", "discard"].contains(&word);
             self.gives_rows = ["select", "with", "values", "table", "("].contains(&word);
             match word {
                 "listen" | "notify" | "unlisten" => traits.add(Varies::Sessions),
@@ -253,7 +258,9 @@ impl Judge {
             "returning" => self.gives_rows = true,
             _ => {}
         }
-        if WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word)) {
+        // What keeps a session from writing is a setting of its own.
+        let lifts = word.contains("transaction_read_only") || (self.resets && word == "all");
+        if lifts || WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word)) {
             traits.is_read_only = false;
         }
         if calls && let Some(how) = varying_function(word) {
@@ -306,6 +313,9 @@ mod tests {
             "begin isolation level serializable read only",
             "show work_mem",
             "set search_path = x",
+            "reset search_path",
+            "discard temp",
+            "select all 1",
             "select \"update\" from t",
             "declare c cursor for select 1",
             "(select 1) union (select 2)",
@@ -330,6 +340,15 @@ mod tests {
             "vacuum",
             "prepare transaction 'x'",
             "notify a",
+            "set default_transaction_read_only = off",
+            "SET LOCAL Transaction_Read_Only TO off",
+            "set \"default_transaction_read_only\" to default",
+            "reset default_transaction_read_only",
+            "reset all",
+            "discard all",
+            "begin read write",
+            "set session characteristics as transaction read write",
+            "select set_config('default_transaction_read_only', 'off', false)",
         ] {
             assert!(!traits(text).is_read_only, "{text}");
         }

@@ -778,7 +778,9 @@ impl Worker {
         } else {
             EndReason::ServerClosed
         });
-        if !client.is_silent {
+        if client.is_silent {
+            self.silent_clients -= 1;
+        } else {
             self.shared.clients.fetch_sub(1, Ordering::Relaxed);
         }
         if client.on_console {

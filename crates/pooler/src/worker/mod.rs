@@ -126,6 +126,8 @@ pub(crate) struct Worker {
     accept_paused_until: Option<Instant>,
     /// State of the generator behind forced flips.
     flips: u64,
+    /// Clients without a socket: shadows and probes.
+    silent_clients: usize,
     /// Calls of `granted` on the stack that `give_back` made.
     grants_nested: u32,
     /// Console clients that wait for an event (PAUSE, WAIT_CLOSE, ...).
@@ -166,6 +168,7 @@ impl Worker {
             draining: false,
             suspension: None,
             accept_paused_until: None,
+            silent_clients: 0,
             grants_nested: 0,
             flips: u64::from(index),
             console_waits: Vec::new(),

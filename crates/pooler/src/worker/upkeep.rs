@@ -197,7 +197,8 @@ impl Worker {
             return;
         }
         let waits_for_clients = self.shared.waits_for_clients();
-        let is_busy = pools.iter().any(|pool| {
+        // A mirror that hangs keeps nobody waiting, the end neither.
+        let is_busy = pools.iter().filter(|pool| !pool.database.is_mirror).any(|pool| {
             let counts = lock(&self.shared.core).counts(pool.id, self.now);
             counts.active + counts.tested + counts.being_canceled > 0
         });

@@ -262,6 +262,8 @@ fn a_stopped_mirror_holds_no_client_in_async() -> Result<()> {
     assert!(begun.elapsed() < Duration::from_secs(20));
     assert!(pair.account()?.get("queue_full") > 1000);
     assert!(pair.account()?.get("queued_bytes") <= 100_000);
+    pair.pooler.console("PAUSE")?.ok()?;
+    pair.pooler.console("RESUME")?.ok()?;
     pair.there.signal(Signal::SIGCONT)?;
     blocker.query("rollback")?;
     let account = pair.settled()?;
@@ -288,6 +290,54 @@ fn disable_and_enable() -> Result<()> {
     let refused = pair.pooler.console("ENABLE MIRROR nobody").expect_err("no such mirror").to_string();
     assert!(refused.contains("no such mirror: nobody"), "{refused}");
     Ok(())
+}
+
+#[test]
+fn a_long_transaction_that_no_mirror_takes_is_not_kept() -> Result<()> {
+    let pair = Pair::start("queue_bytes = 100000")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let text = format!("select 1 /* {} */", "x".repeat(20_000));
+    for state in ["too large", "off"] {
+        let before = pair.pooler.resident_kib()?;
+        client.query("begin")?.ok()?;
+        for _ in 0..2_000 {
+            client.query(&text)?.ok()?;
+        }
+        let grown = pair.pooler.resident_kib()?.saturating_sub(before);
+        assert!(grown < 20_000, "{state}: {grown} KiB of 40 MB");
+        client.query("commit")?.ok()?;
+        pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+    }
+    let account = pair.settled()?;
+    assert_eq!((account.get("too_large"), account.get("disabled")), (1, 1), "{account:?}");
+    Ok(())
+}
+
+/// What a mirror is at when RELOAD removes it ends with it, and leaves no session there.
+#[test]
+fn a_mirror_that_is_removed_is_left() -> Result<()> {
+    let mut pair = Pair::start_with(&[("pool_mode", "session")], "")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query("select 1")?.ok()?;
+    pair.settled()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    pair.both("create table t (id int)")?;
+    blocker.query("begin; lock table t")?.ok()?;
+    insert(&mut client, 1)?;
+    eventually("it waits there", || {
+        Ok(pair.there.sql_value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")?
+            == "1")
+    })?;
+    pair.reload(None)?;
+    blocker.query("rollback")?.ok()?;
+    blocker.terminate()?;
+    eventually("nobody is there any more", || {
+        let others =
+            "select count(*) from pg_stat_activity where client_port >= 0 and pid <> pg_backend_pid()";
+        Ok(pair.there.sql_value(others)? == "0")
+    })
 }
 
 #[test]

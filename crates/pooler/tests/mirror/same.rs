@@ -351,6 +351,40 @@ fn only_what_reads_is_sent_where_that_is_asked() -> Result<()> {
     Ok(())
 }
 
+/// What lets a session write is no less the primary's alone than what it then writes.
+#[test]
+fn a_session_may_not_be_made_to_write() -> Result<()> {
+    let pair = Pair::start("send = read_only")?;
+    pair.both(T)?;
+    pair.both(
+        "create function sly() returns int language sql as 'insert into t select count(*), null from t returning id'",
+    )?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    for lifts in [
+        "set default_transaction_read_only = off",
+        "select set_config('default_transaction_read_only', 'off', false)",
+        "set \"default_transaction_read_only\" to off",
+        "reset default_transaction_read_only",
+        "set session characteristics as transaction read write",
+        "reset all",
+        "discard all",
+    ] {
+        client.query("select 1")?.ok()?;
+        client.query(lifts)?.ok()?;
+        client.query("select sly()")?.ok()?;
+        pair.settled()?;
+        assert_eq!(pair.there.sql_value("select count(*) from t")?, "0", "{lifts}");
+    }
+    client.query("begin")?.ok()?;
+    client.query("set transaction_read_only = off")?.ok()?;
+    client.query("select sly()")?.ok()?;
+    client.query("commit")?.ok()?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select count(*) from t")?, "0");
+    Ok(())
+}
+
 #[test]
 fn a_sample_is_a_share_of_the_clients() -> Result<()> {
     let pair = Pair::start("sample = 50")?;

@@ -187,12 +187,13 @@ impl Worker {
         }
     }
 
-    /// Whether nothing is left of what PAUSE waits for. A RESUME from elsewhere ends the wait too.
+    /// Whether nothing is left of what PAUSE waits for. A RESUME from elsewhere ends the wait too. A mirror that hangs is not waited for.
     pub(super) fn is_paused_out(&self, database: Option<&DatabaseState>) -> bool {
         let core = lock(&self.shared.core);
         self.shared
             .pools()
             .iter()
+            .filter(|pool| !pool.database.is_mirror)
             .filter(|pool| database.is_none_or(|database| pool.database.number == database.number))
             .all(|pool| !core.is_paused(pool.id) || core.connections(pool.id) == 0)
     }
@@ -207,6 +208,7 @@ impl Worker {
         self.shared
             .pools()
             .iter()
+            .filter(|pool| !pool.database.is_mirror)
             .filter(|pool| database.is_none_or(|database| pool.database.number == database.number))
             .all(|pool| core.close_needed(pool.id) == 0)
     }

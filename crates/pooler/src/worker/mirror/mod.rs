@@ -109,6 +109,7 @@ impl Worker {
             Some(restore) => (restore.side, restore.parameters),
             None => (ClientSide::default(), pool.welcome().unwrap_or_default()),
         };
+        self.silent_clients += 1;
         self.clients.insert(|_| {
             Box::new(Client {
                 phase: Phase::Idle,
@@ -178,7 +179,8 @@ impl Worker {
     /// What time brings: cancels that are due, mirrors that keep clients waiting, comparisons that were collected.
     pub(super) fn sweep_mirrors(&mut self) {
         let is_any = self.shared.mirrors.is_any() || self.shared.recordings.is_on();
-        if !is_any && self.compared.is_empty() {
+        // What a mirror that is gone was at, when RELOAD removed it, ends here.
+        if !is_any && self.compared.is_empty() && self.silent_clients == 0 {
             return;
         }
         for key in self.clients.keys() {

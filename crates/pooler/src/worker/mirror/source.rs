@@ -131,6 +131,11 @@ impl Source {
             wants_bytes |= !is_sync;
             wants_stream |= is_sync;
         }
+        if !wants_bytes && !wants_stream {
+            // However long it becomes: nothing limits what would be kept of it.
+            self.requests.keep_nothing();
+            self.answers.keep_nothing();
+        }
         if wants_bytes {
             self.bytes.extend_from_slice(bytes);
         } else {
