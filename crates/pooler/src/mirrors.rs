@@ -22,6 +22,8 @@ use crate::shared::{Shared, lock};
 const FIRST_NUMBER: u32 = 1 << 31;
 /// Transactions that wait for their comparison, in batches of a worker. What is over it is not compared, and counted.
 const BATCHES_MAX: usize = 64;
+/// What they may take, in bytes, likewise: a transaction may be long.
+const COMPARED_BYTES_MAX: u64 = 64 << 20;
 
 /// Whether a mirror is sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +75,8 @@ pub(crate) struct MirrorState {
     pub target: Arc<DatabaseState>,
     /// The database itself, as it was configured when the two were asked who they are.
     primary: ArcSwap<Database>,
+    /// Changes whenever one of the two may be another server, or the mirror's sessions are to be others.
+    generation: AtomicU32,
     pub settings: ArcSwap<Mirror>,
     pub counters: Counters,
     /// Shared by all databases of the mirror.
@@ -83,7 +87,7 @@ pub(crate) struct MirrorState {
     /// When it may be tried again.
     retry_at: Mutex<Option<Instant>>,
     /// Who the primary and the mirror say they are.
-    identities: Mutex<[Option<Result<String, String>>; 2]>,
+    identities: Mutex<Identities>,
 }
 
 impl MirrorState {
@@ -93,6 +97,11 @@ impl MirrorState {
 
     pub fn why(&self) -> Option<Arc<String>> {
         self.why.load_full()
+    }
+
+    /// Of the two servers: what is queued for those of another generation is for nobody.
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
     }
 
     pub fn is_sync(&self) -> bool {
@@ -126,26 +135,39 @@ impl MirrorState {
         self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Whether the caller is to find out who the two servers are: at first, and when a mirror that was down is worth another attempt.
-    pub fn begin_check(&self, now: Instant) -> bool {
+    /// Whether the caller is to find out who the two servers are: at first, and when a mirror that was down is worth another attempt. Then the number
+    /// of this attempt.
+    pub fn begin_check(&self, now: Instant) -> Option<u32> {
         let is_due = match self.state() {
             State::Unchecked => true,
             State::Down => lock(&self.retry_at).is_none_or(|at| now >= at),
-            _ => return false,
+            _ => return None,
         };
         let begins = is_due
             && (self.change(State::Unchecked, State::Checking) || self.change(State::Down, State::Checking));
-        if begins {
-            *lock(&self.identities) = [None, None];
-        }
-        begins
+        begins.then(|| {
+            let mut identities = lock(&self.identities);
+            identities.attempt = identities.attempt.wrapping_add(1);
+            identities.told = [None, None];
+            identities.attempt
+        })
     }
 
-    /// The primary (0) or the mirror (1) has said who it is, or cannot be asked.
-    pub fn identified(&self, side: usize, identity: Result<String, String>, retry: Duration, now: Instant) {
+    /// The primary (0) or the mirror (1) has said who it is, or cannot be asked. An answer to an attempt before the last is nobody's: it may be of
+    /// a server that was configured then.
+    pub fn identified(
+        &self,
+        (attempt, side): (u32, usize),
+        identity: Result<String, String>,
+        retry: Duration,
+        now: Instant,
+    ) {
         let mut identities = lock(&self.identities);
-        identities[side] = Some(identity);
-        let [Some(here), Some(there)] = &*identities else { return };
+        if identities.attempt != attempt {
+            return;
+        }
+        identities.told[side] = Some(identity);
+        let [Some(here), Some(there)] = &identities.told else { return };
         if self.state() != State::Checking {
             return;
         }
@@ -210,11 +232,22 @@ impl MirrorState {
     }
 }
 
+/// Who the two servers of a mirror say that they are.
+#[derive(Debug, Default)]
+struct Identities {
+    /// Number of the attempt to find out.
+    attempt: u32,
+    /// The primary, the mirror.
+    told: [Option<Result<String, String>>; 2],
+}
+
 /// A transaction that both servers have answered.
 pub(crate) struct Compared {
     pub state: Arc<MirrorState>,
     pub transaction: Arc<Transaction>,
     pub there: Vec<Answer>,
+    /// What it takes, about, in bytes.
+    pub size: u64,
 }
 
 /// All mirrors.
@@ -232,6 +265,8 @@ pub(crate) struct Mirrors {
     differences: Arc<Mutex<Differences>>,
     texts: Mutex<Texts>,
     comparer: OnceLock<SyncSender<Vec<Compared>>>,
+    /// What waits for it takes so many bytes.
+    compared_bytes: Arc<AtomicU64>,
 }
 
 impl Mirrors {
@@ -264,6 +299,9 @@ impl Mirrors {
             state.settings.store(Arc::new(mirror.clone()));
             if is_other {
                 obsolete.push(state.target.number);
+            }
+            if is_other || has_primary_moved {
+                state.generation.fetch_add(1, Ordering::Release);
             }
             // Whoever they are now has not been asked. The primary may have come to be where the mirror is.
             if (is_other || has_primary_moved) && !matches!(state.state(), State::Disabled | State::Failed) {
@@ -301,6 +339,7 @@ impl Mirrors {
             let state = if is_off { State::Disabled } else { State::Unchecked };
             Arc::new(MirrorState {
                 primary: ArcSwap::new(primary),
+                generation: AtomicU32::default(),
                 name: mirror.name.as_str().into(),
                 database: database.name.as_str().into(),
                 target: Arc::new(DatabaseState {
@@ -397,10 +436,20 @@ impl Mirrors {
     }
 
     /// Has transactions compared, on a thread of their own.
-    pub fn compare(&self, batch: Vec<Compared>) {
+    pub fn compare(&self, mut batch: Vec<Compared>) {
+        let fits = |one: &mut Compared| {
+            let before = self.compared_bytes.fetch_add(one.size, Ordering::Relaxed);
+            let fits = before + one.size <= COMPARED_BYTES_MAX;
+            if !fits {
+                self.compared_bytes.fetch_sub(one.size, Ordering::Relaxed);
+                one.state.counters.not_compared.fetch_add(1, Ordering::Relaxed);
+            }
+            fits
+        };
+        batch.retain_mut(fits);
         let sender = self.comparer.get_or_init(|| {
             let (sender, incoming) = sync_channel::<Vec<Compared>>(BATCHES_MAX);
-            let differences = self.differences.clone();
+            let (differences, taken) = (self.differences.clone(), self.compared_bytes.clone());
             let compare = move || {
                 for one in incoming.into_iter().flatten() {
                     let state = &one.state;
@@ -414,6 +463,7 @@ impl Mirrors {
                         show_literals,
                     );
                     state.counters.compared.fetch_add(cycles, Ordering::Relaxed);
+                    taken.fetch_sub(one.size, Ordering::Relaxed);
                 }
             };
             if let Err(error) = std::thread::Builder::new().name("mirror compare".into()).spawn(compare) {
@@ -426,6 +476,7 @@ impl Mirrors {
             Err(error) => error,
         };
         for one in batch {
+            self.compared_bytes.fetch_sub(one.size, Ordering::Relaxed);
             one.state.counters.not_compared.fetch_add(1, Ordering::Relaxed);
         }
     }

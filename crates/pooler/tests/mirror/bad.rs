@@ -385,6 +385,31 @@ fn a_primary_that_moves_to_its_mirror_does_nothing_twice() -> Result<()> {
     Ok(())
 }
 
+/// What is queued for one server is not for another, of which nobody has found out who it is.
+#[test]
+fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<()> {
+    let mut pair = Pair::start("pool_size = 1")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin; lock table t")?.ok()?;
+    let mut clients = (0..4).map(|_| pair.client()).collect::<Result<Vec<_>>>()?;
+    for client in &mut clients {
+        for id in 0..5 {
+            insert(client, id)?;
+        }
+    }
+    eventually("they are queued", || Ok(pair.account()?.get("queued") == 20))?;
+    // Which is the primary.
+    pair.reload_at(pair.here.port(), Some("pool_size = 1"))?;
+    blocker.query("rollback")?.ok()?;
+    drop(pair.client()?);
+    pair.wait_state("same_server")?;
+    pair.settled()?;
+    assert_eq!(pair.here.sql_value("select count(*) from t")?, "20", "nothing is done twice");
+    Ok(())
+}
+
 #[test]
 fn a_full_disk_of_the_mirror_is_found_and_harms_nobody() -> Result<()> {
     for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {

@@ -31,7 +31,7 @@ pub(crate) struct Probe {
 /// Who wants to know.
 enum Asks {
     /// A mirror, about the primary (0) or itself (1).
-    Mirror { state: Arc<MirrorState>, side: usize },
+    Mirror { state: Arc<MirrorState>, attempt: u32, side: usize },
     /// A recording, about the servers of a pool.
     Recording { recording: Arc<Recording>, pool: Arc<Pool> },
 }
@@ -44,9 +44,9 @@ impl Probe {
 }
 
 impl Worker {
-    /// Asks a server of `pool` who it is, for a mirror.
-    pub(super) fn probe(&mut self, state: &Arc<MirrorState>, side: usize, pool: &Arc<Pool>) {
-        self.send_probe(Asks::Mirror { state: state.clone(), side }, IDENTITY, pool);
+    /// Asks a server of `pool` who it is, in an attempt to check a mirror.
+    pub(super) fn probe(&mut self, state: &Arc<MirrorState>, attempt: u32, side: usize, pool: &Arc<Pool>) {
+        self.send_probe(Asks::Mirror { state: state.clone(), attempt, side }, IDENTITY, pool);
     }
 
     /// Asks a server of `pool` who it is, for a recording.
@@ -86,9 +86,9 @@ impl Worker {
         let retry = self.shared.settings.load().config.server_login_retry;
         let answer = answer.map(Vec::into_iter);
         match &probe.asks {
-            Asks::Mirror { state, side } => {
+            &Asks::Mirror { ref state, attempt, side } => {
                 let identity = answer.map(|mut values| values.next().unwrap_or_default());
-                state.identified(*side, identity, retry, self.now);
+                state.identified((attempt, side), identity, retry, self.now);
             }
             Asks::Recording { recording, pool } => {
                 let identity = answer.map(|mut values| Identity {

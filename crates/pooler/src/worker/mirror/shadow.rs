@@ -29,6 +29,8 @@ pub(crate) struct Unit {
 /// See the module documentation.
 pub(crate) struct Shadow {
     state: Arc<MirrorState>,
+    /// [`MirrorState::generation`] that it is for.
+    generation: u32,
     owner: Key,
     pub answers: Answers,
     /// Waiting.
@@ -47,6 +49,7 @@ impl Shadow {
     pub fn new(state: Arc<MirrorState>, owner: Key, now: Instant) -> Self {
         let hashes = [state.row_hash()].into_iter().collect();
         Self {
+            generation: state.generation(),
             state,
             owner,
             answers: Answers::new(hashes, now),
@@ -84,6 +87,9 @@ impl Worker {
         let Some(shadow) = self.shadow(key) else { return };
         if !shadow.running.is_empty() {
             return;
+        }
+        if shadow.generation != shadow.state.generation() {
+            return self.shadow_outdated(key);
         }
         let Some(mut unit) = shadow.queue.pop_front() else { return };
         shadow.cancelled = None;
@@ -160,7 +166,8 @@ impl Worker {
         state.counters.executed.fetch_add(1, Ordering::Relaxed);
         state.budget.give_back(unit.charged);
         if unit.transaction.abandoned.is_none() {
-            self.collect_compared(Compared { state, transaction: unit.transaction, there });
+            let size = unit.charged;
+            self.collect_compared(Compared { state, transaction: unit.transaction, there, size });
         }
     }
 
@@ -219,6 +226,16 @@ impl Worker {
         }
     }
 
+    /// RELOAD has changed one of the two servers, and nobody has asked whether what is queued may go there.
+    fn shadow_outdated(&mut self, key: Key) {
+        if let Some(shadow) = self.shadow(key) {
+            shadow.ending = Some(DropReason::NotReady);
+        }
+        // Not at once: its link may be being taken apart by the caller.
+        let index = self.index;
+        self.post(index, Box::new(move |worker| worker.close_client(key, Farewell::quiet("mirror changed"))));
+    }
+
     /// Cancels that are due, transactions that their client left, mirrors that were switched off.
     pub(super) fn shadow_sweep(&mut self, key: Key) {
         let now = self.now;
@@ -228,6 +245,9 @@ impl Worker {
         let Some(shadow) = self.shadow(key) else { return };
         if matches!(shadow.state.state(), State::Disabled | State::Failed | State::Same) {
             return self.shadow_give_up(key);
+        }
+        if shadow.generation != shadow.state.generation() {
+            return self.shadow_outdated(key);
         }
         if shadow.state.is_sync() {
             self.shadow_finish_answered(key);

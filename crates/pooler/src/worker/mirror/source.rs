@@ -306,17 +306,16 @@ impl Worker {
         let due: Vec<_> = source
             .taps
             .iter()
-            .filter(|tap| tap.state.begin_check(now))
-            .map(|tap| tap.state.clone())
+            .filter_map(|tap| Some((tap.state.begin_check(now)?, tap.state.clone())))
             .collect();
         if due.is_empty() {
             return;
         }
         let Some(pool) = self.clients.get(key).and_then(|client| client.pool.clone()) else { return };
-        for state in due {
+        for (attempt, state) in due {
             let there = self.shared.mirrors.pool(&self.shared, &state, &pool, now);
-            self.probe(&state, 0, &pool);
-            self.probe(&state, 1, &there);
+            self.probe(&state, attempt, 0, &pool);
+            self.probe(&state, attempt, 1, &there);
         }
     }
 
