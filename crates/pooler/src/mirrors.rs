@@ -143,10 +143,11 @@ impl MirrorState {
             State::Down => lock(&self.retry_at).is_none_or(|at| now >= at),
             _ => return None,
         };
+        // Whoever answers sees the number of the attempt that is under way.
+        let mut identities = lock(&self.identities);
         let begins = is_due
             && (self.change(State::Unchecked, State::Checking) || self.change(State::Down, State::Checking));
         begins.then(|| {
-            let mut identities = lock(&self.identities);
             identities.attempt = identities.attempt.wrapping_add(1);
             identities.told = [None, None];
             identities.attempt
@@ -168,30 +169,28 @@ impl MirrorState {
         }
         identities.told[side] = Some(identity);
         let [Some(here), Some(there)] = &identities.told else { return };
-        if self.state() != State::Checking {
+        let (state, why) = match (here, there) {
+            (Ok(here), Ok(there)) if here == there => {
+                (State::Same, Some("primary and mirror are the same server".to_owned()))
+            }
+            (Ok(_), Ok(_)) => (State::On, None),
+            (Err(error), _) => (State::Down, Some(format!("primary: {error}"))),
+            (_, Err(error)) => (State::Down, Some(format!("mirror: {error}"))),
+        };
+        *lock(&self.retry_at) = Some(now + retry);
+        // RELOAD or DISABLE may have come in between.
+        if !self.change(State::Checking, state) {
             return;
         }
         let (name, database) = (&self.name, &self.database);
-        match (here, there) {
-            (Ok(here), Ok(there)) if here == there => {
-                let why = "primary and mirror are the same server".to_owned();
-                log::error!(
-                    "mirror {name} of {database}: {why}: it stays off; correct host or port and RELOAD"
-                );
-                self.set(State::Same, Some(why));
-            }
-            (Ok(_), Ok(_)) => {
-                log::info!("mirror {name} of {database}: on");
-                self.set(State::On, None);
-            }
-            (Err(error), _) | (_, Err(error)) => {
-                let which = if here.is_err() { "primary" } else { "mirror" };
-                let why = format!("{which}: {error}");
-                log::warn!("mirror {name} of {database}: down: {why}");
-                *lock(&self.retry_at) = Some(now + retry);
-                self.set(State::Down, Some(why));
-            }
+        match &why {
+            None => log::info!("mirror {name} of {database}: on"),
+            Some(why) if state == State::Same => log::error!(
+                "mirror {name} of {database}: {why}: it stays off; correct host or port and RELOAD"
+            ),
+            Some(why) => log::warn!("mirror {name} of {database}: down: {why}"),
         }
+        self.why.store(why.map(Arc::new));
     }
 
     /// A session with the mirror broke. In `mode = sync` that is the end: its data are not the primary's any more.

@@ -260,7 +260,7 @@ impl Judge {
         }
         // What keeps a session from writing is a setting of its own.
         let lifts = word.contains("transaction_read_only") || (self.resets && word == "all");
-        if lifts || WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word)) {
+        if lifts || WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word.trim_matches('"'))) {
             traits.is_read_only = false;
         }
         if calls && let Some(how) = varying_function(word) {
@@ -349,6 +349,7 @@ mod tests {
             "begin read write",
             "set session characteristics as transaction read write",
             "select set_config('default_transaction_read_only', 'off', false)",
+            "select \"set_config\"($1, 'off', false)",
         ] {
             assert!(!traits(text).is_read_only, "{text}");
         }

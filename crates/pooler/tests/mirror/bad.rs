@@ -410,6 +410,25 @@ fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<(
     Ok(())
 }
 
+/// Nor does what was begun before.
+#[test]
+fn what_is_under_way_does_not_go_to_a_mirror_that_is_configured_later() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query("begin")?.ok()?;
+    insert(&mut client, 1)?;
+    pair.reload_at(pair.here.port(), Some(""))?;
+    client.query("commit")?.ok()?;
+    drop(pair.client()?);
+    pair.wait_state("same_server")?;
+    let account = pair.settled()?;
+    assert_eq!(account.get("not_ready"), 1, "{account:?}");
+    assert_eq!(pair.here.sql_value("select count(*) from t")?, "1", "nothing is done twice");
+    Ok(())
+}
+
 #[test]
 fn a_full_disk_of_the_mirror_is_found_and_harms_nobody() -> Result<()> {
     for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {

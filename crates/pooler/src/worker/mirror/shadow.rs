@@ -226,6 +226,18 @@ impl Worker {
         }
     }
 
+    /// Ends all shadows that are for servers of before a RELOAD.
+    pub(super) fn end_outdated_shadows(&mut self) {
+        for key in self.clients.keys() {
+            if self.shadow(key).is_some_and(|shadow| shadow.generation != shadow.state.generation()) {
+                if let Some(shadow) = self.shadow(key) {
+                    shadow.ending = Some(DropReason::NotReady);
+                }
+                self.close_client(key, Farewell::quiet("mirror changed"));
+            }
+        }
+    }
+
     /// RELOAD has changed one of the two servers, and nobody has asked whether what is queued may go there.
     fn shadow_outdated(&mut self, key: Key) {
         if let Some(shadow) = self.shadow(key) {

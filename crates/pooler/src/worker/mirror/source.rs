@@ -35,6 +35,8 @@ pub(crate) struct Tap {
     is_stream: bool,
     /// Whether the present transaction goes there, or why not.
     fate: Result<(), DropReason>,
+    /// [`MirrorState::generation`] when it began.
+    generation: u32,
     /// Memory taken for it.
     charged: u64,
     /// A transaction has not gone there, or there has been none: the next one begins with the state of the session.
@@ -98,6 +100,7 @@ impl Source {
         self.at_boundary = false;
         for tap in &mut self.taps {
             tap.charged = 0;
+            tap.generation = tap.state.generation();
             tap.is_stream = tap.state.is_sync() && !in_lane;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
@@ -117,7 +120,11 @@ impl Source {
         self.requests.feed(bytes);
         let texts = (self.requests.kept_bytes() - before) as u64;
         let (mut wants_bytes, mut wants_stream) = (false, false);
-        for tap in self.taps.iter_mut().filter(|tap| tap.fate.is_ok()) {
+        for tap in &mut self.taps {
+            tap.expire();
+            if tap.fate.is_err() {
+                continue;
+            }
             let is_sync = tap.is_stream;
             // A stream is not kept; how far it may be behind is limited by the hold.
             let cost = texts + PIECE_BYTES + if is_sync { 0 } else { bytes.len() as u64 };
@@ -181,6 +188,7 @@ impl Tap {
             shadow: None,
             is_stream: false,
             fate: Err(DropReason::NotReady),
+            generation: 0,
             charged: 0,
             resync: true,
             restore: None,
@@ -192,6 +200,13 @@ impl Tap {
     /// Whether the client may have to wait for it.
     fn is_sync_on(&self) -> bool {
         self.state.is_sync() && self.state.state() == State::On
+    }
+
+    /// RELOAD has changed one of the two servers since the present transaction began, and nobody has asked whether it may go there.
+    fn expire(&mut self) {
+        if self.fate.is_ok() && self.generation != self.state.generation() {
+            self.refuse(DropReason::NotReady);
+        }
     }
 
     /// The present transaction does not go there, after all.
@@ -279,6 +294,8 @@ impl Worker {
 
     /// After a RELOAD.
     pub(crate) fn mirrors_changed(&mut self) {
+        // Before one that waits for a server gets another than it was meant for.
+        self.end_outdated_shadows();
         for key in self.clients.keys() {
             self.mirror_attach_anew(key);
         }
@@ -459,6 +476,7 @@ impl Worker {
             let Some(source) = self.source(key) else { return };
             let is_session_pooling = source.is_session_pooling;
             let Some(tap) = source.taps.get_mut(index) else { return };
+            tap.expire();
             let state = tap.state.clone();
             let restore = tap.restore.take();
             if tap.fate.is_ok() && state.settings.load().send == MirrorSend::ReadOnly {
@@ -542,6 +560,7 @@ impl Worker {
             is_under_way && (!transaction.statements.is_empty() || !transaction.answers.is_empty());
         let retry = self.shared.settings.load().config.server_login_retry;
         for mut tap in source.taps {
+            tap.expire();
             let state = &tap.state;
             let charged = std::mem::take(&mut tap.charged);
             let is_wanted = state.settings.load().send == MirrorSend::All;
