@@ -716,14 +716,17 @@ fn a_pool_is_made_smaller_under_load() -> Result<()> {
         |ini| ini,
         |server, pooler, lane| {
             let stop = Arc::new(AtomicU64::new(0));
+            let transactions = Arc::new(AtomicU64::new(0));
             let options = pooler.options("postgres", "postgres");
             let threads: Vec<_> = (0..12)
                 .map(|_| {
-                    let (stop, options) = (stop.clone(), options.clone());
+                    let (stop, transactions) = (stop.clone(), transactions.clone());
+                    let options = options.clone();
                     std::thread::spawn(move || -> Result<()> {
                         let mut client = Client::connect(&options)?;
                         while stop.load(Ordering::Relaxed) == 0 {
                             assert_eq!(value(&mut client, "select 5")?, "5");
+                            transactions.fetch_add(1, Ordering::Relaxed);
                         }
                         Ok(())
                     })
@@ -743,6 +746,13 @@ fn a_pool_is_made_smaller_under_load() -> Result<()> {
             until("2")?;
             pooler.console("set default_pool_size = 3")?.ok()?;
             until("3")?;
+            // What the lanes carry is looked at when the pooler ends: the changes are not to be most of it.
+            let (begun, before) = (Instant::now(), transactions.load(Ordering::Relaxed));
+            while transactions.load(Ordering::Relaxed) - before < 5000
+                && begun.elapsed() < Duration::from_secs(60)
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             stop.store(1, Ordering::Relaxed);
             threads.into_iter().try_for_each(|thread| thread.join().expect("no client panicked"))
         },
