@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::process::{service_command, service_directory, service_user, write_service_file};
 use crate::{Account, Client, Error, Options, Port, Postgres, Process, Response, Result};
 
-const START_LIMIT: Duration = Duration::from_secs(30);
+const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// Environment variable: `off` or `require`, the `kernel_path` of our poolers whose [`Ini`] does not have the key.
@@ -354,7 +354,8 @@ impl Running {
     fn wait_ready(&mut self) -> Result<()> {
         let options = Options::new(self.port.number(), ADMIN.0, "pgbouncer").password(ADMIN.1);
         self.process.wait_ready(START_LIMIT, || match Client::connect(&options) {
-            Err(error @ Error::Io { .. }) => Err(error),
+            // Its port may be open long before it serves, while lanes are tried on a busy machine.
+            Err(error @ (Error::Io { .. } | Error::Timeout { .. })) => Err(error),
             // A refusal is an answer: TLS may be demanded, or the admin user renamed.
             Ok(_) | Err(_) => Ok(()),
         })
