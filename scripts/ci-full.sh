@@ -33,6 +33,8 @@ revision_of() {
     local about=("${code[@]}") revision suite
     case $1 in
         test-lanes | compat* | regress* | soak*) about=("${pooler[@]}") ;;
+        # Formats and state machines, which none of these is under either.
+        fuzz) about+=("${others[@]/#/:!crates/}" ':!scripts/ci-full.sh') ;;
         lint) ;;
         *) about+=(':!scripts/ci-full.sh') ;;
     esac

@@ -103,6 +103,8 @@ struct Ledger {
     by_pid: HashMap<u32, SessionId>,
     /// Of them, those that have ended, and when.
     ended: Vec<(u64, SessionId)>,
+    /// Cancel requests whose session may begin in a ring that is yet to be read: those of this round, and of the one before.
+    early: [Vec<Cancel>; 2],
     /// Why a connection could not be read.
     refused: Option<&'static str>,
     /// The programs have counted losses in their rings: holes are explained.
@@ -166,8 +168,10 @@ impl Sink for Counting<'_> {
                 totals.audited += u64::from(agrees && audited);
             }
             Record::Cancel(cancel) => {
-                let session = self.ledger.by_pid.get(&cancel.backend_pid).copied();
-                return self.sink.record(Record::Cancel(Cancel { session, ..cancel }));
+                let Some(&session) = self.ledger.by_pid.get(&cancel.backend_pid) else {
+                    return self.ledger.early[0].push(cancel);
+                };
+                return self.sink.record(Record::Cancel(Cancel { session: Some(session), ..cancel }));
             }
             _ => {}
         }
@@ -355,6 +359,11 @@ impl Recorder {
 
     /// All rings have been read once since the last call.
     pub fn round(&mut self, sink: &mut dyn Sink) {
+        let [now, before] = &mut self.ledger.early;
+        for cancel in std::mem::replace(before, std::mem::take(now)) {
+            let session = self.ledger.by_pid.get(&cancel.backend_pid).copied();
+            sink.record(Record::Cancel(Cancel { session, ..cancel }));
+        }
         let texts = std::mem::replace(&mut self.texts, std::mem::take(&mut self.later));
         let mut counting = Counting { sink, ledger: &mut self.ledger };
         for Text { time_ns, pid, text } in texts {
@@ -611,6 +620,46 @@ impl Probed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Default)]
+    struct Cancels(Vec<Option<SessionId>>);
+
+    impl Sink for Cancels {
+        fn record(&mut self, record: Record<'_>) {
+            if let Record::Cancel(cancel) = record {
+                self.0.push(cancel.session);
+            }
+        }
+    }
+
+    struct Nobody;
+
+    impl Lookup for Nobody {
+        fn connection(&mut self, _: &Ends) -> Known {
+            Known::default()
+        }
+        fn process(&mut self, _: u32) -> Known {
+            Known::default()
+        }
+    }
+
+    /// While the recorder did not run, a session began, in a ring that is read last, and was cancelled, in one that is read first.
+    #[test]
+    fn a_cancel_request_may_be_seen_before_its_session() {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Full, Box::new(Nobody));
+        let mut seen = Cancels::default();
+        for backend_pid in [7, 8] {
+            let cancel = Cancel { time_ns: 1, session: None, backend_pid };
+            Counting { sink: &mut seen, ledger: &mut recorder.ledger }.record(Record::Cancel(cancel));
+        }
+        recorder.round(&mut seen);
+        assert!(seen.0.is_empty(), "the other ring is read in the next round");
+        recorder.ledger.by_pid.insert(7, SessionId(1));
+        recorder.round(&mut seen);
+        assert_eq!(seen.0, [Some(SessionId(1)), None]);
+        recorder.finish(2, &mut seen);
+        assert_eq!(seen.0.len(), 2);
+    }
 
     #[test]
     fn sessions_of_processes_that_ended_are_forgotten_after_a_while() {
