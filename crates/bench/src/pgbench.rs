@@ -115,8 +115,7 @@ pub struct Load {
     pub rate: Option<f64>,
     /// Connect for each transaction.
     pub reconnect: bool,
-    /// A login takes milliseconds. Then each client has a thread of pgbench, which logs in one client at a time, and the load is not
-    /// held: a pooler would go on with all logins that are under way.
+    /// A login takes milliseconds. Then each client has a thread of pgbench, which logs in one client at a time.
     pub slow_logins: bool,
     /// How many values of `application_name` the clients share; each makes a pgbench of its own.
     pub application_names: u32,
@@ -148,8 +147,9 @@ impl Load {
     }
 
     /// Whether it may be stopped wherever it stands. One that writes may hold locks there, for which the loads of all other
-    /// systems would wait; one with a rate falls behind. Such a load is started for each sample. Nothing is lost by its one slice
-    /// at a rate: the machine idles between transactions, so the scheduler places them anew all the time.
+    /// systems would wait; one with a rate falls behind. Where each transaction logs in, a pooler would go on with the logins that are
+    /// under way, and go by what came lately, which is nothing after a pause. Such a load is started for each sample. Nothing is lost
+    /// by its one slice at a rate: the machine idles between transactions, so the scheduler places them anew all the time.
     #[must_use]
     pub fn can_be_held(&self) -> bool {
         let writes = |script: &str| {
@@ -157,7 +157,7 @@ impl Load {
             words
                 .any(|word| ["insert", "update", "delete"].iter().any(|verb| word.eq_ignore_ascii_case(verb)))
         };
-        self.rate.is_none() && !self.slow_logins && !self.scripts.iter().any(|(script, _)| writes(script))
+        self.rate.is_none() && !self.reconnect && !self.scripts.iter().any(|(script, _)| writes(script))
     }
 
     /// About how many seconds a sample of `seconds` takes besides: what it needs to get going.
@@ -691,7 +691,7 @@ mod tests {
         load.rate = Some(2000.0);
         assert_eq!(load.slices(0.6), 1);
         assert!(load.warm_bytes() < 100 * 1000 && !load.can_be_held());
-        let logins = Load { slow_logins: true, ..Load::new(4, Protocol::Simple, ";") };
+        let logins = Load { reconnect: true, ..Load::new(4, Protocol::Simple, ";") };
         assert_eq!(logins.slices(0.6), 1);
     }
 }
