@@ -473,7 +473,7 @@ impl ClientLane {
     /// first Parse messages of statements that are used for hours.
     pub fn refused(&mut self) -> bool {
         let carried = self.lanes.datapath.client_info(self.slot).map_or(0, |info| info.stats.xacts);
-        let worthwhile = carried - self.refused_after >= CARRIED_MIN;
+        let worthwhile = carried.saturating_sub(self.refused_after) >= CARRIED_MIN;
         self.refused_after = carried;
         self.refusals = if worthwhile { 0 } else { self.refusals + 1 };
         self.refusals > REFUSALS_MAX

@@ -50,6 +50,26 @@ pub struct ClientStats {
     pub query_ns: u64,
 }
 
+impl ClientStats {
+    /// What has been added since the last call: `self` is what was seen so far. A program that has to try again takes back what it had counted, so a look
+    /// may find less than the one before; nothing was added then.
+    pub fn advance(&mut self, now: Self) -> Self {
+        fn grow(seen: &mut u64, now: u64) -> u64 {
+            let added = now.saturating_sub(*seen);
+            *seen += added;
+            added
+        }
+        Self {
+            xacts: grow(&mut self.xacts, now.xacts),
+            queries: grow(&mut self.queries, now.queries),
+            request_bytes: grow(&mut self.request_bytes, now.request_bytes),
+            response_bytes: grow(&mut self.response_bytes, now.response_bytes),
+            xact_ns: grow(&mut self.xact_ns, now.xact_ns),
+            query_ns: grow(&mut self.query_ns, now.query_ns),
+        }
+    }
+}
+
 /// Run-time statistics of one program; zero unless the kernel's `bpf_stats_enabled` is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgramCost {
@@ -305,4 +325,21 @@ impl Datapath {
 fn missing(expected: u32, written: u32) -> u32 {
     let missing = expected.wrapping_sub(written);
     if missing > i32::MAX as u32 { 0 } else { missing }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_back_is_counted_once() {
+        let look = |xacts, xact_ns| ClientStats { xacts, xact_ns, ..ClientStats::default() };
+        let mut seen = ClientStats::default();
+        assert_eq!(seen.advance(look(2, 700)), look(2, 700));
+        // A program had counted a third, and takes it back.
+        assert_eq!(seen.advance(look(3, 900)), look(1, 200));
+        assert_eq!(seen.advance(look(2, 700)), look(0, 0));
+        assert_eq!(seen.advance(look(3, 950)), look(0, 50));
+        assert_eq!(seen.advance(look(4, 1000)), look(1, 50));
+    }
 }

@@ -621,19 +621,19 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return };
         let (Some(lane), Some(pool)) = (&mut client.lane, &client.pool) else { return };
         let Ok(info) = lane.lanes.datapath.client_info(lane.slot) else { return };
-        let (now, before) = (info.stats, std::mem::replace(&mut lane.counted, info.stats));
+        let added = lane.counted.advance(info.stats);
         let meter = stats::meter(&mut self.meters, pool.id);
-        meter.stats.xact_count += now.xacts - before.xacts;
+        meter.stats.xact_count += added.xacts;
         meter.stats.server_assignment_count += if lane.session {
             u64::from(info.server.is_some() && !std::mem::replace(&mut lane.assigned, true))
         } else {
-            now.xacts - before.xacts
+            added.xacts
         };
-        meter.stats.query_count += now.queries - before.queries;
-        meter.stats.received += now.request_bytes - before.request_bytes;
-        meter.stats.sent += now.response_bytes - before.response_bytes;
-        meter.stats.xact_time += (now.xact_ns - before.xact_ns) / 1000;
-        meter.stats.query_time += (now.query_ns - before.query_ns) / 1000;
+        meter.stats.query_count += added.queries;
+        meter.stats.received += added.request_bytes;
+        meter.stats.sent += added.response_bytes;
+        meter.stats.xact_time += added.xact_ns / 1000;
+        meter.stats.query_time += added.query_ns / 1000;
     }
 
     /// The same for all clients that lanes carry now.

@@ -43,15 +43,17 @@ struct response_commit {
 /*
  * Commits a scanned chunk of len bytes from server s to client c. On success the bytes must be redirected, to the client's own
  * socket if written is all ones, else (0, lane B) to the application's.
- * Everything that belongs to the server is written before the compare-and-swap that releases it.
+ * Everything that belongs to the server is written before the compare-and-swap that releases it, and so is what is counted of the client: from then
+ * on its counters are read as final, and other links write to them.
  */
 static __always_inline void commit_response(struct response_scan *scan, struct server_slot *s, __u32 server,
 					    struct client_slot *c, __u32 len, __u32 written,
 					    struct response_commit *out)
 {
 	const struct wire_state before = s->resp;
+	const __u64 asked = c->query_start_ns, began = c->xact_start_ns;
 	int status = status_code(scan->status);
-	__u64 now = 0;
+	__u64 now = 0, answered, over;
 
 	out->reason = REASON_NONE;
 	out->hold = REASON_NONE;
@@ -126,27 +128,32 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 				out->generation = old >> LINK_GEN_SHIFT;
 			}
 		}
-		s->resp = scan->w;
-		if (!__sync_bool_compare_and_swap(&c->link, old, new))
-			continue;
-
-		c->resp_bytes += len;
-		if (scan->rfq) {
-			c->queries += scan->rfq;
-			c->active_ns = now;
-			if (!pending)
-				c->query_ns += now - c->query_start_ns;
-		}
 		/* A link that is released is one transaction, also after a pipeline; of a pinned one each counts. */
 		pinned = !!(old & LINK_PINNED);
 		barrier_var(pinned);
 		out->xacts = out->released | (scan->idles & -pinned);
-		if (out->xacts) {
-			c->xacts += out->xacts;
-			c->xact_ns += now - c->xact_start_ns;
-			c->xact_start_ns = now;
+		/* Masks, for a branch would double the verifier's paths through every try. */
+		answered = (now - asked) & -(__u64)(is_zero(pending) & !!scan->rfq);
+		over = (now - began) & -(__u64)!!out->xacts;
+		if (scan->rfq)
+			c->active_ns = now;
+		c->resp_bytes += len;
+		c->queries += scan->rfq;
+		c->query_ns += answered;
+		c->xacts += out->xacts;
+		c->xact_ns += over;
+		s->resp = scan->w;
+		if (__sync_bool_compare_and_swap(&c->link, old, new)) {
+			if (out->xacts && !out->released)
+				c->xact_start_ns = now;
+			return;
 		}
-		return;
+		c->resp_bytes -= len;
+		c->queries -= scan->rfq;
+		c->query_ns -= answered;
+		c->xacts -= out->xacts;
+		c->xact_ns -= over;
+		out->xacts = 0;
 	}
 	s->resp = before;
 	if (!out->reason)
