@@ -2,8 +2,27 @@
 //! The short form of `make test-soak`: our pooler in every pool mode, with every fault, clients always waiting.
 //! Needs the pooler's binary; see `underpass_testkit::Underpass::binary`.
 
-use underpass_soak::{Config, PoolMode, run};
+use underpass_soak::{Config, PoolMode, Report, run};
 use underpass_testkit::{Ini, Pooler, Postgres, Underpass};
+
+/// A report that fails is shown with what the pooler has to say: whether it still runs, and its log without the connections' comings and goings.
+fn check_report(report: &Report, pooler: &mut Underpass) {
+    if report.exit_code() == 0 {
+        return;
+    }
+    let state = if pooler.is_running() { "runs" } else { "has ended" };
+    let log = pooler.log();
+    let lines: Vec<&str> = log
+        .lines()
+        .filter(|line| {
+            !["login attempt", "new connection to server", "closing because"]
+                .iter()
+                .any(|word| line.contains(word))
+        })
+        .collect();
+    let end = lines[lines.len().saturating_sub(200)..].join("\n");
+    panic!("{report}\nthe pooler {state}; the end of its log:\n{end}");
+}
 
 fn check(name: &str, pool_mode: PoolMode) {
     let server = Postgres::start().unwrap();
@@ -21,7 +40,7 @@ fn check(name: &str, pool_mode: PoolMode) {
     config.require_clients_per_server = 10;
     config.require_faults = 10;
     let report = run(&config).unwrap();
-    assert_eq!(report.exit_code(), 0, "{report}");
+    check_report(&report, &mut pooler);
     assert!(report.observed.as_ref().is_some_and(|seen| seen.looks_with_queue > 0), "{report}");
     assert!(pooler.is_running());
 }
@@ -57,7 +76,7 @@ fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
     config.fault_every = 50;
     config.require_faults = 5;
     let report = run(&config).unwrap();
-    assert_eq!(report.exit_code(), 0, "{report}");
+    check_report(&report, &mut pooler);
     assert!(pooler.is_running());
     let kernel = pooler.console("show kernel").unwrap().rows();
     let figure = |name: &str, item: &str| -> u64 {
