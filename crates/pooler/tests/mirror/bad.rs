@@ -305,7 +305,8 @@ fn a_long_transaction_that_no_mirror_takes_is_not_kept() -> Result<()> {
             client.query(&text)?.ok()?;
         }
         let grown = pair.pooler.resident_kib()?.saturating_sub(before);
-        assert!(grown < 20_000, "{state}: {grown} KiB of 40 MB");
+        // In a lane what the programs tell waits in their ring, mapped twice, and in a queue of at most 16 MiB.
+        assert!(grown < 30_000, "{state}: {grown} KiB of 40 MB");
         client.query("commit")?.ok()?;
         pair.pooler.console("DISABLE MIRROR next")?.ok()?;
     }
