@@ -224,6 +224,14 @@ impl Datapath {
         seen == self.servers.fwd(s).load(SeqCst).wrapping_add(self.servers.passed(s).load(SeqCst))
     }
 
+    /// Changes whenever a program begins with a chunk of this server.
+    pub(crate) fn runs_begun(&self, s: u32) -> u64 {
+        if self.is_local(s) {
+            return u64::from(self.servers.runs_begin(s).load(SeqCst));
+        }
+        self.servers.dir(s).load(SeqCst)
+    }
+
     /// Links a taken, unlinked client to a server that user space owns. The kernel forwards nothing yet: follow with
     /// [`Self::give_server`], write the requests, then [`Self::give_client`].
     ///

@@ -33,6 +33,9 @@ pub struct ClientInfo {
     pub stats: ClientStats,
 }
 
+/// A program is over in a microsecond or two, so one of these looks finds it between two chunks.
+const STATS_TRIES: u32 = 64;
+
 /// Counters of one client since its registration; only what went through a lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientStats {
@@ -52,7 +55,7 @@ pub struct ClientStats {
 
 impl ClientStats {
     /// What has been added since the last call: `self` is what was seen so far. A program that has to try again takes back what it had counted, so a look
-    /// may find less than the one before; nothing was added then.
+    /// that is not [settled](Datapath::settled_stats) may be followed by one that finds less; nothing was added then.
     pub fn advance(&mut self, now: Self) -> Self {
         fn grow(seen: &mut u64, now: u64) -> u64 {
             let added = now.saturating_sub(*seen);
@@ -113,15 +116,46 @@ impl Datapath {
             active_ns: c.active_ns(i).load(Relaxed),
             xact_start_ns: c.xact_start_ns(i).load(Relaxed),
             query_start_ns: c.query_start_ns(i).load(Relaxed),
-            stats: ClientStats {
-                xacts: c.xacts(i).load(Relaxed),
-                queries: c.queries(i).load(Relaxed),
-                request_bytes: c.req_fwd(i).load(Relaxed),
-                response_bytes: c.resp_bytes(i).load(Relaxed),
-                xact_ns: c.xact_ns(i).load(Relaxed),
-                query_ns: c.query_ns(i).load(Relaxed),
-            },
+            stats: self.stats_now(i),
         })
+    }
+
+    fn stats_now(&self, i: u32) -> ClientStats {
+        let c = &self.clients;
+        ClientStats {
+            xacts: c.xacts(i).load(SeqCst),
+            queries: c.queries(i).load(SeqCst),
+            request_bytes: c.req_fwd(i).load(SeqCst),
+            response_bytes: c.resp_bytes(i).load(SeqCst),
+            xact_ns: c.xact_ns(i).load(SeqCst),
+            query_ns: c.query_ns(i).load(SeqCst),
+        }
+    }
+
+    /// The counters of a client that a lane carries, with nothing in them that may be taken back: a program counts an answer before the swap of the
+    /// link word that makes it so. `None`, rarely, while one is at it; ask again later. After [`Self::take`] those of [`Self::client_info`] are final.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn settled_stats(&self, client: ClientSlot) -> Result<Option<ClientStats>, Error> {
+        let i = self.check_client(client)?;
+        // The link and what its server's program has begun; None while that is between its two ends.
+        let look = || {
+            let link = self.clients.link(i).load(SeqCst);
+            match server_of(link) {
+                Some(s) => self.server_settled(s).then(|| (link, self.runs_begun(s))),
+                None => Some((link, 0)),
+            }
+        };
+        for _ in 0..STATS_TRIES {
+            let before = look();
+            let stats = self.stats_now(i);
+            if before.is_some() && before == look() {
+                return Ok(Some(stats));
+            }
+            std::hint::spin_loop();
+        }
+        Ok(None)
     }
 
     /// The ordinals now in the idle set of a pool, lowest first.

@@ -13,7 +13,7 @@ use underpass_pool::ServerId;
 use underpass_pool::core::ClientRef;
 use underpass_pool::link::{LaneState, Status};
 use underpass_sockmap::{
-    Claim, Event, Give, LinkState, Reason, ServerSlot, StreamState, Taken, TransactionStatus,
+    Claim, ClientStats, Event, Give, LinkState, Reason, ServerSlot, StreamState, Taken, TransactionStatus,
 };
 
 use super::{Again, Entry, Farewell, Source, Worker, stats, token};
@@ -616,16 +616,31 @@ impl Worker {
         }
     }
 
-    /// Adds what a lane did for a client to the statistics.
+    /// Adds what a lane did for a client to the statistics, when it is in user space's hands or has no link any more.
     pub(super) fn lane_collect(&mut self, key: Key) {
+        let Some(lane) = self.clients.get(key).and_then(|client| client.lane.as_ref()) else { return };
+        if let Ok(info) = lane.lanes.datapath.client_info(lane.slot) {
+            self.lane_count(key, info.stats);
+        }
+    }
+
+    /// The same of a client that a lane carries: what is certain by now.
+    pub(super) fn lane_collect_carried(&mut self, key: Key) {
+        let Some(lane) = self.clients.get(key).and_then(|client| client.lane.as_ref()) else { return };
+        if let Ok(Some(stats)) = lane.lanes.datapath.settled_stats(lane.slot) {
+            self.lane_count(key, stats);
+        }
+    }
+
+    fn lane_count(&mut self, key: Key, now: ClientStats) {
         let Some(client) = self.clients.get_mut(key) else { return };
         let (Some(lane), Some(pool)) = (&mut client.lane, &client.pool) else { return };
-        let Ok(info) = lane.lanes.datapath.client_info(lane.slot) else { return };
-        let added = lane.counted.advance(info.stats);
+        let added = lane.counted.advance(now);
         let meter = stats::meter(&mut self.meters, pool.id);
         meter.stats.xact_count += added.xacts;
         meter.stats.server_assignment_count += if lane.session {
-            u64::from(info.server.is_some() && !std::mem::replace(&mut lane.assigned, true))
+            let is_linked = lane.lanes.datapath.is_linked(lane.slot).unwrap_or(false);
+            u64::from(is_linked && !std::mem::replace(&mut lane.assigned, true))
         } else {
             added.xacts
         };
@@ -644,7 +659,7 @@ impl Worker {
             .filter(|(_, client)| matches!(client.phase, Phase::Lane))
             .map(|(key, _)| key)
             .collect();
-        carried.into_iter().for_each(|key| self.lane_collect(key));
+        carried.into_iter().for_each(|key| self.lane_collect_carried(key));
     }
 
     /// A client could not be taken just now.

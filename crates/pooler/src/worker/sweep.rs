@@ -192,7 +192,7 @@ impl Worker {
 
     /// A client that a lane carries: its times are in the lane's slot. One that is late comes up, and is dealt with as any other then.
     fn sweep_lane_client(&mut self, key: Key, draining: bool) {
-        self.lane_collect(key);
+        self.lane_collect_carried(key);
         let Some(client) = self.clients.get(key) else { return };
         let Some(pool) = client.pool.as_ref().map(|pool| pool.settings.load()) else { return };
         let Some(times) = self.lane_times(client) else { return };
