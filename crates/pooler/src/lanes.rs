@@ -43,6 +43,10 @@ pub(crate) const USER_INTEREST: EventFlags =
 /// pools stay in their lanes. Read once at start.
 const FLIP_VARIABLE: &str = "UNDERPASS_TEST_FLIP";
 
+/// Environment variable for tests only: with `UNDERPASS_TEST_STALL=ROUNDS` programs sometimes stop between their steps
+/// ([`underpass_sockmap::Config::stall_rounds`]).
+const STALL_VARIABLE: &str = "UNDERPASS_TEST_STALL";
+
 /// Environment variable for tests only: with `UNDERPASS_TEST_UNEXPLAINED=1` clients are kept from their lanes, and no reason is given: what
 /// looks for such transactions must find them.
 const UNEXPLAINED_VARIABLE: &str = "UNDERPASS_TEST_UNEXPLAINED";
@@ -97,6 +101,7 @@ impl Lanes {
             message_length_max: config.max_packet_size.min(MAX_MESSAGE_LEN),
             tap_ring_bytes: tap_ring_bytes(config),
             applications: config.underpass.same_host == SameHost::Both,
+            stall_rounds: number_of(STALL_VARIABLE),
             ..underpass_sockmap::Config::default()
         };
         let message_max = sizes.message_length_max;
@@ -149,7 +154,7 @@ impl Lanes {
                     given: AtomicU64::new(0),
                     fed: AtomicU64::new(0),
                     is_silent: std::env::var_os(UNEXPLAINED_VARIABLE).is_some(),
-                    flip: std::env::var(FLIP_VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(0),
+                    flip: number_of(FLIP_VARIABLE),
                     clients: Mutex::default(),
                     servers: Mutex::default(),
                     slots: Mutex::default(),
@@ -386,6 +391,11 @@ pub(crate) struct LanePool {
     pub pressure: Arc<Pressure>,
     /// Servers that are in a map. Without one, all requests of a client in a lane would come up again.
     pub servers: Arc<AtomicU32>,
+}
+
+/// The value of an environment variable for tests; 0 if there is none.
+fn number_of(variable: &str) -> u32 {
+    std::env::var(variable).ok().and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
 fn why_not(report: &Report) -> String {

@@ -16,6 +16,8 @@ mod memory;
 mod outside;
 #[path = "lanes/session.rs"]
 mod session;
+#[path = "lanes/stalled.rs"]
+mod stalled;
 
 const LANES: [(&str, &str); 3] = [("D", "off"), ("A", "server"), ("B", "both")];
 
@@ -23,7 +25,15 @@ fn each_lane(
     ini: impl Fn(Ini) -> Ini,
     test: impl Fn(&Postgres, &mut Underpass, &str) -> Result<()>,
 ) -> Result<()> {
-    for (lane, same_host) in LANES {
+    in_lanes(&LANES, ini, test)
+}
+
+fn in_lanes(
+    lanes: &[(&str, &str)],
+    ini: impl Fn(Ini) -> Ini,
+    test: impl Fn(&Postgres, &mut Underpass, &str) -> Result<()>,
+) -> Result<()> {
+    for (lane, same_host) in lanes {
         let server = Postgres::start()?;
         let base = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "4");
         let Some(ini) = ini(base).lanes(same_host, 1) else { return Ok(()) };

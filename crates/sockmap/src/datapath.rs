@@ -62,6 +62,8 @@ pub struct Config {
     pub applications: bool,
     /// Bytes that may wait in such a socket; beyond, responses go up.
     pub application_queue_bytes_max: u32,
+    /// Tests only: programs sometimes stop between their steps, for so many empty rounds of `bpf_loop` (about 2 ns each; at most 2^23). 0: never.
+    pub stall_rounds: u32,
 }
 
 impl Default for Config {
@@ -79,6 +81,7 @@ impl Default for Config {
             tap_ring_bytes: 0,
             applications: false,
             application_queue_bytes_max: 256 << 10,
+            stall_rounds: 0,
         }
     }
 }
@@ -314,6 +317,7 @@ impl Datapath {
         rodata.tap_wake_bytes = config.tap_ring_bytes / 4;
         rodata.apps_work = u32::from(config.applications);
         rodata.app_queue_bytes_max = config.application_queue_bytes_max;
+        rodata.stall_rounds = config.stall_rounds;
         let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
         let pools = config.pools_max.max(1);
         let sized = [

@@ -28,6 +28,16 @@ const TAPPED_BUDGET: [(&str, u32); 6] = [
     ("socket_look", 300),
 ];
 
+/// Likewise with the stops that tests can put between steps.
+const STALLED_BUDGET: [(&str, u32); 6] = [
+    ("request_skb", 320_000),
+    ("response_skb", 130_000),
+    ("response_msg", 100_000),
+    ("request_msg", 300_000),
+    ("backend_queue", 200),
+    ("socket_look", 300),
+];
+
 /// The same for lane B, with a tap.
 const APPLICATIONS_BUDGET: [(&str, u32); 6] = [
     ("request_skb", 320_000),
@@ -43,6 +53,9 @@ fn the_programs_load_within_their_budgets() {
     load(&Config::default(), BUDGET);
     load(&Config { tap_ring_bytes: 1 << 20, ..Config::default() }, TAPPED_BUDGET);
     load(&Config { tap_ring_bytes: 1 << 20, applications: true, ..Config::default() }, APPLICATIONS_BUDGET);
+    let stalled =
+        Config { tap_ring_bytes: 1 << 20, applications: true, stall_rounds: 1, ..Config::default() };
+    load(&stalled, STALLED_BUDGET);
 }
 
 fn load(config: &Config, budgets: [(&str, u32); 6]) {

@@ -264,11 +264,13 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 	new = LINK_LINKED | wanted | scan->syncs | (__u64)server_index << LINK_SERVER_SHIFT;
 	new |= old & LINK_PINNED;
 	new |= (old & ~((1ULL << LINK_GEN_SHIFT) - 1)) + (1ULL << LINK_GEN_SHIFT);
+	stall();
 	if (!__sync_bool_compare_and_swap(&c->link, old, new)) {
 		__sync_lock_test_and_set(&s->peer, 0);
 		push_idle(s);
 		return REASON_LINK_RACE;
 	}
+	stall();
 	count_counter(COUNTER_LINKS);
 	*server = s;
 	return REASON_NONE;
@@ -294,6 +296,7 @@ static __always_inline __u32 extend_link(struct client_slot *c, struct request_s
 		if (link_pending(old) + scan->syncs > PENDING_MAX)
 			return REASON_DEPTH;
 		new += scan->syncs;
+		stall();
 		if (old == new || __sync_bool_compare_and_swap(&c->link, old, new)) {
 			if (!(old & (LINK_PENDING_MASK | LINK_OPEN))) {
 				c->query_start_ns = c->active_ns;
@@ -436,6 +439,7 @@ int request_skb(struct __sk_buff *skb)
 	if (!(before & DIR_USER)) {
 		reason = forward_request(skb, c, index, tp);
 		if (!reason) {
+			stall();
 			/* Last: user space reads it as "the program is through with this chunk". */
 			*(volatile __u64 *)&c->req_fwd += skb->len;
 			*(volatile __u64 *)&c->decided_seq = c->next_seq;
@@ -448,6 +452,7 @@ int request_skb(struct __sk_buff *skb)
 		*(volatile __u64 *)&c->clear = CLEAR_KNOWN | link >> LINK_GEN_SHIFT;
 	else /* or an old one would fit when the generations have come round */
 		*(volatile __u64 *)&c->clear = 0;
+	stall();
 	*(volatile __u64 *)&c->req_passed += skb->len;
 	*(volatile __u64 *)&c->decided_seq = c->next_seq;
 	count_counter(COUNTER_PASSED_CLIENT);
@@ -675,6 +680,7 @@ int response_skb(struct __sk_buff *skb)
 		if (!reason) {
 			int verdict = bpf_sk_redirect_map(skb, &client_socks, client, 0);
 
+			stall();
 			/* Drops only bytes for a socket that is closed already. */
 			if (verdict != SK_PASS)
 				count(REASON_TARGET);
@@ -690,6 +696,7 @@ int response_skb(struct __sk_buff *skb)
 		}
 		server_up(s, index, reason);
 	}
+	stall();
 	*(volatile __u64 *)&s->passed += skb->len;
 	count_counter(COUNTER_PASSED_SERVER);
 	return SK_PASS;
@@ -926,6 +933,7 @@ int response_msg(struct sk_msg_md *msg)
 		verdict = redirect_direct(msg, client);
 	else
 		verdict = bpf_msg_redirect_map(msg, &client_socks, client, 0);
+	stall();
 	if (verdict != SK_PASS)
 		count(REASON_TARGET);
 	if (done.hold)
@@ -939,6 +947,7 @@ int response_msg(struct sk_msg_md *msg)
 		release_server(s);
 	}
 out:
+	stall();
 	*(volatile __u32 *)&s->runs_end += 1;
 	return verdict;
 unknown:

@@ -22,6 +22,13 @@ const volatile __u32 message_length_max = 1 << 30;
  */
 const volatile __u32 old_verifier = 0;
 
+/*
+ * For tests: at each stall() one pass in STALL_ONE_IN stops for so many empty rounds of bpf_loop(), so that what other processors may do in between is
+ * done. 0, as it is in service: the verifier takes the calls out.
+ */
+const volatile __u32 stall_rounds = 0;
+#define STALL_ONE_IN 16
+
 /* Lane B: applications' own sockets are in app_socks, perhaps. */
 const volatile __u32 apps_work = 0;
 /* Bytes and chunks that may wait in an application's socket; each chunk costs the kernel a structure of 712 bytes beside them. */
@@ -202,6 +209,26 @@ static __always_inline __u32 is_zero(__u32 n)
 {
 	barrier_var(n);
 	return (n - 1) >> 31;
+}
+
+static long stall_step(__u32 i, void *context)
+{
+	return 0;
+}
+
+/* Global, so that the verifier walks it once and not at each place. */
+__noinline int stall_sometimes(void)
+{
+	if (bpf_get_prandom_u32() % STALL_ONE_IN)
+		return 0;
+	return bpf_loop(stall_rounds, stall_step, NULL, 0);
+}
+
+/* Between two steps that others see one without the other. See stall_rounds. */
+static __always_inline void stall(void)
+{
+	if (stall_rounds)
+		stall_sometimes();
 }
 
 static __always_inline void count(__u32 index)
@@ -500,7 +527,9 @@ static __always_inline void push_idle(struct server_slot *s)
 
 	if (!p || ordinal >= POOL_ORDINALS_MAX)
 		return;
+	stall();
 	__sync_fetch_and_or(&p->idle[ordinal / 64], 1ULL << (ordinal % 64));
+	stall();
 	/* The fence of the atomic orders this read behind the push. User space raises waiters before it looks
 	 * for an idle server: one of the two sees the other. */
 	if ((*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags) &&

@@ -143,7 +143,9 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 		c->xacts += out->xacts;
 		c->xact_ns += over;
 		s->resp = scan->w;
+		stall();
 		if (__sync_bool_compare_and_swap(&c->link, old, new)) {
+			stall();
 			if (out->xacts && !out->released)
 				c->xact_start_ns = now;
 			return;
