@@ -4,6 +4,10 @@
 //! A log is less than a capture: parameters are text, the protocol's messages are not known, nor rows, nor bytes.
 //! It needs `log_statement = all` or `log_min_duration_statement = 0`; durations come from the latter, or from
 //! `log_duration`. Sessions have [`Source::Import`], so that reports say so.
+//!
+//! A session begins where a line about its connection says so (`log_connections`); else by the column `session_start_time`, in
+//! whole seconds. One that is older than the logs was joined in its middle when they begin, as one that a recorder joins:
+//! before that, nobody knows what it did.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -45,6 +49,7 @@ mod column {
     pub(super) const CONNECTION_FROM: usize = 4;
     pub(super) const SESSION_ID: usize = 5;
     pub(super) const COMMAND_TAG: usize = 7;
+    pub(super) const SESSION_START_TIME: usize = 8;
     pub(super) const ERROR_SEVERITY: usize = 11;
     pub(super) const SQL_STATE_CODE: usize = 12;
     pub(super) const MESSAGE: usize = 13;
@@ -57,6 +62,9 @@ mod column {
 
 /// Parameters of one Bind: their count is 16 bits.
 const PARAMETERS_MAX: usize = 65_535;
+
+/// The unit of `session_start_time`, which has no fraction.
+const SECOND_NS: u64 = 1_000_000_000;
 
 /// What META of an imported trace says.
 pub fn meta() -> Meta {
@@ -80,7 +88,8 @@ pub struct Import {
     /// When connections were authorized that have not said anything yet.
     connected: BTreeMap<String, u64>,
     next: u64,
-    clock: bool,
+    /// Times of the first line, and of the last.
+    first_ns: Option<u64>,
     last_ns: u64,
     summary: Summary,
 }
@@ -121,7 +130,7 @@ impl Default for Import {
             sessions: BTreeMap::new(),
             connected: BTreeMap::new(),
             next: 1,
-            clock: false,
+            first_ns: None,
             last_ns: 0,
             summary: Summary::default(),
         }
@@ -172,7 +181,8 @@ impl Import {
         let (now, assumed) = time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
         self.summary.zones_taken_for_utc += u64::from(assumed);
         self.last_ns = self.last_ns.max(now);
-        if !std::mem::replace(&mut self.clock, true) {
+        if self.first_ns.is_none() {
+            self.first_ns = Some(now);
             writer.write(&Record::Clock(Clock { monotonic_ns: now, realtime_ns: now as i64 }))?;
         }
         let key = get(column::SESSION_ID);
@@ -189,6 +199,8 @@ impl Import {
                 None => Ok(()),
             };
         }
+        let (duration_ns, rest) = duration(message);
+        let start_ns = now.saturating_sub(duration_ns.unwrap_or(0));
         // The name of the application is known later than the connection: a session is told with its first statement.
         if !self.sessions.contains_key(key) {
             if message.starts_with("connection ") {
@@ -196,8 +208,7 @@ impl Import {
                 self.connected.entry(key.to_owned()).or_insert(now);
                 return Ok(());
             }
-            let began = self.connected.remove(key).unwrap_or(now);
-            let session = self.start(line, began, writer)?;
+            let session = self.start(line, start_ns, writer)?;
             self.sessions.insert(key.to_owned(), session);
         }
         let Some(session) = self.sessions.get_mut(key) else { return Ok(()) };
@@ -218,10 +229,8 @@ impl Import {
             }
             return session.end(now, outcome, writer);
         }
-        let (duration_ns, rest) = duration(message);
         match (logged(rest), duration_ns) {
             (Some(statement), duration_ns) => {
-                let start_ns = now.saturating_sub(duration_ns.unwrap_or(0));
                 session.begin(&statement, get(column::DETAIL), start_ns, &mut self.summary, writer)?;
                 if duration_ns.is_some() {
                     session.complete(now, get(column::COMMAND_TAG), writer)?;
@@ -234,8 +243,19 @@ impl Import {
         Ok(())
     }
 
-    fn start(&mut self, line: &StringRecord, now: u64, writer: &mut Writer) -> Result<Session, Fault> {
+    /// Begins the session of a line, which does not begin later than what the line tells of.
+    fn start(&mut self, line: &StringRecord, line_ns: u64, writer: &mut Writer) -> Result<Session, Fault> {
         let get = |at: usize| line.get(at).unwrap_or("");
+        let logs_ns = self.first_ns.unwrap_or(line_ns);
+        let (began_ns, midstream) = match self.connected.remove(get(column::SESSION_ID)) {
+            Some(connected_ns) => (connected_ns, false),
+            None => {
+                let start_ns =
+                    time(get(column::SESSION_START_TIME)).map_or(line_ns, |(start_ns, _)| start_ns);
+                (start_ns.max(logs_ns), start_ns < logs_ns - logs_ns % SECOND_NS)
+            }
+        };
+        let began_ns = began_ns.min(line_ns);
         let name = |at: usize| {
             Some(get(at)).filter(|name| !name.is_empty()).map(|name| Cow::Borrowed(name.as_bytes()))
         };
@@ -245,13 +265,13 @@ impl Import {
         let from = get(column::CONNECTION_FROM);
         writer.write(&Record::SessionStart(SessionStart {
             session: id,
-            time_ns: now,
-            ready_ns: Some(now),
+            time_ns: began_ns,
+            ready_ns: (!midstream).then_some(began_ns),
             source: Source::Import,
             transport: if from.starts_with("[local]") { Transport::Unix } else { Transport::Unknown },
             peer: from.parse().ok(),
             backend_pid: get(column::PROCESS_ID).parse().ok(),
-            midstream: false,
+            midstream,
             protocol_version: 0,
             database: name(column::DATABASE_NAME),
             user: name(column::USER_NAME),
@@ -295,17 +315,14 @@ fn is_cut_time(line: &StringRecord) -> bool {
     line.len() == 1 && line.iter().all(|column| column.bytes().all(of_time))
 }
 
-/// `+02`, `-03:30`, as zones without an abbreviation are written.
+/// `+02`, `-0330`, `+05:45`: abbreviations of zones that have no letters.
 fn numeric_offset(zone: &str) -> Option<jiff::tz::Offset> {
-    let sign = match zone.as_bytes().first()? {
-        b'+' => 1,
-        b'-' => -1,
-        _ => return None,
-    };
-    let (hours, minutes) = zone[1..].split_once(':').unwrap_or((&zone[1..], "0"));
-    let seconds =
-        hours.parse::<i32>().ok()?.checked_mul(3600)? + minutes.parse::<i32>().ok()?.checked_mul(60)?;
-    jiff::tz::Offset::from_seconds(sign * seconds).ok()
+    static PARSER: jiff::fmt::temporal::DateTimeParser = jiff::fmt::temporal::DateTimeParser::new();
+    // Letters it would look up as names of zones, which abbreviations are not.
+    if !zone.starts_with(['+', '-']) {
+        return None;
+    }
+    PARSER.parse_time_zone(zone).ok()?.to_fixed_offset().ok()
 }
 
 /// `duration: 0.123 ms  statement: ...` as nanoseconds and what follows.

@@ -52,7 +52,11 @@ pub fn export(reader: &mut Reader, out: &mut dyn Write) -> Result<Summary, Error
                 out.write_all(b"\n")?;
                 summary.records += 1;
             }
-            Ok(None) => return Ok(summary),
+            Ok(None) => {
+                // What a buffer still holds may find the disk full, and its drop would not tell.
+                out.flush()?;
+                return Ok(summary);
+            }
             Err(underpass_trace::Error::Record { .. }) => summary.malformed += 1,
             Err(error) => return Err(error.into()),
         }

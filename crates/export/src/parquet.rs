@@ -34,6 +34,8 @@ use crate::{Error, Utc, shown, text_of, value};
 const BATCH_ROWS: usize = 8_192;
 /// Bytes of text in such a batch, at most: one statement may have megabytes.
 const BATCH_BYTES: usize = 32 << 20;
+/// Bytes of a row group, about: the library keeps them in memory until the group is whole, up to a million rows.
+const ROW_GROUP_BYTES: usize = 64 << 20;
 /// Rows of a file. Parts of a day stay of a size that many workers can share.
 const FILE_ROWS: u64 = 5_000_000;
 /// Hours whose files are open at a time: a statement that began before the hour ended later.
@@ -223,6 +225,7 @@ impl<R: Rows> Table<R> {
         let failed = |source| Error::Parquet { path: path.clone(), source };
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).map_err(failed)?))
+            .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
             .build();
         let writer = ArrowWriter::try_new(file, R::schema(), Some(properties)).map_err(failed)?;
         Ok(Self { path, writer, rows: R::new(), written: 0 })
@@ -291,7 +294,6 @@ struct StatementRows {
     database: StringBuilder,
     user: StringBuilder,
     application_name: StringBuilder,
-    text_bytes: usize,
 }
 
 impl StatementRows {
@@ -308,10 +310,8 @@ impl StatementRows {
         });
         self.name.append_value(shown(&statement.name));
         self.text.append_option(statement.text.as_deref().map(shown));
-        self.text_bytes += statement.text.as_deref().map_or(0, <[u8]>::len);
         let parameters = &statement.parameters;
         for (at, parameter) in parameters.values.iter().enumerate() {
-            self.text_bytes += parameter.as_ref().map_or(0, Vec::len);
             let type_oid = parameters.types.get(at).copied().unwrap_or(0);
             let text = parameter.as_ref().map(|bytes| {
                 text_of(bytes, parameters.format(at), type_oid).unwrap_or_else(|| value::hex(bytes))
@@ -366,7 +366,6 @@ impl Rows for StatementRows {
             database: StringBuilder::new(),
             user: StringBuilder::new(),
             application_name: StringBuilder::new(),
-            text_bytes: 0,
         }
     }
 
@@ -397,11 +396,20 @@ impl Rows for StatementRows {
 
     fn size(&self) -> (usize, usize) {
         use arrow_array::builder::ArrayBuilder as _;
-        (self.session.len(), self.text_bytes)
+        let texts = [
+            &self.name,
+            &self.text,
+            self.parameters.values_ref(),
+            &self.tag,
+            &self.error,
+            &self.database,
+            &self.user,
+            &self.application_name,
+        ];
+        (self.session.len(), texts.iter().map(|text| text.values_slice().len()).sum())
     }
 
     fn take(&mut self) -> Vec<ArrayRef> {
-        self.text_bytes = 0;
         vec![
             Arc::new(self.session.finish()),
             Arc::new(self.request.finish()),
@@ -513,7 +521,7 @@ impl Rows for SessionRows {
 
     fn size(&self) -> (usize, usize) {
         use arrow_array::builder::ArrayBuilder as _;
-        (self.session.len(), 0)
+        (self.session.len(), self.texts.iter().map(|text| text.values_slice().len()).sum())
     }
 
     fn take(&mut self) -> Vec<ArrayRef> {
@@ -588,5 +596,82 @@ impl Rows for LossRows {
             Arc::new(self.len.finish()),
             Arc::new(self.reason.finish()),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statement(text: String, outcome: Outcome<'static>) -> Statement {
+        Statement {
+            session: SessionId(1),
+            request: 0,
+            kind: Request::Simple,
+            text: Some(text.into_bytes().into()),
+            name: Arc::default(),
+            parameters: Arc::default(),
+            max_rows: 0,
+            time_ns: 0,
+            first_ns: 0,
+            end_ns: 0,
+            rows: 0,
+            bytes: 0,
+            answers: 1,
+            outcome,
+            redaction: Redaction::None,
+        }
+    }
+
+    /// Letters that no compression makes much shorter.
+    fn noise(len: usize) -> String {
+        const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let letter = |_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            char::from(LETTERS[(state >> 58) as usize])
+        };
+        (0..len).map(letter).collect()
+    }
+
+    #[test]
+    fn long_texts_are_written_before_a_million_of_them_are_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = Table::<StatementRows>::create(folder.path().join("part.parquet")).unwrap();
+        let noise = noise(4 << 20);
+        let mut most = 0;
+        for number in 0..48 {
+            // Each begins elsewhere, so that no two are equal.
+            let text = [&noise[number..], &noise[..number]].concat();
+            table.rows.push(&statement(text, Outcome::Empty), None, Utc::default());
+            table.flush_if_full().unwrap();
+            most = most.max(table.writer.memory_size());
+        }
+        assert!(most <= ROW_GROUP_BYTES + BATCH_BYTES, "{most} bytes in memory");
+        table.flush().unwrap();
+        let groups = table.writer.flushed_row_groups();
+        let rows: i64 = groups.iter().map(|group| group.num_rows()).sum();
+        assert!(groups.len() >= 2, "{} groups", groups.len());
+        assert_eq!(rows + table.writer.in_progress_rows() as i64, 48);
+        table.close(&mut Summary::default()).unwrap();
+    }
+
+    #[test]
+    fn every_long_text_of_a_row_fills_its_batch() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = Table::<StatementRows>::create(folder.path().join("part.parquet")).unwrap();
+        let message = vec![b'x'; BATCH_BYTES / 2];
+        for rows in [0, 2] {
+            let failed = underpass_trace::ErrorOutcome {
+                sqlstate: *b"P0001",
+                fatal: false,
+                message: message.clone().into(),
+            };
+            table.rows.push(&statement("do $$ $$".to_owned(), Outcome::Error(failed)), None, Utc::default());
+            table.flush_if_full().unwrap();
+            assert_eq!(table.writer.in_progress_rows(), rows);
+        }
     }
 }

@@ -15,7 +15,7 @@ const COMMAND: &str = "a line that the shell would take for its own command";
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Safe {
     pub(crate) text: String,
-    /// psql would send it as several statements.
+    /// It holds several statements.
     pub(crate) several: bool,
 }
 
@@ -70,9 +70,14 @@ impl Scan<'_> {
 }
 
 /// The text for psql, or why there is none.
+///
+/// psql sends what is before a semicolon by itself; but the statements of one Query are one transaction, unless they end
+/// it themselves (manual, "Multiple Statements in a Simple Query"). Between them, `\;` keeps them in one Query.
 pub(crate) fn psql(text: &str) -> Result<Safe, &'static str> {
     let mut scan = Scan::new(text);
-    let (mut parens, mut begins, mut ended, mut several) = (0_u32, 0_u32, false, false);
+    let (mut parens, mut begins, mut begun) = (0_u32, 0_u32, false);
+    // Where psql would end a statement, in what is written; and those ends that another statement came after.
+    let (mut ends, mut between) = (Vec::new(), Vec::new());
     // First letters of the words that make psql look for BEGIN and END, by place.
     let (mut places, mut words) = ([0_u8; 4], 0);
     let mut after_literal = false;
@@ -95,7 +100,10 @@ pub(crate) fn psql(text: &str) -> Result<Safe, &'static str> {
             scan.copy_to(end);
             continue;
         }
-        several |= ended;
+        if byte != b';' {
+            between.append(&mut ends);
+            begun = true;
+        }
         let in_parts = std::mem::take(&mut after_literal);
         match byte {
             b'\\' => return Err(BACKSLASH),
@@ -178,7 +186,13 @@ pub(crate) fn psql(text: &str) -> Result<Safe, &'static str> {
                 match byte {
                     b'(' => parens += 1,
                     b')' => parens = parens.saturating_sub(1),
-                    b';' if parens == 0 && begins == 0 => (ended, places, words) = (true, [0; 4], 0),
+                    b';' if parens == 0 && begins == 0 => {
+                        (places, words) = ([0; 4], 0);
+                        // One before the first statement is between no two.
+                        if begun {
+                            ends.push(scan.out.len());
+                        }
+                    }
                     _ => {}
                 }
                 scan.copy_to(scan.at + 1);
@@ -189,7 +203,19 @@ pub(crate) fn psql(text: &str) -> Result<Safe, &'static str> {
     if parens > 0 || begins > 0 {
         return Err(OPEN);
     }
-    Ok(Safe { text: scan.out, several })
+    Ok(Safe { several: !between.is_empty(), text: with_backslashes(&scan.out, &between) })
+}
+
+/// The text with a backslash before each of these places.
+fn with_backslashes(text: &str, places: &[usize]) -> String {
+    let mut out = String::with_capacity(text.len() + places.len());
+    let mut from = 0;
+    for &place in places {
+        out.push_str(&text[from..place]);
+        out.push('\\');
+        from = place;
+    }
+    out + &text[from..]
 }
 
 impl Scan<'_> {
@@ -496,11 +522,32 @@ mod tests {
     }
 
     #[test]
-    fn several_statements_are_told() {
-        let several = |text: &str| psql(text).unwrap().several;
-        assert!(several("select 1; drop table t"));
-        assert!(!several("select 1; -- ; that is all"));
-        assert!(!several("create rule r as on insert to t do (select 1; select 2)"));
+    fn statements_of_one_query_stay_in_it() {
+        let several = |text: &str, written: &str| {
+            let safe = psql(text).unwrap();
+            assert_eq!((safe.text.as_str(), safe.several), (written, true), "{text}");
+        };
+        several("select 1; drop table t", "select 1\\; drop table t");
+        several("begin;insert into t values (';');commit;", "begin\\;insert into t values (';')\\;commit;");
+        several("a /* ; */ ; /* ; */ -- ;\n; b; -- ;", "a /* ; */ \\; /* ; */ -- ;\n\\; b; -- ;");
+        several("do $$ begin; end $$; \"a;b\"; E'\\';'", "do $$ begin; end $$\\; \"a;b\"\\; E'\\';'");
+        several("; a;; b", "; a\\;\\; b");
+        // The literal before it is written longer than it was.
+        several("select '\\', ';'; select 2", "select E'\\\\', ';'\\; select 2");
+        several(
+            "create function f() returns int begin atomic select 1; select 2; end; begin; select f()",
+            "create function f() returns int begin atomic select 1; select 2; end\\; begin\\; select f()",
+        );
+        for text in [
+            "select 1; -- ; that is all",
+            "select 1;; ;",
+            "; select 1",
+            "create rule r as on insert to t do (select 1; select 2)",
+            "create procedure p() begin atomic select case 1 when 1 then 2 end; select 2; end",
+        ] {
+            same(text);
+            assert!(!psql(text).unwrap().several, "{text}");
+        }
     }
 
     #[test]

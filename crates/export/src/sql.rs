@@ -2,11 +2,12 @@
 //! SQL scripts for psql, and for the shell of MariaDB and MySQL: one file a session, because the statements of two sessions in one connection would share a
 //! transaction.
 //!
-//! A statement with parameters becomes PREPARE and EXECUTE. What a script cannot say is left out with a comment that
-//! says why: binary parameters of a type that the client did not name, texts that are not known, FunctionCall,
-//! COPY data that is not in the trace or beyond 16 MiB, a COPY that failed, what the shell would take for a command of its own. Where a statement that is left out failed in a transaction,
-//! another fails in its place, so that a script commits nothing that was rolled back. Pipelines and portals are gone: `underpass replay`
-//! keeps them.
+//! A statement with parameters becomes PREPARE and EXECUTE; several in one Query stay in one, with `\;` between them. What a script
+//! cannot say is left out with a comment that says why: binary parameters of a type that the client did not name, parameters
+//! of what PREPARE does not take, texts that are not known, FunctionCall, COPY data that is not in the trace or beyond 16 MiB,
+//! a COPY that failed, what the shell would take for a command of its own. Where a statement that is left out failed in a
+//! transaction, another fails in its place, so that a script commits nothing that was rolled back. Pipelines and portals are
+//! gone: `underpass replay` keeps them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -294,6 +295,9 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
         // On a line of its own: the text may end in a comment.
         return Ok(format!("{text}\n;\n"));
     }
+    if !is_preparable(&shape) {
+        return Err("a statement with parameters that PREPARE does not take".into());
+    }
     let mut values = Vec::new();
     for (at, value) in parameters.values.iter().enumerate() {
         let type_oid = parameters.types.get(at).copied().unwrap_or(0);
@@ -322,6 +326,17 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     ))
 }
 
+/// What may follow `PREPARE ... AS` (manual, PREPARE): first words of queries and of changes to rows.
+const PREPARABLE: &[&[u8]] =
+    &[b"select", b"insert", b"update", b"delete", b"merge", b"values", b"with", b"table"];
+
+/// Whether SQL's PREPARE takes a statement without literals and comments. Parse takes more: CALL, EXPLAIN, DECLARE.
+fn is_preparable(shape: &[u8]) -> bool {
+    let shape = shape.trim_ascii();
+    let word = shape.split(|&byte| !is_in_name(byte)).next().unwrap_or_default();
+    shape.starts_with(b"(") || PREPARABLE.iter().any(|verb| word.eq_ignore_ascii_case(verb))
+}
+
 /// Whether a statement without literals and comments is `COPY ... FROM STDIN`.
 fn copies_in(shape: &[u8]) -> bool {
     let Some((verb, rest)) = shape.trim_ascii().split_at_checked(b"copy".len()) else { return false };
@@ -330,9 +345,12 @@ fn copies_in(shape: &[u8]) -> bool {
     if !verb.eq_ignore_ascii_case(b"copy") || !is_table {
         return false;
     }
-    let is_in_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80;
     let words: Vec<&[u8]> = rest.split(|&byte| !is_in_name(byte)).filter(|word| !word.is_empty()).collect();
     words.windows(2).any(|two| two[0].eq_ignore_ascii_case(b"from") && two[1].eq_ignore_ascii_case(b"stdin"))
+}
+
+fn is_in_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
 fn copy_script(text: &str, copy: &Copy) -> Result<String, String> {

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use arrow_array::RecordBatch;
@@ -247,6 +248,31 @@ fn json_lines_have_every_record() {
     assert_eq!(of("type", "CopyData").len(), 2);
 }
 
+/// Keeps what it is given, until a flush finds no room for it.
+struct Full;
+
+impl io::Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+}
+
+#[test]
+fn json_lines_that_have_no_room_are_an_error() {
+    let site = Site::new();
+    let export = |out: &mut dyn io::Write| json_lines::export(&mut site.reader(), out);
+    let is_full =
+        |result| matches!(result, Err(Error::Write(error)) if error.kind() == io::ErrorKind::StorageFull);
+    assert!(is_full(export(&mut Full)));
+    // The buffer takes all of it.
+    let device = File::options().write(true).open("/dev/full").unwrap();
+    assert!(is_full(export(&mut io::BufWriter::with_capacity(1 << 20, device))));
+}
+
 #[test]
 fn scripts_say_what_sql_can() {
     let site = Site::new();
@@ -270,6 +296,53 @@ fn scripts_say_what_sql_can() {
     assert_eq!(names.len(), 1, "{second}");
     assert!(second.contains("-- left out: parameter $1 is binary, of a type that the client did not name\n"));
     assert!(second.contains("copy t from stdin\n;\n1\tone\n2\ttwo\n\\.\n"), "{second}");
+}
+
+/// psql would send each of several statements by itself, and what PREPARE does not take would be an error of its own.
+#[test]
+fn a_query_is_one_query_and_a_statement_is_one_statement() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    let mut r = Recorder { writer, offsets: [0; 4] };
+    r.start(1, 1_000);
+    let failed = ErrorOutcome { sqlstate: *b"22012", fatal: false, message: b"division by zero"[..].into() };
+    r.query(1, 2_000, "insert into t values (1); insert into t values (1 / 0); -- ;", Outcome::Error(failed));
+    r.query(1, 3_000, "insert into t values (';'); -- ; one", complete("INSERT 0 1"));
+    let refused =
+        ["call p($1)", "/* select */ explain select $1", "-- select\ndeclare c cursor for select $1"];
+    let prepared = [
+        "/* call */ Select $1",
+        "with a as (select $1) table a",
+        "(select $1)",
+        "VALUES($1)",
+        "insert into t values ($1)",
+        "update t set a = $1",
+        "delete from t where a = $1",
+        "merge into t using s on a = $1 when matched then delete",
+    ];
+    let texts = refused.iter().chain(&prepared).enumerate();
+    for (at, text) in texts {
+        r.execute(1, 4_000 + at as u64 * 5_000, text, &[], &[], &[Some(b"1")]);
+    }
+    // Without parameters, there is nothing to prepare.
+    r.execute(1, 90_000, "call p()", &[], &[], &[]);
+    r.writer.finish().unwrap();
+    let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
+    let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
+    assert!(
+        script.contains("\ninsert into t values (1)\\; insert into t values (1 / 0); -- \n;\n"),
+        "{script}"
+    );
+    assert!(script.contains("\ninsert into t values (';'); -- ; one\n;\n"), "{script}");
+    let left_out = "-- left out: a statement with parameters that PREPARE does not take\n";
+    assert_eq!(script.matches(left_out).count(), refused.len(), "{script}");
+    assert!(refused.iter().all(|text| !script.contains(text)), "{script}");
+    for text in prepared {
+        assert!(script.contains(&format!(" (unknown) AS {text}\n;\n")), "{text}\n{script}");
+    }
+    assert!(script.contains("\ncall p()\n;\n"), "{script}");
+    assert_eq!((summary.statements, summary.left_out), (3 + prepared.len() as u64, refused.len() as u64));
 }
 
 /// Each of these would make psql do something else than the client did.
@@ -603,8 +676,64 @@ fn time_zones_are_offsets_or_told() {
     let utc = 1_767_261_600; // 2026-01-01 10:00:00
     assert_eq!(import(" GMT"), (utc, 0));
     assert_eq!(import(" +02"), (utc - 2 * 3_600, 0));
+    assert_eq!(import(" -03"), (utc + 3 * 3_600, 0));
     assert_eq!(import(" -03:30"), (utc + 12_600, 0));
+    // Kathmandu, the Chatham Islands, the Marquesas: their abbreviations have no letters.
+    assert_eq!(import(" +0545"), (utc - 20_700, 0));
+    assert_eq!(import(" +05:45"), (utc - 20_700, 0));
+    assert_eq!(import(" +1245"), (utc - 45_900, 0));
+    assert_eq!(import(" -0930"), (utc + 34_200, 0));
+    assert_eq!(import(" -00"), (utc, 0));
+    for unknown in [" +", " +5:4", " +054", " +0560", " -99"] {
+        assert_eq!(import(unknown), (utc, 11), "{unknown}");
+    }
     assert_eq!(import(" CET"), (utc, 11), "each line is counted once");
+}
+
+/// `log_connections` is off where nobody switched it on; and a session may be older than the first of the logs.
+#[test]
+fn sessions_without_lines_about_their_connection_have_their_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let starts = |name: &str, log: &str| {
+        let directory = folder.path().join(name);
+        let mut writer = Writer::create(&directory, &csv_log::meta(), Options::default()).unwrap();
+        import_all(&[log.as_bytes()], &mut writer).unwrap();
+        writer.finish().unwrap();
+        let mut reader = Reader::open(&directory).unwrap();
+        let (mut starts, mut first_ns) = (Vec::new(), u64::MAX);
+        while let Some(record) = reader.next().unwrap() {
+            match record {
+                Record::SessionStart(start) => {
+                    assert_eq!(start.ready_ns, (!start.midstream).then_some(start.time_ns));
+                    starts.push((start.time_ns / 1_000_000, start.midstream));
+                }
+                Record::Frontend(message) => first_ns = first_ns.min(message.time_ns),
+                _ => {}
+            }
+        }
+        assert!(starts.iter().all(|start| start.0 <= first_ns / 1_000_000), "before its first statement");
+        starts
+    };
+    let ten_oclock_ms = 1_767_261_600_000; // 2026-01-01 10:00:00
+    let server = LOG.lines().last().unwrap();
+    let (connection, statements): (Vec<&str>, Vec<&str>) =
+        LOG.split_inclusive('\n').partition(|line| line.contains("\"connection "));
+    let statements = statements.concat();
+    assert_eq!(connection.len(), 2);
+    assert_eq!(starts("lines", LOG), [(ten_oclock_ms + 10, false)]);
+    // The server's own lines are older.
+    let since = |time: &str| format!("{}\n{statements}", server.replace("10:00:06.000", time));
+    assert_eq!(starts("column", &since("09:59:00.000")), [(ten_oclock_ms, false)]);
+    assert_eq!(
+        starts("same", &since("10:00:00.300")),
+        [(ten_oclock_ms + 300, false)],
+        "the column has no fraction"
+    );
+    // What began before the logs must not make them days long: replay would wait for as long.
+    let old = since("09:59:00.000").replace("2026-01-01 10:00:00 UTC", "2025-12-30 10:00:00 UTC");
+    assert_eq!(starts("old", &old), [(ten_oclock_ms - 60_000, true)]);
+    // The first line tells of a statement that began before it.
+    assert_eq!(starts("first", &statements), [(ten_oclock_ms + 749, true)]);
 }
 
 #[test]
