@@ -17,7 +17,9 @@ summary=docs/ci-full.md
 code=(. ':!docs' ':!bench/results' ':!*.md')
 # Crates that are in the program, but that the pooler, the leak checker and the fixtures do not use; checked by other_crates().
 others=(bench capture charts export replay report stats)
-pooler=("${code[@]}" "${others[@]/#/:!crates/}" ':!bench' ':!fuzz' ':!etc' ':!packaging' ':!scripts/ci-full.sh')
+# The files of those commands of the program that are for these crates alone.
+commands=(export.rs replay.rs report.rs trace.rs)
+pooler=("${code[@]}" "${others[@]/#/:!crates/}" "${commands[@]/#/:!crates/cli/src/}" ':!bench' ':!fuzz' ':!etc' ':!packaging' ':!scripts/ci-full.sh')
 target=${CARGO_TARGET_DIR:-target}
 
 other_crates() {
@@ -154,7 +156,7 @@ write_summary() {
         echo
         echo "Written by \`make ci-full\`; \`scripts/ci-full.sh --list\` shows the parts. Revision $(revision_of all), Linux $(uname -r)," \
             "$(nproc) processors, $(rustc --version | cut -d ' ' -f 1-2). A part of the pooler alone has the revision that last changed anything that the pooler," \
-            "the leak checker and the fixtures are built from; crates ${others[*]} are not among it."
+            "the leak checker and the fixtures are built from; crates ${others[*]} and their commands are not among it."
         echo
         echo "| part | what | revision | result | count | skipped, and why | time | finished (UTC) |"
         echo "|---|---|---|---|---|---|---|---|"

@@ -126,7 +126,7 @@ pub enum Event<'a> {
         time_ns: u64,
         /// The backend.
         pid: u32,
-        /// The text; cut at 61,440 bytes.
+        /// The text, whole: one of 61,200 bytes or more is not told.
         text: &'a [u8],
     },
 }

@@ -99,17 +99,46 @@ pub struct Summary {
     pub notes: Vec<String>,
     /// The fullest a ring was, 0.0 to 1.0.
     pub fill_max: f64,
+    /// The trace ended before it was told to, and why.
+    pub ended_early: Option<String>,
+    /// Connections that are not in the trace, though nobody left them out: they use what is not supported, or encryption that could
+    /// not be probed.
+    pub unrecorded: u64,
+    /// The server runs where it is not recorded: it was started again in another network namespace.
+    pub lost_server: bool,
 }
 
 impl Summary {
     /// Whether nothing is missing, and all accounts add up.
     pub fn lossless(&self) -> bool {
-        let whole = |a: &Accounts| a.missing() == 0 && a.unheard.events == 0 && a.add_up();
-        self.accounts.iter().all(|(_, _, accounts)| whole(accounts))
-            && self.totals.lost_bytes == 0
-            && self.totals.wrong == 0
-            && self.totals.not_understood == 0
-            && self.writer.dropped_records == 0
+        self.shortcomings().is_empty()
+    }
+
+    /// What the trace lacks, a phrase for each kind.
+    pub fn shortcomings(&self) -> Vec<String> {
+        let totals = &self.totals;
+        let sum = |what: fn(&Accounts) -> u64| self.accounts.iter().map(|(_, _, a)| what(a)).sum::<u64>();
+        let counted = [
+            (sum(Accounts::missing), "bytes that the programs saw and could not hand over"),
+            (sum(|a| a.unheard.events), "beginnings or ends of connections that were not handed over"),
+            (sum(|a| u64::from(!a.add_up())), "accounts of the programs that do not add up"),
+            (totals.wrong, "sessions whose accounts do not add up"),
+            (totals.not_understood, "connections that were not understood"),
+            (self.unrecorded, "connections that could not be recorded"),
+            (self.writer.dropped_records, "records not written"),
+        ];
+        let holes = (totals.lost_bytes > 0)
+            .then(|| format!("{} bytes in {} losses", totals.lost_bytes, totals.losses));
+        let counted = counted.into_iter().filter(|&(count, _)| count > 0);
+        let early = self.ended_early.as_ref().map(|_| "what came after its early end".to_owned());
+        let elsewhere =
+            self.lost_server.then(|| "what the server did in another network namespace".to_owned());
+        holes
+            .into_iter()
+            .chain(counted.map(|(count, what)| format!("{count} {what}")))
+            .chain(early)
+            .chain(elsewhere)
+            .collect()
     }
 }
 
@@ -129,6 +158,8 @@ struct Run<'a> {
     told: usize,
     /// The server as it is now: it may have been started again.
     server: Server,
+    /// It has ended, and a note says so.
+    end_noted: bool,
 }
 
 /// Captures until `stop`, the duration, or a limit of the trace. `ready` is told when the first byte would be seen; `progress`,
@@ -177,6 +208,7 @@ pub fn run(
         local_seen: false,
         told: 0,
         server: options.server.clone(),
+        end_noted: false,
         options,
         kernel,
     };
@@ -300,7 +332,11 @@ impl Run<'_> {
                 let recorder = &mut self.recorder;
                 self.kernel.drain(|ring, event| {
                     seen |= matches!(event, Event::Packet { ends, .. } if ends.remote.port() == ours.port());
-                    recorder.event(ring, event, &mut |_: Record<'_>| {});
+                    // There is no trace yet. A session must not begin before it: its start would be in none, and nothing of it
+                    // could be played. What speaks now is joined when it speaks again.
+                    if !matches!(event, Event::Packet { .. } | Event::Call { .. } | Event::Activity { .. }) {
+                        recorder.event(ring, event, &mut |_: Record<'_>| {});
+                    }
                 });
                 thread::sleep(POLL);
             }
@@ -423,13 +459,21 @@ impl Run<'_> {
             return;
         }
         let old = &self.options.server;
-        let same = |server: &Server| server.data_directory == old.data_directory && server.netns == old.netns;
-        let Some(server) = servers().into_iter().find(same) else { return };
+        let same = |server: &Server| server.data_directory == old.data_directory;
+        let found: Vec<Server> = servers().into_iter().filter(same).collect();
+        let Some(server) = found.iter().find(|server| server.netns == old.netns).cloned() else {
+            let is_its_data = |server: &&Server| {
+                server.system_identifier.is_some() && server.system_identifier == old.system_identifier
+            };
+            return self.server_gone(found.iter().find(is_its_data).map(|server| server.pid));
+        };
         self.recorder.set_lookup(lookup(&server));
         let after = self.started.elapsed().as_secs_f64();
         self.summary
             .notes
             .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
+        self.summary.lost_server = false;
+        self.end_noted = false;
         let pid = server.pid;
         self.server = server;
         let probed = self.kernel.probes_attached();
@@ -438,6 +482,26 @@ impl Run<'_> {
         let result = if probed { self.attach_probes() } else { self.kernel.set_server(pid) };
         if let Err(error) = result {
             self.summary.notes.push(format!("its functions are not probed any more: {error}"));
+        }
+    }
+
+    /// Nobody serves its data where the packets are watched; `elsewhere`: who does in another network namespace, as when a container is
+    /// started again. Each is said once.
+    fn server_gone(&mut self, elsewhere: Option<u32>) {
+        let after = self.started.elapsed().as_secs_f64();
+        match elsewhere {
+            None if !self.end_noted => {
+                self.end_noted = true;
+                self.summary.notes.push(format!("the server ended, seen after {after:.1} s"));
+            }
+            Some(pid) if !self.summary.lost_server => {
+                self.summary.lost_server = true;
+                self.summary.notes.push(format!(
+                    "the server runs in another network namespace, seen after {after:.1} s (pid {pid}), and is not recorded any more: record \
+                     it anew"
+                ));
+            }
+            _ => {}
         }
     }
 
@@ -505,8 +569,13 @@ impl Run<'_> {
                 "{unheard} beginnings or ends of connections were lost: what their sessions lack at the end is not known"
             ));
         }
+        self.summary.unrecorded = self.summary.totals.refused;
         let encrypted = self.summary.totals.encrypted;
         if encrypted > 0 && !probed {
+            // Without probes on purpose they are left out, and the trace's filters say so.
+            if self.options.probes != Probes::Never {
+                self.summary.unrecorded += encrypted;
+            }
             self.summary.notes.push(format!(
                 "{encrypted} connections are not recorded, because they turned to TLS or GSSAPI"
             ));
@@ -534,6 +603,7 @@ impl Run<'_> {
         }
         if let Some(why) = self.stopped {
             self.summary.notes.push(format!("the trace ended early: {why}"));
+            self.summary.ended_early = Some(why);
         }
         self.summary
     }

@@ -8,11 +8,14 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use common::{Capture, Setup, skipped};
 use underpass_capture::Probes;
-use underpass_testkit::{AuthMethod, Authority, Batch, Client, Options, Postgres, Tls};
+use underpass_testkit::{AuthMethod, Authority, Batch, Client, Netns, Options, Postgres, Tls};
 use underpass_trace::{Level, Source, Transport};
 
 /// Sends each batch, waits for its answers, and returns all bytes that were sent after the login.
@@ -277,7 +280,7 @@ fn a_running_session_is_joined_with_its_names_and_the_texts_of_its_statements() 
     for _ in 0..20 {
         let answer = old.exchange(&using).expect("an answer");
         assert_eq!(answer[0].value(), Some("42"));
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
     }
     let trace = capture.end();
     let starts = trace.starts();
@@ -324,8 +327,17 @@ fn a_server_that_is_started_again_is_followed() {
     let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
     client.query("select 1").expect("an answer");
     postgres.restart().expect("a restart");
+    // It is there before the recorder knows of the new postmaster.
+    let mut early = Client::connect(&postgres.superuser()).expect("connect");
+    early.query("select 'too early'").expect("an answer");
     // Longer than the recorder takes to notice.
-    std::thread::sleep(Duration::from_secs(3));
+    thread::sleep(Duration::from_secs(3));
+    // The first of them ends a call that began when nobody wanted it.
+    let late = Batch::new().query("select 'early'");
+    for _ in 0..2 {
+        early.exchange(&late).expect("an answer");
+    }
+    drop(early);
     for (name, options) in
         [("tcp again", postgres.options("postgres", "postgres")), ("unix again", postgres.superuser())]
     {
@@ -342,7 +354,108 @@ fn a_server_that_is_started_again_is_followed() {
         let session = trace.session(name);
         assert_eq!(trace.outcomes(session), [("SELECT 1".to_owned(), 1)]);
     }
+    let has_early = |sent: Vec<u8>| sent.windows(late.as_bytes().len()).any(|part| part == late.as_bytes());
+    let sessions: Vec<_> = trace.starts().iter().map(|start| start.session).collect();
+    let told = sessions.into_iter().filter(|&session| has_early(trace.sent(session))).count();
+    assert_eq!(told, 1, "a session that began before the recorder knew");
     trace.assert_lossless();
+}
+
+#[test]
+fn a_server_that_ends_is_told_and_one_that_goes_elsewhere_is_missing() {
+    if skipped() {
+        return;
+    }
+    let mut postgres = Postgres::start().expect("a server");
+    let elsewhere = Netns::new().expect("a network namespace");
+    let capture = Capture::start(&postgres, &Setup::default());
+    postgres.stop().expect("an end");
+    thread::sleep(Duration::from_secs(3));
+    let trace = capture.end();
+    let notes = &trace.summary.notes;
+    assert!(notes.iter().any(|note| note.starts_with("the server ended, seen after")), "{notes:?}");
+    trace.assert_lossless();
+
+    postgres.start_again().expect("a start");
+    let capture = Capture::start(&postgres, &Setup::default());
+    postgres.stop().expect("an end");
+    elsewhere.run(|| postgres.start_again()).expect("a thread inside").expect("a start");
+    thread::sleep(Duration::from_secs(3));
+    let trace = capture.end();
+    let notes = &trace.summary.notes;
+    let told = notes.iter().filter(|note| note.contains("runs in another network namespace")).count();
+    assert_eq!(told, 1, "{notes:?}");
+    assert_eq!(trace.summary.shortcomings(), ["what the server did in another network namespace"]);
+}
+
+/// While the recorder tries whether its sources work, nothing is written yet.
+#[test]
+fn sessions_that_speak_while_the_capture_begins_are_joined_behind_it() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let over = Arc::new(AtomicBool::new(false));
+    let busy: Vec<_> = (0..4)
+        .map(|n| {
+            let mut client = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+            let over = Arc::clone(&over);
+            thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    client.query(&format!("select 'client {n}'")).expect("an answer");
+                    thread::sleep(Duration::from_millis(1));
+                }
+            })
+        })
+        .collect();
+    let capture = Capture::start(&postgres, &Setup::default());
+    thread::sleep(Duration::from_millis(500));
+    over.store(true, Ordering::Relaxed);
+    for client in busy {
+        client.join().expect("a client");
+    }
+    let trace = capture.end();
+    let mut seen: Vec<String> = trace
+        .starts()
+        .iter()
+        .map(|start| String::from_utf8_lossy(&trace.frontends(start.session)[0].message[5..]).into_owned())
+        .collect();
+    seen.sort();
+    let expected: Vec<String> = (0..4).map(|n| format!("select 'client {n}'\0")).collect();
+    assert_eq!(seen, expected);
+    trace.assert_lossless();
+}
+
+/// The program measures a text in steps and gives up at the last one. What it had till then is not the statement.
+#[test]
+fn a_text_that_is_too_long_to_be_told_is_not_told_in_part() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let mut old = Client::connect(&postgres.options("postgres", "postgres")).expect("connect");
+    let text_of = |len: usize| {
+        let mut text = "select $1::int /*".to_owned();
+        text.push_str(&"x".repeat(len - text.len() - 2));
+        text.push_str("*/");
+        text
+    };
+    // The longest that is told, the shortest that is not, and one of more steps than there are.
+    let lengths = [61_199, 61_200, 90_000];
+    for len in lengths {
+        old.exchange(&Batch::new().parse(&format!("s{len}"), &text_of(len)).sync()).expect("prepared");
+    }
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Auto, ..Setup::default() });
+    for _ in 0..20 {
+        for len in lengths {
+            let using = Batch::new().bind("", &format!("s{len}"), &[Some("1")]).execute("", 0).sync();
+            old.exchange(&using).expect("an answer");
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let trace = capture.end();
+    let fills: Vec<(&[u8], usize)> = trace.fills().iter().map(|f| (&*f.name, f.query.len())).collect();
+    assert_eq!(fills, [(&b"s61199"[..], 61_199)]);
 }
 
 #[test]
@@ -360,7 +473,7 @@ fn probes_come_when_a_session_needs_them() {
     let mut first = Client::connect(&options).expect("connect");
     for _ in 0..30 {
         first.query("select 1").expect("an answer");
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
     }
     let sent = work(&options.parameter("application_name", "second"), &[(Batch::new().query("select 2"), 1)]);
     drop(first);

@@ -90,6 +90,47 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
     }
 }
 
+/// Answers of which only the tails are taken: when such an event is lost, what it left out is a part of the hole.
+#[test]
+fn losses_are_the_holes_of_a_summary_too() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup { ring_bytes: 1, ..Setup::default() });
+    let mut clients: Vec<Client> = (0..8)
+        .map(|_| Client::connect(&postgres.options("postgres", "postgres")).expect("connect"))
+        .collect();
+    let batch = Batch::new().query("select repeat('y', 1000) from generate_series(1, 20000)");
+    for _ in 0..5 {
+        for client in &mut clients {
+            client.send(&batch).expect("send");
+        }
+        for client in &mut clients {
+            client.response().expect("the server answers");
+        }
+    }
+    drop(clients);
+    let trace = capture.end();
+    let mut missing = 0;
+    let mut again = 0;
+    for (_, direction, accounts) in &trace.summary.accounts {
+        assert!(accounts.add_up(), "{accounts:?}");
+        if *direction == Direction::Backend {
+            missing += accounts.missing();
+            again += accounts.again.bytes;
+        }
+    }
+    let told: u64 = trace
+        .losses()
+        .iter()
+        .filter(|l| l.direction == Direction::Backend && l.reason != LossReason::Resync)
+        .map(|l| l.len)
+        .sum();
+    assert!(missing > 0, "the ring was large enough");
+    assert!(told <= missing && missing - told <= again, "told {told}, counted {missing}, again {again}");
+}
+
 #[test]
 fn many_sessions_at_full_load_are_complete() {
     if skipped() {

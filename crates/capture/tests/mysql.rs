@@ -549,5 +549,7 @@ fn sessions_with_compression_or_without_probes_are_named() {
     assert_eq!(trace.starts().len(), 1, "{:?}", trace.starts());
     assert_eq!(trace.summary.totals.refused, 1);
     assert!(trace.summary.notes.iter().any(|note| note.contains("compressed")), "{:?}", trace.summary.notes);
+    // TLS is left out on purpose (--probes never).
+    assert_eq!(trace.summary.shortcomings(), ["1 connections that could not be recorded"]);
     assert!(!trace.losses().iter().any(|loss| loss.reason == LossReason::Protocol));
 }

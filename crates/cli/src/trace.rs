@@ -370,14 +370,8 @@ fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
     for note in &summary.notes {
         let _ = writeln!(text, "note          {note}");
     }
-    let verdict = if summary.lossless() {
-        "nothing is missing".to_owned()
-    } else {
-        format!(
-            "{} bytes in {} losses, {} sessions whose accounts do not add up, {} records not written",
-            totals.lost_bytes, totals.losses, totals.wrong, summary.writer.dropped_records
-        )
-    };
+    let lacks = summary.shortcomings();
+    let verdict = if lacks.is_empty() { "nothing is missing".to_owned() } else { lacks.join(", ") };
     let _ = writeln!(text, "losses        {verdict}");
     text
 }
@@ -392,6 +386,14 @@ mod tests {
         assert!(report(&summary, None).contains("nothing is missing"));
         summary.totals.lost_bytes = 5;
         summary.totals.losses = 1;
-        assert!(report(&summary, None).contains("5 bytes in 1 losses"));
+        assert!(report(&summary, None).contains("5 bytes in 1 losses\n"));
+        summary.totals.lost_bytes = 0;
+        summary.unrecorded = 2;
+        summary.ended_early = Some("the limit of its size is reached".into());
+        let told = report(&summary, None);
+        assert!(
+            told.contains("2 connections that could not be recorded, what came after its early end"),
+            "{told}"
+        );
     }
 }

@@ -11,8 +11,8 @@
 #include "capture.bpf.h"
 
 enum session_kind {
-	SESSION_NEW = 0,
-	SESSION_FOREIGN = 1, /* not of the wanted server, or not understood */
+	SESSION_NEW = 0, /* or of a process that is no child of the wanted server, yet: it may have been started again just now */
+	SESSION_FOREIGN = 1, /* not wanted, or not understood */
 	SESSION_UNIX = 2,
 	SESSION_TCP = 3,       /* left to the packets, unless it is encrypted */
 	SESSION_ENCRYPTED = 4,
@@ -123,8 +123,15 @@ __noinline int record_counted(const struct event_head *head, __u64 from)
 		return 0;
 	account = counters_of(1, head->direction);
 	result = record_call(head, from);
-	if (account)
-		count(result == 0 ? &account->recorded : result == -1 ? &account->lost : &account->fault, head->len);
+	if (!account)
+		return 0;
+	/* Without the event nobody knows that bytes before it were left out: they are a part of its hole. */
+	if (result) {
+		count(result == -1 ? &account->lost : &account->fault, head->skipped + head->len);
+	} else {
+		count(&account->recorded, head->len);
+		__sync_fetch_and_add(&account->filtered.bytes, head->skipped);
+	}
 	return 0;
 }
 
@@ -180,14 +187,13 @@ static __always_inline void call(struct session *session, __u32 direction, __u64
 			if (n > response_tail_bytes) {
 				__u32 skip = n - response_tail_bytes;
 
-				__sync_fetch_and_add(&account->filtered.bytes, skip);
 				head.skipped = skip;
 				head.offset += skip;
 				from += skip;
 				left -= skip;
 			}
 			if (left == 0) {
-				__sync_fetch_and_add(&account->filtered.events, 1);
+				count(&account->filtered, head.skipped);
 				return;
 			}
 		}

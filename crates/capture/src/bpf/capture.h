@@ -19,8 +19,10 @@
 #define PACKET_EVENTS_MAX 9u
 /* Events of one call of secure_write (from PostgreSQL 17 on) or vio_write, which may be of any size. */
 #define CALL_EVENTS_MAX 32u
-/* Bytes of a statement's text that an activity event holds. */
-#define ACTIVITY_BYTES_MAX 61440u
+/* A statement's text is measured in so many steps of so many bytes; one that is not shorter than all of them is not told. */
+#define ACTIVITY_STEPS 240u
+#define ACTIVITY_STEP_BYTES 255u
+#define ACTIVITY_BYTES_MAX (ACTIVITY_STEPS * ACTIVITY_STEP_BYTES)
 /* Rings; a connection's events are all in one of them, so that they keep their order. */
 #define RINGS_MAX 64u
 

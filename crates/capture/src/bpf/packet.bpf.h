@@ -335,10 +335,8 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 			__sync_fetch_and_and(&connection->decided, ~CONNECTION_TURNING);
 		}
 	}
-	if (skip > 0)
-		__sync_fetch_and_add(&account->filtered.bytes, skip);
 	if (skip == payload) {
-		__sync_fetch_and_add(&account->filtered.events, 1);
+		count(&account->filtered, skip);
 		return PASS;
 	}
 
@@ -350,10 +348,13 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 		__u32 piece = payload > EVENT_BYTES_MAX ? EVENT_BYTES_MAX : payload;
 
 		head.len = piece;
-		if (record_packet(skb, &head, from))
-			count(&account->lost, piece);
-		else
+		/* Without the event nobody knows that bytes before it were left out: they are a part of its hole. */
+		if (record_packet(skb, &head, from)) {
+			count(&account->lost, head.skipped + piece);
+		} else {
 			count(&account->recorded, piece);
+			__sync_fetch_and_add(&account->filtered.bytes, head.skipped);
+		}
 		payload -= piece;
 		if (payload == 0)
 			break;

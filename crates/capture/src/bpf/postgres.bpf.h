@@ -55,9 +55,10 @@ static __always_inline void decide(struct session *session, struct task_struct__
 	struct control *settings = controls();
 	__u16 family = 0, local_port = 0;
 
-	session->kind = SESSION_FOREIGN;
+	/* A session may begin before the recorder knows that its server was started again: it is asked anew with each call. */
 	if (!settings || settings->postmaster == 0 || BPF_CORE_READ(task, real_parent, tgid) != (int)settings->postmaster)
 		return;
+	session->kind = SESSION_FOREIGN;
 	session->start = BPF_CORE_READ(task, start_boottime);
 	if (read_address(port + PORT_LADDR, &session->family, session->local, &local_port))
 		return;
@@ -174,7 +175,8 @@ int process_exit(struct bpf_raw_tracepoint_args *ctx)
 
 /*
  * pgstat_report_activity(state, text): the text of what the backend begins, also of a statement that was prepared before the
- * capture. Attached only while such statements are known. The text is measured first, in steps of 256 bytes.
+ * capture. Attached only while such statements are known. The text is measured first, in steps that
+ * end with a NUL. One that is longer than all steps is not told: a part of it would be taken for the statement.
  */
 SEC("uprobe")
 int activity(struct pt_regs *ctx)
@@ -183,14 +185,14 @@ int activity(struct pt_regs *ctx)
 	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
 	struct control *settings = controls();
 	__u64 text = PT_REGS_PARM2(ctx);
-	char step[256];
+	char step[ACTIVITY_STEP_BYTES + 1];
 	__u32 len = 0;
 	long n;
 
 	if (text == 0 || !settings || BPF_CORE_READ(task, real_parent, tgid) != (int)settings->postmaster)
 		return 0;
 	hit(HIT_ACTIVITY);
-	for (__u32 i = 0; i < ACTIVITY_BYTES_MAX / 256; i++) {
+	for (__u32 i = 0; i < ACTIVITY_STEPS; i++) {
 		n = bpf_probe_read_user_str(step, sizeof(step), (void *)(text + len));
 		if (n < 0)
 			return 0;
@@ -199,6 +201,8 @@ int activity(struct pt_regs *ctx)
 		if (n < (long)sizeof(step))
 			break;
 	}
+	if (len >= ACTIVITY_BYTES_MAX)
+		return 0;
 	head.ts_ns = bpf_ktime_get_ns();
 	head.cookie = BPF_CORE_READ(task, start_boottime);
 	head.pid = bpf_get_current_pid_tgid() >> 32;
