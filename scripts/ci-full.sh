@@ -34,9 +34,11 @@ other_crates() {
 revision_of() {
     local about=("${code[@]}") revision suite
     case $1 in
+        # No program of ours is in it.
+        compat-pgbouncer) about=(tests/compat tests/lib) ;;
         test-lanes | compat* | regress* | soak*) about=("${pooler[@]}") ;;
         # Formats and state machines, which none of these is under either.
-        fuzz) about+=("${others[@]/#/:!crates/}" ':!scripts/ci-full.sh') ;;
+        fuzz) about+=("${others[@]/#/:!crates/}" "${commands[@]/#/:!crates/cli/src/}" ':!scripts/ci-full.sh') ;;
         lint) ;;
         *) about+=(':!scripts/ci-full.sh') ;;
     esac
