@@ -483,7 +483,7 @@ async fn extensions(
     Ok(())
 }
 
-/// Clears OIDs of types that the database does not have.
+/// Clears OIDs of types that the database does not have, or of which it makes something that no parameter is.
 async fn types_exist(
     plan: &mut Plan,
     target: &Target,
@@ -498,7 +498,11 @@ async fn types_exist(
             continue;
         }
         if known.is_none() {
-            let rows = connection.query("select oid from pg_type where oid >= 16384").await?;
+            // Not the rows of tables, of which there are most, and no parameter is one: here they may have the number of an enum there.
+            let query = "select t.oid from pg_type t left join pg_type e on e.oid = t.typelem \
+                left join pg_class c on c.oid in (t.typrelid, e.typrelid) \
+                where t.oid >= 16384 and coalesce(c.relkind, 'c') = 'c'";
+            let rows = connection.query(query).await?;
             known = Some(
                 rows.into_iter()
                     .flatten()
