@@ -6,7 +6,7 @@
 
 use foldhash::HashMap;
 use underpass_sql::{Class, Summary, fingerprint, hash_fingerprint, normalize};
-use underpass_trace::Protocol;
+use underpass_trace::{Protocol, fold, strip_literals};
 
 /// A text, classified.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Statement {
     pub sample: String,
     /// What it does. A text that cannot be parsed may do anything.
     pub summary: Summary,
+    /// How often the server asks for data: COPY FROM STDIN.
+    pub copies_in: u32,
 }
 
 /// Classifies texts and remembers the answers.
@@ -95,12 +97,34 @@ fn classify(text: &str) -> Statement {
         notifies: false,
     });
     let fingerprint = fingerprint(text).unwrap_or_else(|_| hash_fingerprint(text.as_bytes()));
+    let shape = shape(text);
     Statement {
         fingerprint: format!("{fingerprint:016x}"),
         label: shorten(&normalize(text).unwrap_or_else(|_| text.to_owned())),
         sample: sample(text),
         summary,
+        copies_in: statements(&shape).filter(|words| copies_in(words)).count() as u32,
     }
+}
+
+/// A text of PostgreSQL in lower case, without its literals and comments.
+fn shape(text: &str) -> String {
+    String::from_utf8_lossy(&fold(&strip_literals(text.as_bytes(), Protocol::Postgres))).into_owned()
+}
+
+/// The words of each statement of a text without literals.
+fn statements(shape: &str) -> impl Iterator<Item = Vec<&str>> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    shape
+        .split(';')
+        .map(move |one| one.split(|c| !is_word(c)).filter(|word| !word.is_empty()).collect())
+        .filter(|words: &Vec<&str>| !words.is_empty())
+}
+
+/// Whether it is COPY FROM STDIN. To the grammar STDOUT is the same there.
+fn copies_in(words: &[&str]) -> bool {
+    words[0] == "copy"
+        && words.windows(2).any(|pair| pair[0] == "from" && ["stdin", "stdout"].contains(&pair[1]))
 }
 
 fn classify_mysql(text: &[u8]) -> Statement {
@@ -110,6 +134,8 @@ fn classify_mysql(text: &[u8]) -> Statement {
         label: shorten(&shape),
         sample: sample(&String::from_utf8_lossy(text)),
         summary,
+        // Local files are asked for by another protocol.
+        copies_in: 0,
     }
 }
 
@@ -149,6 +175,21 @@ mod tests {
             assert!(!classifier.get(index).fingerprint.is_empty());
             // It is asked for on the target, where it would be another text.
             assert_eq!(classifier.get(index).sample.is_empty(), std::str::from_utf8(text).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_copied_in_is_counted() {
+        for (text, count) in [
+            ("copy t from stdin", 1),
+            ("/* load */ COPY \"T\" (a, b)\nFROM STDIN WITH (format csv)", 1),
+            ("begin; copy t from stdin; copy u from stdin; commit", 2),
+            ("copy t from '/tmp/stdin'", 0),
+            ("copy t from program 'cat'", 0),
+            ("copy t to stdout", 0),
+            ("select 'copy t from stdin', $$; copy t from stdin$$", 0),
+        ] {
+            assert_eq!(classify(text).copies_in, count, "{text}");
         }
     }
 

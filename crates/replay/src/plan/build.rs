@@ -8,7 +8,7 @@ use std::path::Path;
 use foldhash::{HashMap, HashSet};
 use underpass_trace::{
     Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, ServerIdentity,
-    SessionEnd, SessionId, SessionStart, WithheldReason, statements::LocalFiles,
+    SessionEnd, SessionId, SessionStart, Withheld, WithheldReason, statements::LocalFiles,
 };
 use underpass_wire::backend::TransactionStatus;
 use underpass_wire::frontend::{self, Message, build};
@@ -122,6 +122,10 @@ pub(super) struct Open {
     flushed: bool,
     /// Data of the COPY that follows belongs to a statement that was left out.
     drop_copy: bool,
+    /// How often the server will ask for data that the client has not ended yet.
+    copies: u32,
+    /// Data of a COPY follows whose beginning is missing.
+    stray_copy: bool,
     /// It began with Query.
     pub(super) simple: bool,
     pub(super) parses: Vec<u32>,
@@ -206,6 +210,15 @@ impl<'o> Builder<'o> {
                     && script.next_offset.is_some_and(|next| next <= withheld.offset)
                 {
                     script.commands.changed_user = true;
+                }
+            }
+            Record::Withheld(withheld)
+                if self.protocol == Protocol::Postgres
+                    && withheld.direction == Direction::Frontend
+                    && withheld.reason == WithheldReason::Masking =>
+            {
+                if let Some(script) = self.sessions.get_mut(&withheld.session) {
+                    script.masked_data(withheld);
                 }
             }
             Record::SessionEnd(end) => self.end(end),
@@ -441,13 +454,36 @@ impl Script {
         (rows == response.rows).then(|| hash.value())
     }
 
-    /// Gives up a unit whose end is missing.
+    /// Gives up a unit whose end is missing, or the data that the server would wait for.
     fn cut(&mut self, reason: Reason) {
-        if !self.open.complete {
+        let Some(unit) = self.session.units.last_mut() else { return };
+        // Where nothing is missing, the server answers without data when it refuses them.
+        let awaits = self.open.copies > 0 && (reason == Reason::Lost || unit.ready_ns().is_none());
+        if !self.open.complete || awaits {
             self.open.complete = true;
-            if let Some(unit) = self.session.units.last_mut() {
-                unit.omitted.get_or_insert(reason);
+            self.open.copies = 0;
+            unit.omitted.get_or_insert(reason);
+        }
+    }
+
+    /// Follows the stream to what is here; whether something is missing before it.
+    fn follow(&mut self, offset: u64, len: u64) -> bool {
+        let gap = self.next_offset.is_some_and(|next| next != offset);
+        self.next_offset = Some(offset + len);
+        if gap {
+            self.cut(Reason::Lost);
+        }
+        gap
+    }
+
+    /// Data of a COPY was withheld.
+    fn masked_data(&mut self, withheld: &Withheld) {
+        let gap = self.follow(withheld.offset, withheld.len);
+        match self.session.units.last_mut() {
+            Some(unit) if !gap && !self.open.stray_copy => {
+                unit.omitted.get_or_insert(Reason::Masked);
             }
+            _ => self.open.stray_copy = true,
         }
     }
 
@@ -501,22 +537,21 @@ impl Script {
     ) -> Result<(), Error> {
         let bytes = &*message.message;
         let (Some(&kind), Some(body)) = (bytes.first(), bytes.get(5..)) else { return Ok(()) };
-        let gap = self.next_offset.is_some_and(|next| next != message.offset);
-        self.next_offset = Some(message.offset + message.wire_len);
-        if gap {
-            self.cut(Reason::Lost);
-        }
+        let gap = self.follow(message.offset, message.wire_len);
         // Logins are not in the script: they are done anew.
         if matches!(kind, tag::TERMINATE | tag::PASSWORD) {
             return Ok(());
         }
         let copy_data = matches!(kind, tag::COPY_DATA | tag::COPY_DONE | tag::COPY_FAIL);
         if self.open.complete {
-            match (copy_data, self.session.units.is_empty() || gap) {
+            if !copy_data {
+                self.begin(message, when);
+            } else if gap || self.open.stray_copy || self.session.units.is_empty() {
+                self.open.stray_copy = true;
+                return Ok(());
+            } else {
                 // A Sync that came before the data was ignored by the server (manual, "COPY Operations").
-                (true, false) => self.open.complete = false,
-                (true, true) => return Ok(()),
-                (false, _) => self.begin(message, when),
+                self.open.complete = false;
             }
         }
         let at = self.session.units.len() - 1;
@@ -530,6 +565,7 @@ impl Script {
         match Message::decode(kind, body) {
             Ok(Message::Query(query)) => {
                 let index = classifier.classify(query.query);
+                self.open.copies = classifier.get(index).copies_in;
                 if execute(unit, &mut self.open, index, classifier, options) {
                     replaced = begin_instead(query.query);
                     if replaced.is_none() {
@@ -574,7 +610,7 @@ impl Script {
                     self.open.drop_copy = true;
                     self.dropped.insert(message.offset);
                 }
-                Some(_) => {}
+                Some(&index) => self.open.copies += classifier.get(index).copies_in,
                 // A cursor that SQL declared, or a statement whose text is not known.
                 None => unit.may_write = true,
             },
@@ -600,6 +636,12 @@ impl Script {
         }
         if keep {
             self.append(kind, replaced.as_deref().unwrap_or(bytes), copy_data, messages)?;
+        }
+        match kind {
+            tag::COPY_DONE => self.open.copies = self.open.copies.saturating_sub(1),
+            // What follows in the Query is not executed.
+            tag::COPY_FAIL => self.open.copies = 0,
+            _ => {}
         }
         self.open.complete = match kind {
             tag::QUERY | tag::SYNC | tag::FUNCTION_CALL => true,

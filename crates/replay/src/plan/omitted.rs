@@ -17,6 +17,8 @@ pub enum Reason {
     MidstreamTransaction,
     /// Messages of it are missing in the trace.
     Lost,
+    /// The trace is masked, and data of it were withheld for that.
+    Masked,
     /// It uses a statement or portal that was made before recording, and its text is not known.
     UnknownStatement,
     /// A password in it was overwritten when it was recorded.
@@ -47,6 +49,7 @@ impl Reason {
                 "in a transaction that was under way when recording joined the session"
             }
             Self::Lost => "bytes of them are missing in the trace",
+            Self::Masked => "their data are not in the trace, because it is masked",
             Self::UnknownStatement => {
                 "they use a statement prepared before recording, whose text is not known"
             }

@@ -61,6 +61,19 @@ impl Trace {
         self.records.push(Record::Ready(Ready { session, time_ns, request, offset: 0, status }));
     }
 
+    fn complete(&mut self, session: u64, time_ns: u64, request: u64, tag: &str) {
+        self.records.push(Record::Response(Response {
+            session: SessionId(session),
+            request,
+            offset: 0,
+            len: 0,
+            first_ns: time_ns,
+            last_ns: time_ns,
+            rows: 0,
+            outcome: Outcome::Complete { tag: tag.as_bytes().to_vec().into() },
+        }));
+    }
+
     /// A query and its answer.
     fn query(&mut self, session: u64, sent_ns: u64, ready_ns: u64, sql: &str, status: TransactionStatus) {
         let request = self.send(session, sent_ns, |out| build::query(out, sql.as_bytes()));
@@ -222,19 +235,6 @@ fn what_is_lost_is_not_half_played() {
     assert_eq!(plan.omitted.units[&Reason::Lost], 1);
     // Nobody saw the lost one's answer, so the next does not run ahead of it.
     assert_eq!(plan.sessions[0].units[2].after, 2);
-}
-
-#[test]
-fn a_session_joined_in_a_transaction_begins_after_it() {
-    let mut trace = Trace::default();
-    trace.start(1, 0, true);
-    trace.ready(1, 1, u64::MAX, T);
-    trace.query(1, 2, 3, "update t set a = 1", T);
-    trace.query(1, 4, 5, "commit", I);
-    trace.query(1, 6, 7, "select 1", I);
-    let plan = trace.plan(&Options::default());
-    let cut = Some(Reason::MidstreamTransaction);
-    assert_eq!(omitted(&plan), [cut, cut, None]);
 }
 
 #[test]
@@ -499,31 +499,6 @@ fn read_only_drops_the_execution_and_keeps_the_transaction() {
     assert!(sent(&plan, 0, 1).concat().ends_with(b"S\0\0\0\x04"));
 }
 
-#[test]
-fn time_cuts_whole_transactions_and_keeps_what_was_prepared() {
-    let mut trace = Trace::default();
-    trace.start(1, 0, false);
-    let sync = trace.send(1, 1, |out| {
-        build::parse(out, b"s", b"select 1", []);
-        build::sync(out);
-    });
-    trace.ready(1, 2, sync, I);
-    trace.query(1, 3, 4, "begin", T);
-    trace.query(1, 50, 51, "insert into t values (1)", T);
-    trace.query(1, 52, 53, "commit", I);
-    trace.query(1, 54, 55, "select 1", I);
-    trace.query(1, 99, 100, "select 2", I);
-    let filter = Filter {
-        from: Some(std::time::Duration::from_nanos(40)),
-        to: Some(std::time::Duration::from_nanos(90)),
-        ..Filter::default()
-    };
-    let plan = trace.plan(&Options { filter, ..Options::default() });
-    let out = Some(Reason::Filter);
-    assert_eq!(omitted(&plan), [out, out, out, out, None, out]);
-    assert_eq!(plan.sessions[0].prepared.len(), 1);
-}
-
 /// docs/replay.md says what a statement takes.
 #[test]
 fn a_unit_is_small_from_plan_to_outcome() {
@@ -590,3 +565,5 @@ fn prepared_statements_of_mysql_that_were_asked_for_before_the_first_answer_keep
     let numbers: Vec<_> = plan.sessions[0].prepares.clone().into_iter().collect();
     assert_eq!(numbers, [(0, 1), (2, 3), (6, 4)]);
 }
+
+mod missing;

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is not in the trace, and what must not be played for that.
+
+use underpass_trace::{ErrorOutcome, Withheld, WithheldReason};
+
+use super::*;
+
+/// A client's message, or several.
+type Build = fn(&mut Vec<u8>);
+
+impl Trace {
+    /// Bytes that should be here.
+    fn lose(&mut self, session: u64, time_ns: u64, len: u64) {
+        let offset = self.pass(session, len);
+        let (session, direction) = (Some(SessionId(session)), Direction::Frontend);
+        let reason = LossReason::RingFull;
+        self.records.push(Record::Loss(Loss { session, time_ns, direction, offset, len, reason }));
+    }
+
+    /// Data that masking left out.
+    fn withhold(&mut self, session: u64, time_ns: u64, len: u64) {
+        let offset = self.pass(session, len);
+        let (session, direction) = (SessionId(session), Direction::Frontend);
+        let reason = WithheldReason::Masking;
+        self.records.push(Record::Withheld(Withheld { session, time_ns, direction, offset, len, reason }));
+    }
+
+    fn pass(&mut self, session: u64, len: u64) -> u64 {
+        let next = self.offsets.entry(session).or_default();
+        let offset = *next;
+        *next += len;
+        offset
+    }
+}
+
+fn copy(out: &mut Vec<u8>) {
+    build::query(out, b"begin; /* all */ COPY t(a) FROM STDIN");
+}
+
+fn copy_extended(out: &mut Vec<u8>) {
+    build::parse(out, b"", b"copy t from stdin", []);
+    build::bind(out, b"", b"", [], [], []);
+    build::execute(out, b"", 0);
+    build::sync(out);
+}
+
+fn done(out: &mut Vec<u8>) {
+    build::copy_done(out);
+}
+
+fn done_extended(out: &mut Vec<u8>) {
+    build::copy_done(out);
+    build::sync(out);
+}
+
+/// It would wait for them for ever.
+#[test]
+fn a_copy_without_its_data_is_not_played() {
+    let protocols: [(Build, Build); 2] = [(copy, done), (copy_extended, done_extended)];
+    for (copy, done) in protocols {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.send(1, 1, copy);
+        trace.lose(1, 2, 100);
+        let last = trace.send(1, 3, done);
+        trace.ready(1, 4, last, I);
+        trace.query(1, 5, 6, "select 1", I);
+        let plan = trace.plan(&Options::default());
+        assert_eq!(omitted(&plan)[0], Some(Reason::Lost));
+        assert_eq!(omitted(&plan).last(), Some(&None));
+
+        // Also if nothing of it is left, not even its end.
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.send(1, 1, copy);
+        trace.lose(1, 2, 100);
+        trace.query(1, 5, 6, "select 1", I);
+        assert_eq!(omitted(&trace.plan(&Options::default())), [Some(Reason::Lost), None]);
+
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.send(1, 1, copy);
+        trace.withhold(1, 2, 100);
+        trace.withhold(1, 2, 100);
+        let last = trace.send(1, 3, done);
+        trace.ready(1, 4, last, I);
+        trace.query(1, 5, 6, "select 1", I);
+        let plan = trace.plan(&Options::default());
+        assert_eq!(format!("{:?}", omitted(&plan)), "[Some(Masked), None]");
+
+        for ends in [true, false] {
+            let mut trace = Trace::default();
+            trace.start(1, 0, false);
+            trace.query(1, 1, 2, "select 1", I);
+            trace.send(1, 3, copy);
+            if ends {
+                trace.end(1, 5);
+            }
+            assert_eq!(omitted(&trace.plan(&Options::default())), [None, Some(Reason::Incomplete)]);
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_the_server_refused_needs_no_data() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    let request = trace.send(1, 1, copy);
+    let error = ErrorOutcome { sqlstate: *b"42P01", fatal: false, message: b""[..].into() };
+    trace.complete(1, 2, request, "");
+    if let Some(Record::Response(response)) = trace.records.last_mut() {
+        response.outcome = Outcome::Error(error);
+    }
+    trace.ready(1, 2, request, I);
+    trace.query(1, 3, 4, "select 1", I);
+    trace.end(1, 5);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [None, None]);
+}
+
+/// Nor do they keep that unit open, so that the next query would become a part of it.
+#[test]
+fn data_of_a_copy_that_was_lost_belong_to_no_other_unit() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    let sync = trace.send(1, 1, |out| {
+        build::parse(out, b"", b"select 1", []);
+        build::sync(out);
+    });
+    trace.ready(1, 2, sync, I);
+    trace.lose(1, 3, 100);
+    trace.send(1, 4, |out| {
+        build::copy_data(out, b"1\n");
+        build::copy_data(out, b"2\n");
+        build::copy_done(out);
+    });
+    trace.query(1, 5, 6, "select 2", I);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [None, None]);
+    assert_eq!(sent(&plan, 0, 0).len(), 1);
+}
