@@ -21,6 +21,35 @@ pub struct Statement {
     pub summary: Summary,
     /// How often the server asks for data: COPY FROM STDIN.
     pub copies_in: u32,
+    /// What it does first to a transaction block.
+    pub block: Option<Block>,
+}
+
+/// What a statement does to a transaction block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// BEGIN, START TRANSACTION.
+    Begins,
+    /// COMMIT, ROLLBACK, PREPARE TRANSACTION, and other words for them.
+    Ends,
+}
+
+impl Block {
+    /// By the words of a statement.
+    fn of(words: &[&str]) -> Option<Self> {
+        match words {
+            // BEGIN NOT ATOMIC is a compound statement of MariaDB.
+            ["begin", "not", ..] => None,
+            ["begin", ..] | ["start", "transaction", ..] => Some(Self::Begins),
+            // ROLLBACK TO SAVEPOINT; COMMIT PREPARED stands outside of blocks.
+            ["commit" | "rollback" | "abort" | "end", rest @ ..] => {
+                let ends = !rest.contains(&"to") && rest.first() != Some(&"prepared");
+                ends.then_some(Self::Ends)
+            }
+            ["prepare", "transaction", ..] => Some(Self::Ends),
+            _ => None,
+        }
+    }
 }
 
 /// Classifies texts and remembers the answers.
@@ -104,6 +133,7 @@ fn classify(text: &str) -> Statement {
         sample: sample(text),
         summary,
         copies_in: statements(&shape).filter(|words| copies_in(words)).count() as u32,
+        block: statements(&shape).find_map(|words| Block::of(&words)),
     }
 }
 
@@ -136,6 +166,7 @@ fn classify_mysql(text: &[u8]) -> Statement {
         summary,
         // Local files are asked for by another protocol.
         copies_in: 0,
+        block: statements(&shape).find_map(|words| Block::of(&words)),
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     Barrier, End, Expected, Group, Messages, Omitted, Options, Plan, Reason, Rows, Says, Session, Step, Unit,
 };
 use crate::Error;
-use crate::classify::Classifier;
+use crate::classify::{Block, Classifier};
 use crate::lists::Lists;
 use crate::rowhash::RowHash;
 use underpass_sql::Class;
@@ -97,12 +97,14 @@ pub(super) struct Script {
     pub(super) next_offset: Option<u64>,
     /// Units before this index are answered.
     answered: usize,
-    status: Option<TransactionStatus>,
     /// Hashes of rows that no response has claimed yet, by offset.
     rows: Vec<(u64, u64)>,
     row_hash: Option<RowHash>,
-    /// Parse messages of named statements that are before the wanted time.
-    prepared: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Parse messages of named statements in units that are left out, or perhaps will be, as what is before the wanted time: what
+    /// follows may use them.
+    prepared: BTreeMap<Vec<u8>, (usize, Vec<u8>)>,
+    /// It was joined, and has not been outside of a transaction since.
+    joining: bool,
     /// The last unit was left out for the time it came, and its transaction with it.
     cut_transaction: bool,
     /// What MySQL's protocol needs to know.
@@ -285,7 +287,6 @@ impl<'o> Builder<'o> {
             open: Open { complete: true, ..Open::default() },
             next_offset: None,
             answered: 0,
-            status: (!start.midstream).then_some(TransactionStatus::Idle),
             rows: Vec::new(),
             row_hash: match self.options.rows {
                 // Which messages of MySQL's protocol are rows only a look at the whole answer tells: they are compared between servers.
@@ -295,6 +296,7 @@ impl<'o> Builder<'o> {
                 Rows::Unordered => Some(RowHash::unordered()),
             },
             prepared: BTreeMap::new(),
+            joining: start.midstream,
             cut_transaction: false,
             commands: Commands::default(),
             answers: BTreeMap::new(),
@@ -349,7 +351,7 @@ impl<'o> Builder<'o> {
 
     fn ready(&mut self, ready: &Ready) {
         let Some(script) = self.sessions.get_mut(&ready.session) else { return };
-        script.status = Some(ready.status);
+        script.joining &= ready.status != TransactionStatus::Idle;
         let Some(index) = script.unit_of(ready.request) else { return };
         let unit = &mut script.session.units[index];
         unit.is_ready(ready.time_ns);
@@ -377,6 +379,8 @@ impl<'o> Builder<'o> {
         }
         for (_, mut script) in std::mem::take(&mut self.sessions) {
             script.settle(&mut self.expected);
+            script.leave_out_torn(&self.expected, &self.executes, &self.classifier);
+            script.prepare_what_outlives();
             for unit in &script.session.units {
                 if let Some(reason) = unit.omitted {
                     self.omitted.unit(reason);
@@ -509,14 +513,11 @@ impl Script {
             (_, Ordering::Less | Ordering::Greater) => Some(Reason::Filter),
             // A transaction whose beginning is not played is not played at all.
             (Some(last), _)
-                if matches!(last.omitted, Some(Reason::Filter | Reason::MidstreamTransaction))
+                if last.omitted == Some(Reason::Filter)
                     && in_transaction(last.status)
                     && self.cut_transaction =>
             {
-                last.omitted
-            }
-            (None, _) if self.session.midstream && in_transaction(self.status) => {
-                Some(Reason::MidstreamTransaction)
+                Some(Reason::Filter)
             }
             _ => None,
         };
@@ -586,8 +587,9 @@ impl Script {
                 } else {
                     self.redacted.remove(parse.name);
                 }
-                if when == Ordering::Less && !parse.name.is_empty() && !self.redacted.contains(parse.name) {
-                    self.prepared.insert(parse.name.to_vec(), bytes.to_vec());
+                let outlives = when != Ordering::Greater && (self.cut_transaction || self.joining);
+                if outlives && !parse.name.is_empty() && !self.redacted.contains(parse.name) {
+                    self.prepared.insert(parse.name.to_vec(), (at, bytes.to_vec()));
                 }
             }
             Ok(Message::Bind(bind)) => {
@@ -617,7 +619,7 @@ impl Script {
             Ok(Message::Close(close)) if close.target == frontend::Target::Statement => {
                 self.statements.remove(close.name);
                 self.redacted.remove(close.name);
-                if when == Ordering::Less {
+                if self.cut_transaction || self.joining {
                     self.prepared.remove(close.name);
                 }
             }
@@ -758,7 +760,65 @@ impl Script {
                 strict = index as u32 + 1;
             }
         }
-        self.session.prepared.extend(std::mem::take(&mut self.prepared).into_values());
+    }
+
+    /// Leaves out the transaction that was under way when recording joined the session. No record says that there was one; the first units
+    /// that tell do.
+    fn leave_out_torn(&mut self, expected: &Lists<Expected>, executes: &Lists<u32>, classifier: &Classifier) {
+        let midstream = self.session.midstream;
+        let units = &mut self.session.units;
+        let mut told = units.iter().map(|unit| began_within(unit, expected, executes, classifier));
+        let Some(at) = told.position(|within| within.is_some()).filter(|_| midstream) else { return };
+        if began_within(&units[at], expected, executes, classifier) != Some(true) {
+            return;
+        }
+        let ends = units[at..].iter().position(|unit| unit.status == Some(TransactionStatus::Idle));
+        let after = ends.map_or(units.len(), |last| at + last + 1);
+        for unit in &mut units[..after] {
+            unit.omitted.get_or_insert(Reason::MidstreamTransaction);
+        }
+    }
+
+    /// Statements of units that are left out, without which others could not be played.
+    fn prepare_what_outlives(&mut self) {
+        let Session { units, prepared, .. } = &mut self.session;
+        for (unit, parse) in std::mem::take(&mut self.prepared).into_values() {
+            if matches!(units[unit].omitted, Some(Reason::Filter | Reason::MidstreamTransaction)) {
+                prepared.push(parse);
+            }
+        }
+    }
+}
+
+/// Whether a unit began within a transaction; `None` if nothing tells.
+fn began_within(
+    unit: &Unit,
+    expected: &Lists<Expected>,
+    executes: &Lists<u32>,
+    classifier: &Classifier,
+) -> Option<bool> {
+    let ended = expected.get(unit.expected).iter().find_map(|expected| match &expected.end {
+        Some(End::Complete(tag)) => block_of_tag(tag),
+        _ => None,
+    });
+    let said = || executes.get(unit.executes).iter().find_map(|&index| classifier.get(index).block);
+    let failed = |expected: &Expected| matches!(expected.end, Some(End::Error(..)));
+    match (ended.or_else(said), unit.status) {
+        (Some(block), _) => Some(block == Block::Ends),
+        // An error of MySQL's protocol says nothing of the transaction.
+        (None, Some(TransactionStatus::Idle)) if expected.get(unit.expected).iter().any(failed) => None,
+        (None, Some(status)) => Some(status != TransactionStatus::Idle),
+        (None, None) => None,
+    }
+}
+
+/// What the statement with this command tag did. It may be known by nothing else.
+fn block_of_tag(tag: &[u8]) -> Option<Block> {
+    match tag {
+        b"BEGIN" | b"START TRANSACTION" => Some(Block::Begins),
+        // That of ROLLBACK TO SAVEPOINT as well, which stands in a transaction.
+        b"COMMIT" | b"ROLLBACK" | b"PREPARE TRANSACTION" => Some(Block::Ends),
+        _ => None,
     }
 }
 

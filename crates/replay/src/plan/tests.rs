@@ -238,6 +238,96 @@ fn what_is_lost_is_not_half_played() {
 }
 
 #[test]
+fn a_session_joined_in_a_transaction_begins_after_it() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    trace.query(1, 2, 3, "update t set b = 1", T);
+    trace.query(1, 4, 5, "rollback", I);
+    trace.query(1, 6, 7, "begin", T);
+    trace.query(1, 8, 9, "commit", I);
+    let plan = trace.plan(&Options::default());
+    let cut = Some(Reason::MidstreamTransaction);
+    assert_eq!(omitted(&plan), [cut, cut, None, None]);
+}
+
+#[test]
+fn how_a_joined_session_begins_is_told_by_its_first_unit() {
+    let cut = Some(Reason::MidstreamTransaction);
+    let e = TransactionStatus::Failed;
+    for (sql, status, reason) in [
+        ("commit", I, cut),
+        ("Rollback", I, cut),
+        ("/* of a pool */ end", I, cut),
+        ("update t set a = 1; commit", I, cut),
+        ("rollback to savepoint a", T, cut),
+        ("select 1", e, cut),
+        ("begin", T, None),
+        ("start transaction; update t set a = 1", T, None),
+        ("begin; update t set a = 1; commit", I, None),
+        ("update t set a = 1", I, None),
+    ] {
+        let mut trace = Trace::default();
+        trace.start(1, 0, true);
+        trace.query(1, 1, 2, sql, status);
+        trace.query(1, 3, 4, "commit", I);
+        trace.query(1, 5, 6, "select 1", I);
+        let plan = trace.plan(&Options::default());
+        let second = cut.filter(|_| reason.is_some() && status != I);
+        assert_eq!(omitted(&plan), [reason, second, None], "{sql}");
+    }
+}
+
+/// Drivers prepare BEGIN, too; what is prepared in a transaction stays when it is over.
+#[test]
+fn a_session_joined_in_a_transaction_of_the_extended_protocol_begins_after_it() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    for (time_ns, name, sql, status) in [
+        (1, &b"s"[..], &b"update t set a = 1"[..], T),
+        (3, b"c", b"commit", I),
+        (5, b"b", b"begin", T),
+        (7, b"d", b"delete from t", T),
+    ] {
+        let sync = trace.send(1, time_ns, |out| {
+            build::parse(out, name, sql, []);
+            build::bind(out, b"", name, [], [], []);
+            build::execute(out, b"", 0);
+            build::sync(out);
+        });
+        trace.ready(1, time_ns + 1, sync, status);
+    }
+    let plan = trace.plan(&Options::default());
+    let cut = Some(Reason::MidstreamTransaction);
+    assert_eq!(omitted(&plan), [cut, cut, None, None]);
+    let mut prepared = [Vec::new(), Vec::new()];
+    build::parse(&mut prepared[0], b"c", b"commit", []);
+    build::parse(&mut prepared[1], b"s", b"update t set a = 1", []);
+    assert_eq!(plan.sessions[0].prepared, prepared);
+
+    // The text of what was prepared before is not known: the answer tells.
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    for (time_ns, command, status) in [(1, "BEGIN", T), (3, "UPDATE 1", T), (5, "COMMIT", I)] {
+        let execute = trace.send(1, time_ns, |out| {
+            build::bind(out, b"", command.as_bytes(), [], [], []);
+            build::execute(out, b"", 0);
+        });
+        trace.complete(1, time_ns + 1, execute, command);
+        let sync = trace.send(1, time_ns, build::sync);
+        trace.ready(1, time_ns + 1, sync, status);
+        trace.records.push(Record::PreparedFill(PreparedFill {
+            session: SessionId(1),
+            time_ns: time_ns + 1,
+            name: command.as_bytes().to_vec().into(),
+            query: b"whatever"[..].into(),
+            param_types: Vec::new(),
+            redaction: Redaction::None,
+        }));
+    }
+    assert_eq!(omitted(&trace.plan(&Options::default())), [None; 3]);
+}
+
+#[test]
 fn statements_from_before_are_prepared_or_left_out() {
     let mut trace = Trace::default();
     trace.start(1, 0, true);
