@@ -70,7 +70,6 @@ struct Builder<'o> {
     cancels: Vec<(Option<SessionId>, u64)>,
     servers: Vec<ServerIdentity<'static>>,
     origin_ns: Option<u64>,
-    end_ns: u64,
 }
 
 #[derive(Default)]
@@ -153,14 +152,10 @@ impl<'o> Builder<'o> {
             cancels: Vec::new(),
             servers: Vec::new(),
             origin_ns: None,
-            end_ns: 0,
         })
     }
 
     fn record(&mut self, record: &Record<'_>) -> Result<(), Error> {
-        if record.session().is_some() {
-            self.end_ns = self.end_ns.max(record.time_ns());
-        }
         let is_file = self.protocol == Protocol::Mysql && self.files.push(record);
         match record {
             Record::SessionStart(start) => self.start(start),
@@ -362,7 +357,13 @@ impl<'o> Builder<'o> {
 
     fn end(&mut self, end: &SessionEnd) {
         let Some(script) = self.sessions.get_mut(&end.session) else { return };
-        script.session.end_ns = Some(end.time_ns);
+        // What comes behind the wanted time is not waited for.
+        let wanted_ns = self.options.filter.to.map(|to| {
+            self.origin_ns
+                .unwrap_or(end.time_ns)
+                .saturating_add(u64::try_from(to.as_nanos()).unwrap_or(u64::MAX))
+        });
+        script.session.end_ns = Some(end.time_ns.min(wanted_ns.unwrap_or(u64::MAX)));
         script.session.end = Some(end.reason);
         script.cut(Reason::Incomplete);
     }
@@ -403,6 +404,7 @@ impl<'o> Builder<'o> {
             Some(from) => self.origin_ns.unwrap_or(0).saturating_add(from.as_nanos() as u64),
             None => sessions.first().map_or(0, |session| session.start_ns),
         };
+        let end_ns = sessions.iter().map(last_ns).max().unwrap_or(0).max(origin_ns);
         let mut plan = Plan {
             servers: self.servers,
             meta,
@@ -414,7 +416,7 @@ impl<'o> Builder<'o> {
             expected: self.expected,
             omitted: self.omitted,
             origin_ns,
-            end_ns: self.end_ns.max(origin_ns),
+            end_ns,
             sessions_peak,
             commits: 0,
             close_commits: 0,
@@ -423,6 +425,13 @@ impl<'o> Builder<'o> {
         order::commits(&mut plan);
         Ok(plan)
     }
+}
+
+/// When the last of a session happens that is played.
+fn last_ns(session: &Session) -> u64 {
+    let played = session.units.iter().filter(|unit| unit.omitted.is_none());
+    let units = played.map(|unit| unit.ready_ns().unwrap_or(unit.sent_ns));
+    units.chain(session.end_ns).max().unwrap_or(session.login_ns)
 }
 
 impl Script {

@@ -589,6 +589,47 @@ fn read_only_drops_the_execution_and_keeps_the_transaction() {
     assert!(sent(&plan, 0, 1).concat().ends_with(b"S\0\0\0\x04"));
 }
 
+#[test]
+fn time_cuts_whole_transactions_and_keeps_what_was_prepared() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    let sync = trace.send(1, 1, |out| {
+        build::parse(out, b"s", b"select 1", []);
+        build::sync(out);
+    });
+    trace.ready(1, 2, sync, I);
+    trace.query(1, 3, 4, "begin", T);
+    trace.query(1, 50, 51, "insert into t values (1)", T);
+    trace.query(1, 52, 53, "commit", I);
+    trace.query(1, 54, 55, "select 1", I);
+    trace.query(1, 99, 100, "select 2", I);
+    trace.end(1, 1000);
+    let filter = Filter {
+        from: Some(std::time::Duration::from_nanos(40)),
+        to: Some(std::time::Duration::from_nanos(90)),
+        ..Filter::default()
+    };
+    let plan = trace.plan(&Options { filter, ..Options::default() });
+    let out = Some(Reason::Filter);
+    assert_eq!(omitted(&plan), [out, out, out, out, None, out]);
+    assert_eq!(plan.sessions[0].prepared.len(), 1);
+    // A timed replay does not wait for what is behind the window.
+    assert_eq!((plan.sessions[0].end_ns, plan.end_ns), (Some(90), 90));
+}
+
+#[test]
+fn sessions_that_are_not_wanted_make_the_trace_no_longer() {
+    let mut trace = Trace::default();
+    for session in 1..=2 {
+        trace.start(session, 0, false);
+        trace.query(session, 1, 2, "select 1", I);
+        trace.end(session, 10 * session * session);
+    }
+    let filter = Filter { sessions: [1].into(), ..Filter::default() };
+    assert_eq!(trace.plan(&Options { filter, ..Options::default() }).end_ns, 10);
+    assert_eq!(trace.plan(&Options::default()).end_ns, 40);
+}
+
 /// docs/replay.md says what a statement takes.
 #[test]
 fn a_unit_is_small_from_plan_to_outcome() {
