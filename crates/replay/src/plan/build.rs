@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use foldhash::{HashMap, HashSet};
+use underpass_mysql::command::COM_STMT_PREPARE;
 use underpass_trace::{
     Direction, Frontend, Meta, Outcome, Protocol, Reader, Ready, Record, Redaction, Response, ServerIdentity,
     SessionEnd, SessionId, SessionStart, Withheld, WithheldReason, statements::LocalFiles,
@@ -293,7 +294,7 @@ impl<'o> Builder<'o> {
             prepared: BTreeMap::new(),
             joining: start.midstream,
             cut_transaction: false,
-            commands: Commands::default(),
+            commands: Commands::of(start),
             answers: BTreeMap::new(),
             dropped: HashSet::default(),
         };
@@ -326,7 +327,7 @@ impl<'o> Builder<'o> {
             Outcome::Complete { tag } => {
                 match prepare_tag(tag).filter(|_| self.protocol == Protocol::Mysql) {
                     Some((number, parameters)) => {
-                        script.prepared_as(index, number);
+                        script.prepared_as(index, number, parameters);
                         // The target gives a number of its own.
                         Some(End::Complete(format!("PREPARE {parameters}").as_bytes().into()))
                     }
@@ -382,6 +383,7 @@ impl<'o> Builder<'o> {
             script.settle(&mut self.expected);
             script.leave_out_torn(&self.expected, &self.executes, &self.classifier);
             script.prepare_what_outlives();
+            script.settle_commands();
             for unit in &script.session.units {
                 if let Some(reason) = unit.omitted {
                     self.omitted.unit(reason);
@@ -521,13 +523,7 @@ impl Script {
         let omitted = match (self.session.units.last(), when) {
             (_, Ordering::Less | Ordering::Greater) => Some(Reason::Filter),
             // A transaction whose beginning is not played is not played at all.
-            (Some(last), _)
-                if last.omitted == Some(Reason::Filter)
-                    && in_transaction(last.status)
-                    && self.cut_transaction =>
-            {
-                Some(Reason::Filter)
-            }
+            (Some(last), _) if in_transaction(last.status) && self.cut_transaction => Some(Reason::Filter),
             _ => None,
         };
         self.cut_transaction = omitted.is_some();
@@ -783,8 +779,12 @@ impl Script {
         }
         let ends = units[at..].iter().position(|unit| unit.status == Some(TransactionStatus::Idle));
         let after = ends.map_or(units.len(), |last| at + last + 1);
-        for unit in &mut units[..after] {
-            unit.omitted.get_or_insert(Reason::MidstreamTransaction);
+        let commands = &self.session.commands;
+        for (index, unit) in units[..after].iter_mut().enumerate() {
+            // In MySQL's protocol it is no part of the transaction, and what follows may execute it.
+            if commands.get(index) != Some(&COM_STMT_PREPARE) {
+                unit.omitted.get_or_insert(Reason::MidstreamTransaction);
+            }
         }
     }
 

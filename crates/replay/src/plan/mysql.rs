@@ -2,15 +2,19 @@
 //! Sessions of MariaDB and MySQL. A unit is a command that is answered, with those before it that are not (COM_STMT_SEND_LONG_DATA,
 //! COM_STMT_CLOSE), and the local file that it made the server ask for.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::ops::Range;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
+use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
-    self, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION, COM_STMT_CLOSE, COM_STMT_PREPARE,
-    LAST_PREPARED,
+    self, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION, COM_STMT_BULK_EXECUTE,
+    COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_PREPARE, LAST_PREPARED,
 };
 use underpass_mysql::packet::{self, HEADER_BYTES};
-use underpass_trace::{Frontend, Redaction};
+use underpass_trace::statements::CAPABILITIES;
+use underpass_trace::{Frontend, Redaction, SessionStart};
 
 use super::build::{Script, execute};
 use super::{Barrier, Messages, Options, Reason, Says, Step};
@@ -20,21 +24,78 @@ use crate::classify::Classifier;
 /// COM_REFRESH, COM_SHUTDOWN, COM_PROCESS_KILL, COM_DEBUG.
 const ADMINISTRATION: [u8; 4] = [0x07, 0x08, 0x0c, 0x0d];
 
+/// COM_CREATE_DB, COM_DROP_DB.
+const DATABASES: [u8; 2] = [0x05, 0x06];
+/// Where the parameters of a COM_STMT_EXECUTE begin: behind the command, the statement's number, flags and the number of iterations.
+const PARAMETERS_AT: usize = 10;
+/// Flag of COM_STMT_EXECUTE: the number of parameters is told.
+const PARAMETER_COUNT_AVAILABLE: u8 = 8;
+/// Flag of COM_STMT_BULK_EXECUTE, in two bytes: the types of parameters are told.
+const SENDS_TYPES: u8 = 128;
+/// Largest length that is one byte.
+const SHORT_LEN_MAX: u8 = 250;
+
+/// A prepared statement.
+#[derive(Debug)]
+struct Prepared {
+    /// In the classifier.
+    statement: u32,
+    /// How many parameters it has, when the server has told.
+    parameters: Option<u16>,
+    types: Option<Types>,
+}
+
+/// The types of parameters, which a client tells once, and the server keeps.
+#[derive(Clone, Debug)]
+struct Types {
+    /// The unit that told them.
+    unit: usize,
+    /// As they were told; `None` where another command has them in another form.
+    bytes: Option<Vec<u8>>,
+}
+
 /// What is known of a session's commands so far.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
-    /// Prepared statements by their number at capture.
-    statements: HashMap<u32, u32>,
-    /// The statement of the last COM_STMT_PREPARE.
-    last: Option<u32>,
-    /// Statements of the COM_STMT_PREPAREs whose number has not been told, by unit: a client may send several before the first answer.
-    unanswered: HashMap<usize, u32>,
+    /// Prepared statements by the unit that prepared them.
+    prepared: HashMap<usize, Prepared>,
+    /// The same unit by the statement's number at capture.
+    numbers: HashMap<u32, usize>,
+    /// The unit of the last COM_STMT_PREPARE.
+    last: Option<usize>,
+    /// COM_STMT_PREPAREs whose number has not been told: a client may send several before the first answer.
+    unanswered: HashSet<usize>,
+    /// COM_STMT_PREPAREs of before the wanted time, or of a transaction that began before it.
+    early: Vec<usize>,
+    /// Units that cannot be played without an earlier one: that which prepared their statement, or told the types of its parameters.
+    needs: Vec<(u32, u32)>,
+    /// Query attributes were agreed on: they are among the parameters.
+    attributes: bool,
     /// Commands without an answer that wait for the next one with an answer.
     held: Vec<Vec<u8>>,
     /// COM_CHANGE_USER was seen: as whom the session goes on cannot be had.
     pub changed_user: bool,
     /// Replication began.
     is_replica: bool,
+}
+
+impl Commands {
+    /// Of a session that begins.
+    pub(super) fn of(start: &SessionStart<'_>) -> Self {
+        // The last: the client may have sent an attribute of that name, and what the recorder adds comes behind.
+        let told = start.parameters.iter().rev().find(|(name, _)| **name == *CAPABILITIES);
+        let flags = told.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse().ok());
+        let attributes = Capabilities(flags.unwrap_or(0)).has(capability::QUERY_ATTRIBUTES);
+        Self { attributes, ..Self::default() }
+    }
+
+    /// The unit that prepared the statement of this number.
+    fn unit_of(&self, number: u32) -> Option<usize> {
+        match number {
+            LAST_PREPARED => self.last,
+            number => self.numbers.get(&number).copied(),
+        }
+    }
 }
 
 impl Script {
@@ -69,7 +130,8 @@ impl Script {
             if kind == COM_STMT_CLOSE
                 && let Some(number) = command::statement_number(&payload)
             {
-                self.commands.statements.remove(&number);
+                let unit = self.commands.numbers.remove(&number);
+                unit.map(|unit| self.commands.prepared.remove(&unit));
             }
             self.commands.held.push(message.message.to_vec());
             return Ok(());
@@ -79,9 +141,22 @@ impl Script {
         for held in std::mem::take(&mut self.commands.held) {
             self.append_command(&held, false, messages)?;
         }
-        self.append_command(&message.message, true, messages)?;
         let at = self.session.units.len() - 1;
+        let told = self.with_types(at, kind, &payload);
+        match &told {
+            Cow::Borrowed(_) => self.append_command(&message.message, true, messages)?,
+            Cow::Owned(payload) => {
+                let mut message = Vec::new();
+                packet::put_message(&mut message, 0, payload);
+                self.append_command(&message, true, messages)?;
+            }
+        }
         let unit = &mut self.session.units[at];
+        if kind == COM_STMT_PREPARE && when != Ordering::Greater && unit.omitted == Some(Reason::Filter) {
+            // It is no part of a transaction, and what is wanted may execute it.
+            unit.omitted = None;
+            self.commands.early.push(at);
+        }
         unit.ends_at(message.offset + message.wire_len);
         self.open.simple = true;
         self.open.complete = true;
@@ -115,23 +190,29 @@ impl Script {
             COM_STMT_PREPARE => {
                 let index = classifier.classify(&payload[1..]);
                 self.open.parses.push(index);
-                self.commands.last = Some(index);
-                self.commands.unanswered.insert(at, index);
+                self.commands.last = Some(at);
+                self.commands.unanswered.insert(at);
+                let prepared = Prepared { statement: index, parameters: None, types: None };
+                self.commands.prepared.insert(at, prepared);
             }
             COM_RESET_CONNECTION => {
-                self.commands.statements.clear();
+                self.commands.prepared.clear();
+                self.commands.numbers.clear();
                 self.commands.unanswered.clear();
                 self.commands.last = None;
             }
+            kind if DATABASES.contains(&kind) => {
+                unit.may_write = true;
+                if options.read_only {
+                    unit.omitted.get_or_insert(Reason::ReadOnly);
+                }
+            }
             _ => {
                 let Some(number) = command::statement_number(&payload) else { return Ok(()) };
-                let known = match number {
-                    LAST_PREPARED => self.commands.last,
-                    number => self.commands.statements.get(&number).copied(),
-                };
+                let known = self.commands.unit_of(number).and_then(|unit| self.commands.prepared.get(&unit));
                 match known {
-                    Some(index) => {
-                        if execute(unit, &mut self.open, index, classifier, options) {
+                    Some(prepared) => {
+                        if execute(unit, &mut self.open, prepared.statement, classifier, options) {
                             unit.omitted.get_or_insert(Reason::ReadOnly);
                         }
                     }
@@ -145,12 +226,78 @@ impl Script {
         Ok(())
     }
 
-    /// The answer to a COM_STMT_PREPARE said its number.
-    pub(super) fn prepared_as(&mut self, unit: usize, number: u32) {
-        if let Some(index) = self.commands.unanswered.remove(&unit) {
-            self.commands.statements.insert(number, index);
+    /// The answer to a COM_STMT_PREPARE said its number, and how many parameters it has.
+    pub(super) fn prepared_as(&mut self, unit: usize, number: u32, parameters: u16) {
+        if self.commands.unanswered.remove(&unit) {
+            self.commands.numbers.insert(number, unit);
+            if let Some(prepared) = self.commands.prepared.get_mut(&unit) {
+                prepared.parameters = Some(parameters);
+            }
         }
         self.session.prepares.insert(unit, number);
+    }
+
+    /// Notes what a command about a prepared statement needs. If it is an execution whose types were told by one that is left out, and the server
+    /// therefore does not know, its payload with them.
+    fn with_types<'m>(&mut self, at: usize, kind: u8, payload: &'m [u8]) -> Cow<'m, [u8]> {
+        let commands = &mut self.commands;
+        let number = command::statement_number(payload);
+        let Some(unit) = number.and_then(|number| commands.unit_of(number)) else {
+            return Cow::Borrowed(payload);
+        };
+        let Some(prepared) = commands.prepared.get_mut(&unit) else { return Cow::Borrowed(payload) };
+        let omitted = |unit: usize| self.session.units[unit].omitted.is_some();
+        let mut needed = unit;
+        let mut with = Cow::Borrowed(payload);
+        let mark = match kind {
+            COM_STMT_EXECUTE => {
+                prepared.parameters.and_then(|count| mark_of_types(payload, count, commands.attributes))
+            }
+            _ => None,
+        };
+        match (mark, &prepared.types) {
+            (Some((mark, count)), _) if payload[mark] != 0 => {
+                let bytes = types(payload, mark + 1, count, commands.attributes);
+                let bytes = bytes.map(|range| payload[range].to_vec());
+                prepared.types = Some(Types { unit: at, bytes });
+            }
+            (Some((mark, _)), Some(Types { unit: teller, bytes: Some(bytes) }))
+                if omitted(*teller) && !omitted(at) =>
+            {
+                with = Cow::Owned([&payload[..mark], &[1], bytes, &payload[mark + 1..]].concat());
+                prepared.types = Some(Types { unit: at, bytes: Some(bytes.clone()) });
+            }
+            (Some(_), Some(types)) => needed = types.unit,
+            (None, Some(types)) if kind == COM_STMT_BULK_EXECUTE && !bulk_tells_types(payload) => {
+                needed = types.unit;
+            }
+            (None, _) if kind == COM_STMT_BULK_EXECUTE => {
+                prepared.types = Some(Types { unit: at, bytes: None });
+            }
+            _ => {}
+        }
+        commands.needs.push((at as u32, needed as u32));
+        with
+    }
+
+    /// Leaves out commands without those that they need, and COM_STMT_PREPAREs of before the wanted time that nobody needs.
+    pub(super) fn settle_commands(&mut self) {
+        let needs = std::mem::take(&mut self.commands.needs);
+        let units = &mut self.session.units;
+        let mut needed = HashSet::default();
+        for (unit, earlier) in needs {
+            if let Some(reason) = units[earlier as usize].omitted {
+                units[unit as usize].omitted.get_or_insert(reason);
+            }
+            if units[unit as usize].omitted.is_none() {
+                needed.insert(earlier as usize);
+            }
+        }
+        for at in std::mem::take(&mut self.commands.early) {
+            if !needed.contains(&at) {
+                units[at].omitted.get_or_insert(Reason::Filter);
+            }
+        }
     }
 
     /// Appends a command to the last unit; whether it is the one that is answered.
@@ -180,4 +327,33 @@ impl Script {
 pub(super) fn prepare_tag(tag: &[u8]) -> Option<(u32, u16)> {
     let mut words = std::str::from_utf8(tag).ok()?.strip_prefix("PREPARE ")?.split(' ');
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}
+
+/// Where a COM_STMT_EXECUTE says whether types of parameters follow, and how many those are; `None` without parameters.
+fn mark_of_types(payload: &[u8], count: u16, attributes: bool) -> Option<(usize, usize)> {
+    let (mut at, mut count) = (PARAMETERS_AT, usize::from(count));
+    if attributes && (count > 0 || payload.get(5)? & PARAMETER_COUNT_AVAILABLE != 0) {
+        count = (*payload.get(at).filter(|&&told| told <= SHORT_LEN_MAX)?).into();
+        at += 1;
+    }
+    let mark = at + count.div_ceil(8);
+    (count > 0 && mark < payload.len()).then_some((mark, count))
+}
+
+/// Where the types are: two bytes each, and with query attributes a name.
+fn types(payload: &[u8], start: usize, count: usize, attributes: bool) -> Option<Range<usize>> {
+    let mut end = start;
+    for _ in 0..count {
+        end += 2;
+        if attributes {
+            let len = *payload.get(end).filter(|&&len| len <= SHORT_LEN_MAX)?;
+            end += 1 + usize::from(len);
+        }
+    }
+    (end <= payload.len()).then_some(start..end)
+}
+
+/// Whether a COM_STMT_BULK_EXECUTE tells the types of its parameters.
+fn bulk_tells_types(payload: &[u8]) -> bool {
+    payload.get(5).is_some_and(|flags| flags & SENDS_TYPES != 0)
 }

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Plans of sessions of MariaDB and MySQL.
+
+use std::time::Duration;
+
+use underpass_mysql::packet;
+use underpass_trace::{Withheld, WithheldReason};
+
+use super::*;
+
+const PASSWORD: &[u8] = b"\x16alter user joe identified by '******'";
+
+/// One session.
+#[derive(Default)]
+struct Commands {
+    records: Vec<Record<'static>>,
+    next: u64,
+}
+
+impl Commands {
+    fn start(midstream: bool) -> Self {
+        Self { records: Trace::default().start(1, 0, midstream).records.clone(), next: 0 }
+    }
+
+    fn send(&mut self, time_ns: u64, payload: &[u8]) -> u64 {
+        let mut bytes = Vec::new();
+        packet::put_message(&mut bytes, 0, payload);
+        let at = self.next;
+        self.next += bytes.len() as u64;
+        self.records.push(Record::Frontend(Frontend::new(SessionId(1), time_ns, at, bytes)));
+        at
+    }
+
+    /// A command and its answer, a nanosecond later.
+    fn run(&mut self, time_ns: u64, payload: &[u8], tag: &str, status: TransactionStatus) {
+        let request = self.send(time_ns, payload);
+        self.answer(time_ns + 1, request, tag, status);
+    }
+
+    fn answer(&mut self, time_ns: u64, request: u64, tag: &str, status: TransactionStatus) {
+        let session = SessionId(1);
+        self.records.push(Record::Response(Response {
+            session,
+            request,
+            offset: 0,
+            len: 0,
+            first_ns: time_ns,
+            last_ns: time_ns,
+            rows: 0,
+            outcome: Outcome::Complete { tag: tag.as_bytes().to_vec().into() },
+        }));
+        self.records.push(Record::Ready(Ready { session, time_ns, request, offset: 0, status }));
+    }
+
+    fn plan(&self, options: &Options) -> Plan {
+        let meta = Meta { protocol: underpass_trace::Protocol::Mysql, ..Meta::default() };
+        from_records(meta, self.records.clone(), options).unwrap()
+    }
+}
+
+/// COM_STMT_EXECUTE with one parameter, a string, whose type is told or not.
+fn execute(number: u32, types: &[u8]) -> Vec<u8> {
+    let mark = [u8::from(!types.is_empty())];
+    [&[0x17][..], &number.to_le_bytes(), &[0, 1, 0, 0, 0], &[0], &mark, types, b"\x01x"].concat()
+}
+
+const STRING: &[u8] = &[0xfd, 0];
+
+fn from(ns: u64) -> Options {
+    let filter = Filter { from: Some(Duration::from_nanos(ns)), ..Filter::default() };
+    Options { filter, ..Options::default() }
+}
+
+#[test]
+fn statements_prepared_before_the_wanted_time_are_prepared() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
+    trace.run(3, b"\x16delete from t where a = ?", "PREPARE 2 1", I);
+    trace.run(5, b"\x16select 2", "PREPARE 3 0", I);
+    trace.run(7, &execute(1, STRING), "ROWS 1", I);
+    trace.run(9, &execute(2, STRING), "OK 1", I);
+    // 3 is not used again, and 2 is another one when it is.
+    trace.send(11, b"\x19\x02\0\0\0");
+    trace.run(12, b"\x16select ?, 2", "PREPARE 2 1", I);
+    trace.run(50, &execute(1, &[]), "ROWS 1", I);
+    trace.run(52, &execute(1, &[]), "ROWS 1", I);
+    trace.run(54, &execute(2, STRING), "ROWS 1", I);
+    let plan = trace.plan(&from(40));
+    let out = Some(Reason::Filter);
+    assert_eq!(omitted(&plan), [None, out, out, out, out, None, None, None, None]);
+    // The server has not seen the execution that told the types.
+    let mut with_types = Vec::new();
+    packet::put_message(&mut with_types, 0, &execute(1, STRING));
+    assert_eq!(sent(&plan, 0, 6), [with_types]);
+    let mut without = Vec::new();
+    packet::put_message(&mut without, 0, &execute(1, &[]));
+    assert_eq!(sent(&plan, 0, 7), [without]);
+}
+
+#[test]
+fn a_reset_before_the_wanted_time_forgets_what_was_prepared() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
+    trace.run(3, b"\x1f", "OK 0", I);
+    trace.run(50, b"\x03select 1", "ROWS 1", I);
+    let plan = trace.plan(&from(40));
+    let out = Some(Reason::Filter);
+    assert_eq!(omitted(&plan), [out, out, None]);
+    // Nothing is played of a session that only prepared.
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
+    assert!(trace.plan(&from(40)).sessions.is_empty());
+}
+
+#[test]
+fn what_was_prepared_with_a_password_is_not_executed() {
+    let mut trace = Commands::start(false);
+    trace.run(1, PASSWORD, "PREPARE 1 0", I);
+    if let Some(Record::Frontend(frontend)) = trace.records.get_mut(1) {
+        frontend.redaction = Redaction::Password;
+    }
+    trace.run(3, b"\x17\x01\0\0\0\0\x01\0\0\0", "OK 0", I);
+    trace.run(5, b"\x03select 1", "ROWS 1", I);
+    let password = Some(Reason::Password);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [password, password, None]);
+}
+
+#[test]
+fn databases_are_created_and_dropped_by_commands_that_write() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x05shop", "OK 0", I);
+    trace.run(3, b"\x06shop", "OK 0", I);
+    let plan = trace.plan(&Options::default());
+    assert!(plan.sessions[0].units.iter().all(|unit| unit.may_write));
+    let plan = trace.plan(&Options { read_only: true, ..Options::default() });
+    assert_eq!(omitted(&plan), [Some(Reason::ReadOnly); 2]);
+}
+
+/// A PREPARE is no part of the transaction, and stays.
+#[test]
+fn a_session_joined_in_a_transaction_begins_after_it() {
+    let mut trace = Commands::start(true);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", T);
+    trace.run(3, b"\x03update t set a = 1", "OK 1", T);
+    trace.run(5, &execute(1, STRING), "ROWS 1", T);
+    trace.run(7, b"\x03rollback", "OK 0", I);
+    trace.run(9, &execute(1, &[]), "ROWS 1", I);
+    let plan = trace.plan(&Options::default());
+    let cut = Some(Reason::MidstreamTransaction);
+    assert_eq!(omitted(&plan)[..4], [None, cut, cut, cut]);
+    // Its types were told in the transaction.
+    assert_eq!(omitted(&plan)[4], cut);
+}
