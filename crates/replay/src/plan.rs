@@ -86,6 +86,12 @@ pub struct Plan {
     pub close_commits: usize,
     /// Blocks of the trace that could not be read.
     pub damaged_blocks: u64,
+    /// Places where messages of clients are missing: which units those were nobody knows.
+    pub holes: u64,
+    /// Bytes that are missing there.
+    pub hole_bytes: u64,
+    /// Sessions without a beginning in what could be read: none of their messages are in the plan.
+    pub headless_sessions: u64,
 }
 
 /// What units are reported by: the same statements, executed together.

@@ -419,6 +419,18 @@ fn notes(plan: &Plan, options: &Options, played: &Played) -> Vec<String> {
     if plan.damaged_blocks > 0 {
         notes.push(format!("{} blocks of the trace could not be read", plan.damaged_blocks));
     }
+    if plan.holes > 0 {
+        notes.push(format!(
+            "{} bytes of clients are missing in the trace, in {} places: units that were there are not played, and not counted",
+            plan.hole_bytes, plan.holes
+        ));
+    }
+    if plan.headless_sessions > 0 {
+        notes.push(format!(
+            "{} sessions are not played: their beginning is missing in the trace",
+            plan.headless_sessions
+        ));
+    }
     if plan.meta.redaction.literals {
         notes.push(
             "the trace is masked: literals and parameters are hashes, and results differ for that".into(),

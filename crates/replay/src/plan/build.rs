@@ -67,10 +67,21 @@ struct Builder<'o> {
     sessions: BTreeMap<SessionId, Script>,
     refused: HashSet<SessionId>,
     omitted: Omitted,
+    /// What is missing before the messages of clients.
+    holes: Holes,
+    /// Sessions with messages and without a beginning.
+    headless: HashSet<SessionId>,
     /// CancelRequests: session and time.
     cancels: Vec<(Option<SessionId>, u64)>,
     servers: Vec<ServerIdentity<'static>>,
     origin_ns: Option<u64>,
+}
+
+/// Places where the trace misses bytes of clients: nobody knows which units they were.
+#[derive(Clone, Copy, Default)]
+struct Holes {
+    count: u64,
+    bytes: u64,
 }
 
 #[derive(Default)]
@@ -95,6 +106,11 @@ pub(super) struct Script {
     pub(super) open: Open,
     /// Offset behind the last message.
     pub(super) next_offset: Option<u64>,
+    holes: Holes,
+    /// Units before which something is missing.
+    torn: Vec<usize>,
+    /// Offset behind the last bytes that were lost.
+    lost_until: u64,
     /// Units before this index are answered.
     answered: usize,
     /// Hashes of rows that no response has claimed yet, by offset.
@@ -150,6 +166,8 @@ impl<'o> Builder<'o> {
             sessions: BTreeMap::new(),
             refused: HashSet::default(),
             omitted: Omitted::default(),
+            holes: Holes::default(),
+            headless: HashSet::default(),
             cancels: Vec::new(),
             servers: Vec::new(),
             origin_ns: None,
@@ -195,19 +213,23 @@ impl<'o> Builder<'o> {
             Record::Cancel(cancel) => self.cancels.push((cancel.session, cancel.time_ns)),
             Record::Loss(loss) if loss.direction == Direction::Frontend => {
                 // What follows shows the gap by its offset. A unit that misses its end never gets one.
-                if let Some(script) = loss.session.and_then(|session| self.sessions.get_mut(&session)) {
-                    script.cut(Reason::Lost);
+                match loss.session {
+                    None => self.holes.add(loss.len),
+                    Some(session) => {
+                        if let Some(script) = self.sessions.get_mut(&session) {
+                            script.cut(Reason::Lost);
+                            script.lost_until = script.lost_until.max(loss.offset.saturating_add(loss.len));
+                        }
+                    }
                 }
             }
             Record::Withheld(withheld)
                 if self.protocol == Protocol::Mysql && withheld.direction == Direction::Frontend =>
             {
-                // Behind the login, a COM_CHANGE_USER.
                 if let Some(script) = self.sessions.get_mut(&withheld.session)
-                    && withheld.reason == WithheldReason::Authentication
-                    && script.next_offset.is_some_and(|next| next <= withheld.offset)
+                    && script.next_offset.is_none_or(|next| next <= withheld.offset)
                 {
-                    script.commands.changed_user = true;
+                    script.withheld_command(withheld, &self.classifier);
                 }
             }
             Record::Withheld(withheld)
@@ -281,7 +303,10 @@ impl<'o> Builder<'o> {
             filled: HashSet::default(),
             unresolved: Vec::new(),
             open: Open { complete: true, ..Open::default() },
-            next_offset: None,
+            next_offset: (!start.midstream).then_some(start.frontend_offset),
+            holes: Holes::default(),
+            torn: Vec::new(),
+            lost_until: 0,
             answered: 0,
             rows: Vec::new(),
             row_hash: match self.options.rows {
@@ -302,7 +327,12 @@ impl<'o> Builder<'o> {
     }
 
     fn frontend(&mut self, message: &Frontend<'_>, is_file: bool) -> Result<(), Error> {
-        let Some(script) = self.sessions.get_mut(&message.session) else { return Ok(()) };
+        let Some(script) = self.sessions.get_mut(&message.session) else {
+            if !self.refused.contains(&message.session) {
+                self.headless.insert(message.session);
+            }
+            return Ok(());
+        };
         let origin_ns = self.origin_ns.unwrap_or(message.time_ns);
         let when = self.options.filter.time(message.time_ns.saturating_sub(origin_ns));
         let (classifier, messages) = (&mut self.classifier, &mut self.messages);
@@ -348,7 +378,12 @@ impl<'o> Builder<'o> {
     fn ready(&mut self, ready: &Ready) {
         let Some(script) = self.sessions.get_mut(&ready.session) else { return };
         script.joining &= ready.status != TransactionStatus::Idle;
-        let Some(index) = script.unit_of(ready.request) else { return };
+        let Some(index) = script.unit_of(ready.request) else {
+            if script.commands.was_masked(ready.request) {
+                self.omitted.unit(Reason::Masked);
+            }
+            return;
+        };
         let unit = &mut script.session.units[index];
         unit.is_ready(ready.time_ns);
         unit.status = Some(ready.status);
@@ -384,6 +419,9 @@ impl<'o> Builder<'o> {
             script.leave_out_torn(&self.expected, &self.executes, &self.classifier);
             script.prepare_what_outlives();
             script.settle_commands();
+            script.miss(script.lost_until);
+            self.holes.count += script.holes.count;
+            self.holes.bytes += script.holes.bytes;
             for unit in &script.session.units {
                 if let Some(reason) = unit.omitted {
                     self.omitted.unit(reason);
@@ -423,9 +461,19 @@ impl<'o> Builder<'o> {
             commits: 0,
             close_commits: 0,
             damaged_blocks,
+            holes: self.holes.count,
+            hole_bytes: self.holes.bytes,
+            headless_sessions: self.headless.len() as u64,
         };
         order::commits(&mut plan);
         Ok(plan)
+    }
+}
+
+impl Holes {
+    fn add(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 
@@ -482,13 +530,49 @@ impl Script {
     }
 
     /// Follows the stream to what is here; whether something is missing before it.
-    fn follow(&mut self, offset: u64, len: u64) -> bool {
+    pub(super) fn follow(&mut self, offset: u64, len: u64) -> bool {
         let gap = self.next_offset.is_some_and(|next| next != offset);
-        self.next_offset = Some(offset + len);
         if gap {
+            self.miss(offset);
             self.cut(Reason::Lost);
+            self.torn.push(self.session.units.len());
         }
+        self.next_offset = Some(offset + len);
         gap
+    }
+
+    /// What is up to this offset and has not come is missing.
+    fn miss(&mut self, until: u64) {
+        // Where recording joined the session nothing is missing yet.
+        let bytes = self.next_offset.map_or(0, |next| until.saturating_sub(next));
+        if bytes > 0 {
+            self.holes.add(bytes);
+        }
+    }
+
+    /// A command was withheld, or a part of what a command sends.
+    fn withheld_command(&mut self, withheld: &Withheld, classifier: &Classifier) {
+        let gap = self.follow(withheld.offset, withheld.len);
+        match withheld.reason {
+            // Behind the login, a COM_CHANGE_USER.
+            WithheldReason::Authentication => {
+                self.commands.changed_user |= !self.session.midstream || !self.session.units.is_empty();
+            }
+            WithheldReason::Masking => {
+                let loads = self.open.executes.last().is_some_and(|&index| {
+                    let label = classifier.get(index).label.as_bytes();
+                    label.get(..5).is_some_and(|word| word.eq_ignore_ascii_case(b"load "))
+                });
+                match self.session.units.last_mut() {
+                    // Its local file.
+                    Some(unit) if loads && !gap && unit.ready_ns().is_none() => {
+                        unit.omitted.get_or_insert(Reason::Masked);
+                    }
+                    _ => self.commands.masked.push(withheld.offset),
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Data of a COPY was withheld.
@@ -767,23 +851,47 @@ impl Script {
         }
     }
 
-    /// Leaves out the transaction that was under way when recording joined the session. No record says that there was one; the first units
-    /// that tell do.
+    /// Leaves out transactions of which the beginning or the end is not in the trace. No record says that there was one: the first units
+    /// behind a hole, or behind the moment when recording joined the session, tell whether they began in one.
+    ///
+    /// Of a transaction whose end is missing nobody knows whether it was committed. It is left out rather than ended by guess: both ways it would
+    /// come out as if it had not been, or as it should not.
     fn leave_out_torn(&mut self, expected: &Lists<Expected>, executes: &Lists<u32>, classifier: &Classifier) {
-        let midstream = self.session.midstream;
-        let units = &mut self.session.units;
-        let mut told = units.iter().map(|unit| began_within(unit, expected, executes, classifier));
-        let Some(at) = told.position(|within| within.is_some()).filter(|_| midstream) else { return };
-        if began_within(&units[at], expected, executes, classifier) != Some(true) {
-            return;
+        let units = &self.session.units;
+        let idle = |unit: &Unit| unit.status == Some(TransactionStatus::Idle);
+        let mut torn = Vec::new();
+        let joined = self.session.midstream.then_some((0, Reason::MidstreamTransaction));
+        for (from, reason) in joined.into_iter().chain(self.torn.iter().map(|&at| (at, Reason::Lost))) {
+            let told = units.iter().enumerate().skip(from).find_map(|(at, unit)| {
+                began_within(unit, expected, executes, classifier).map(|within| (at, within))
+            });
+            let Some((at, within)) = told else { continue };
+            let before = &units[..from];
+            let was_within = before
+                .iter()
+                .rev()
+                .find_map(|unit| unit.status)
+                .is_some_and(|last| in_transaction(Some(last)));
+            match (was_within, within) {
+                (false, true) => {
+                    let end = units[at..].iter().position(idle).map_or(units.len(), |last| at + last + 1);
+                    torn.push((from..end, reason));
+                }
+                (true, false) => {
+                    let begin = before.iter().rposition(idle).map_or(0, |last| last + 1);
+                    torn.push((begin..from, reason));
+                }
+                // It began before and goes on, or there is none.
+                _ => {}
+            }
         }
-        let ends = units[at..].iter().position(|unit| unit.status == Some(TransactionStatus::Idle));
-        let after = ends.map_or(units.len(), |last| at + last + 1);
-        let commands = &self.session.commands;
-        for (index, unit) in units[..after].iter_mut().enumerate() {
-            // In MySQL's protocol it is no part of the transaction, and what follows may execute it.
-            if commands.get(index) != Some(&COM_STMT_PREPARE) {
-                unit.omitted.get_or_insert(Reason::MidstreamTransaction);
+        let Session { units, commands, .. } = &mut self.session;
+        for (range, reason) in torn {
+            for index in range {
+                // In MySQL's protocol it is no part of the transaction, and what follows may execute it.
+                if commands.get(index) != Some(&COM_STMT_PREPARE) {
+                    units[index].omitted.get_or_insert(reason);
+                }
             }
         }
     }

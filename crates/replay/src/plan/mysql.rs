@@ -69,6 +69,8 @@ pub(super) struct Commands {
     early: Vec<usize>,
     /// Units that cannot be played without an earlier one: that which prepared their statement, or told the types of its parameters.
     needs: Vec<(u32, u32)>,
+    /// Offsets of what masking withheld: executions, and long data, which has no answer.
+    pub masked: Vec<u64>,
     /// Query attributes were agreed on: they are among the parameters.
     attributes: bool,
     /// Commands without an answer that wait for the next one with an answer.
@@ -87,6 +89,14 @@ impl Commands {
         let flags = told.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse().ok());
         let attributes = Capabilities(flags.unwrap_or(0)).has(capability::QUERY_ATTRIBUTES);
         Self { attributes, ..Self::default() }
+    }
+
+    /// Whether what was answered is a command that masking withheld.
+    pub(super) fn was_masked(&mut self, request: u64) -> bool {
+        let was = self.masked.contains(&request);
+        // The server answers in order.
+        self.masked.retain(|&offset| offset > request);
+        was
     }
 
     /// The unit that prepared the statement of this number.
@@ -109,8 +119,7 @@ impl Script {
         when: Ordering,
         messages: &mut Messages,
     ) -> Result<(), Error> {
-        let gap = self.next_offset.is_some_and(|next| next != message.offset);
-        self.next_offset = Some(message.offset + message.wire_len);
+        let gap = self.follow(message.offset, message.wire_len);
         if gap {
             self.commands.held.clear();
         }

@@ -138,3 +138,71 @@ fn data_of_a_copy_that_was_lost_belong_to_no_other_unit() {
     assert_eq!(omitted(&plan), [None, None]);
     assert_eq!(sent(&plan, 0, 0).len(), 1);
 }
+
+/// Whether it was COMMIT or ROLLBACK nobody knows, and open it would keep its locks from all who come later.
+#[test]
+fn a_transaction_whose_end_was_lost_is_not_played() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "select 1", I);
+    trace.query(1, 3, 4, "begin", T);
+    trace.query(1, 5, 6, "update t set a = 1", T);
+    trace.lose(1, 7, 12);
+    trace.query(1, 9, 10, "select 2", I);
+    trace.query(1, 11, 12, "begin", T);
+    let lost = Some(Reason::Lost);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [None, lost, lost, None, None]);
+}
+
+#[test]
+fn a_transaction_whose_beginning_was_lost_is_not_played_without_it() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "select 1", I);
+    trace.lose(1, 3, 12);
+    trace.query(1, 5, 6, "update t set a = 1", T);
+    trace.query(1, 7, 8, "rollback", I);
+    trace.query(1, 9, 10, "select 2", I);
+    let lost = Some(Reason::Lost);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [None, lost, lost, None]);
+
+    // In the middle it is played as far as it is there.
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "begin", T);
+    trace.lose(1, 3, 12);
+    trace.query(1, 5, 6, "update t set a = 1", T);
+    trace.query(1, 7, 8, "rollback", I);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [None; 3]);
+}
+
+#[test]
+fn what_is_missing_is_counted() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "select 1", I);
+    trace.lose(1, 3, 100);
+    trace.query(1, 4, 5, "select 2", I);
+    // Also without a record that says so, and behind the last message.
+    trace.pass(1, 10);
+    trace.query(1, 6, 7, "select 3", I);
+    trace.lose(1, 8, 1000);
+    trace.end(1, 9);
+    // Its beginning was in a block that cannot be read.
+    trace.query(2, 5, 6, "select 4", I);
+    trace.query(2, 7, 8, "select 5", I);
+    // This one is not wanted.
+    trace.start(3, 5, false);
+    trace.query(3, 6, 7, "select 6", I);
+    let filter = Filter { sessions: [1].into(), ..Filter::default() };
+    let plan = trace.plan(&Options { filter, ..Options::default() });
+    assert_eq!(omitted(&plan), [None; 3]);
+    assert_eq!((plan.holes, plan.hole_bytes, plan.headless_sessions), (3, 1110, 1));
+
+    // What was sent before recording joined the session is not missing.
+    let mut trace = Trace::default();
+    trace.start(1, 0, true);
+    trace.pass(1, 100);
+    trace.query(1, 1, 2, "select 1", I);
+    assert_eq!(trace.plan(&Options::default()).holes, 0);
+}

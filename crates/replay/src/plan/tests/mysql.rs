@@ -151,3 +151,26 @@ fn a_session_joined_in_a_transaction_begins_after_it() {
     // Its types were told in the transaction.
     assert_eq!(omitted(&plan)[4], cut);
 }
+
+#[test]
+fn executions_that_masking_left_out_are_counted() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
+    for time_ns in [3, 5] {
+        let (offset, len) = (trace.next, 20);
+        trace.next += len;
+        trace.records.push(Record::Withheld(Withheld {
+            session: SessionId(1),
+            time_ns,
+            direction: Direction::Frontend,
+            offset,
+            len,
+            reason: WithheldReason::Masking,
+        }));
+        trace.answer(time_ns + 1, offset, "ROWS 1", I);
+    }
+    trace.run(7, b"\x03select 1", "ROWS 1", I);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(format!("{:?}", plan.omitted.units), "{Masked: 2}");
+    assert_eq!(omitted(&plan), [None, None]);
+}
