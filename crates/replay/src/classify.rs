@@ -113,7 +113,8 @@ impl Classifier {
 }
 
 fn classify(text: &str) -> Statement {
-    let summary = Summary::of(text).unwrap_or_else(|_| Summary {
+    let shape = shape(text);
+    let mut summary = Summary::of(text).unwrap_or_else(|_| Summary {
         class: Class::Write,
         may_write: true,
         volatile: Vec::new(),
@@ -126,15 +127,46 @@ fn classify(text: &str) -> Statement {
         notifies: false,
     });
     let fingerprint = fingerprint(text).unwrap_or_else(|_| hash_fingerprint(text.as_bytes()));
-    let shape = shape(text);
+    let label = normalize(text).unwrap_or_else(|_| text.to_owned());
+    summary.may_write |= writes_behind(&shape, &label, summary.class);
     Statement {
         fingerprint: format!("{fingerprint:016x}"),
-        label: shorten(&normalize(text).unwrap_or_else(|_| text.to_owned())),
+        label: shorten(&label),
         sample: sample(text),
         summary,
         copies_in: statements(&shape).filter(|words| copies_in(words)).count() as u32,
         block: statements(&shape).find_map(|words| Block::of(&words)),
     }
+}
+
+/// Whether something in a text may write that is not of the class of the whole: that is the class of one of its statements, and what EXECUTE and
+/// COMMIT PREPARED do is not in their own words. `label` is the text without its literals as PostgreSQL writes it.
+fn writes_behind(shape: &str, label: &str, class: Class) -> bool {
+    if !matches!(class, Class::Transaction | Class::Session | Class::LiftsReadOnly) {
+        return false;
+    }
+    let told = |words: Vec<&str>| match words[..] {
+        ["prepare" | "deallocate", ..] => false,
+        ["commit" | "rollback", "prepared", ..] => true,
+        _ => words.contains(&"execute"),
+    };
+    if statements(shape).any(told) {
+        return true;
+    }
+    // What is cut at a semicolon of a name or comment is no statement, and may write.
+    let reads = |text: &str| Summary::of(text).is_ok_and(|summary| !summary.may_write);
+    let several = statements(shape).nth(1).is_some();
+    label.split(';').any(|one| {
+        let declares = statements(&self::shape(one)).next().is_some_and(|words| words[0] == "declare");
+        match declares {
+            // What a cursor reads is behind FOR.
+            true => {
+                let from = one.to_ascii_lowercase().find(" for ").map(|at| at + " for ".len());
+                !from.and_then(|from| one.get(from..)).is_some_and(reads)
+            }
+            false => several && !reads(one),
+        }
+    })
 }
 
 /// A text of PostgreSQL in lower case, without its literals and comments.

@@ -44,15 +44,15 @@ pub(super) fn commits(plan: &mut Plan) {
         let mut wrote = false;
         for (index, unit) in session.units.iter().enumerate().filter(|(_, unit)| unit.omitted.is_none()) {
             wrote |= unit.may_write;
-            // Not seen to stay open counts as over: waiting for it too often is safe.
-            let over =
-                !matches!(unit.status, Some(TransactionStatus::Transaction | TransactionStatus::Failed));
-            if over && std::mem::take(&mut wrote) {
-                if let Some(ready_ns) = unit.ready_ns() {
-                    let pure = is_pure(plan, unit, index);
-                    let over_ns = if pure { unit.sent_ns } else { ready_ns };
-                    commits.push(Commit { over_ns, sent_ns: unit.sent_ns, session: at, unit: index, pure });
-                }
+            // Where no answer was seen the transaction may go on: the next that was answered outside of one is behind the commit.
+            if wrote
+                && unit.status == Some(TransactionStatus::Idle)
+                && let Some(ready_ns) = unit.ready_ns()
+            {
+                wrote = false;
+                let pure = is_pure(plan, unit, index);
+                let over_ns = if pure { unit.sent_ns } else { ready_ns };
+                commits.push(Commit { over_ns, sent_ns: unit.sent_ns, session: at, unit: index, pure });
             }
         }
     }
@@ -98,7 +98,12 @@ pub(super) fn commits(plan: &mut Plan) {
 
 /// Whether a unit only ends a transaction, and everything before it was answered when it was sent.
 fn is_pure(plan: &Plan, unit: &Unit, index: usize) -> bool {
-    let ends = |&statement: &u32| plan.classifier.get(statement).summary.class == Class::Transaction;
+    let ends = |&statement: &u32| {
+        let statement = plan.classifier.get(statement);
+        // Of one statement, what may write is COMMIT PREPARED; of several, one is more than an end.
+        let alone = !statement.label.trim_end_matches(';').contains(';');
+        statement.summary.class == Class::Transaction && (alone || !statement.summary.may_write)
+    };
     unit.after as usize == index && !plan.executes(unit).is_empty() && plan.executes(unit).iter().all(ends)
 }
 

@@ -551,6 +551,63 @@ fn a_transaction_commits_once_and_only_if_it_may_have_written() {
     assert_eq!(commits, [None, None, None, None, None, None, Some(0)]);
 }
 
+/// What a whole text mostly does, or begins with, says nothing of the rest of it.
+#[test]
+fn who_writes_behind_other_words_commits() {
+    for (sql, writes) in [
+        ("execute p(1)", true),
+        ("explain analyze execute p", true),
+        ("begin; select transfer(1, 2); commit", true),
+        ("set statement_timeout = 5; select transfer(1, 2)", true),
+        ("begin read write; select transfer(';', 2); commit", true),
+        ("commit prepared 'a'", true),
+        ("rollback prepared 'a'", true),
+        ("declare c cursor with hold for select transfer(a) from t", true),
+        ("declare c cursor for select a from t for update", true),
+        ("begin; select max(a), ';' from t; commit", false),
+        ("set statement_timeout = 5; set search_path = a, b; select 1 /* x */", false),
+        ("declare c cursor for select a from t", false),
+        ("discard all", false),
+        ("begin read write", false),
+        ("prepare p as select transfer(1, 2)", false),
+        ("set application_name = 'execute'", false),
+    ] {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.query(1, 1, 2, sql, I);
+        let plan = trace.plan(&Options::default());
+        assert_eq!(plan.sessions[0].units[0].may_write, writes, "{sql}");
+        assert_eq!(plan.commits, usize::from(writes), "{sql}");
+    }
+}
+
+#[test]
+fn a_whole_transaction_in_one_query_is_over_when_it_is_answered_and_a_commit_when_it_is_sent() {
+    for (sql, waits) in [("begin; select transfer(1, 2); commit", 0), ("commit prepared 'a';", 1)] {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.start(2, 0, false);
+        trace.query(1, 10, 20, sql, I);
+        trace.query(2, 15, 16, "select a from t", I);
+        let plan = trace.plan(&Options::default());
+        assert_eq!(plan.sessions[1].units[0].after_commits, waits, "{sql}");
+    }
+}
+
+#[test]
+fn a_write_whose_answer_was_lost_is_committed_by_what_was_answered_next() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "begin", T);
+    trace.send(1, 3, |out| build::query(out, b"update t set a = 1"));
+    trace.query(1, 5, 6, "select 1", T);
+    trace.query(1, 7, 8, "commit", I);
+    trace.query(1, 9, 10, "select 1", I);
+    let plan = trace.plan(&Options::default());
+    let commits: Vec<_> = plan.sessions[0].units.iter().map(|unit| unit.commit()).collect();
+    assert_eq!(commits, [None, None, None, Some(0), None]);
+}
+
 #[test]
 fn sessions_that_followed_each_other_still_do() {
     let mut trace = Trace::default();
