@@ -173,7 +173,10 @@ pub fn play(plan: Plan, target: Target, options: Options) -> (Plan, Played, Repo
 
 /// The plan of records.
 pub fn plan(meta: &Meta, records: &[Record<'static>], options: &plan::Options) -> Plan {
-    plan::from_records(meta.clone(), records.iter().cloned(), options).expect("a plan")
+    let plan = plan::from_records(meta.clone(), records.iter().cloned(), options).expect("a plan");
+    // The relay loses nothing.
+    assert_eq!((plan.holes, plan.headless_sessions), (0, 0));
+    plan
 }
 
 /// The messages of a unit.
