@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,6 +17,7 @@ use underpass_replay::preflight::{self, Preflight};
 use underpass_replay::report::Report;
 use underpass_replay::run::{self, Options, Pace, Played, Progress, Stopper};
 use underpass_replay::{Error, Identities, Target};
+use underpass_trace::{Level, Protocol};
 
 /// How often the progress bar moves.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -101,7 +102,8 @@ pub(crate) struct Replay {
     /// Writes a page, too, with the report of the trace and that of its replay: one HTML file that needs no network.
     #[arg(long, value_name = "FILE")]
     pub page: Option<PathBuf>,
-    /// Exits with 3 if anything came out differently.
+    /// Exits with 3 if anything came out differently, or was not compared because the replay was stopped, the server of --baseline went away,
+    /// or nothing is known that could be.
     #[arg(long)]
     pub require_equal: bool,
     /// Shows no progress.
@@ -125,7 +127,8 @@ pub(crate) enum PaceArg {
 pub(crate) enum Order {
     /// Nothing: transactions may interleave otherwise than at capture.
     None,
-    /// The commits that came before at capture, so that the same data come out.
+    /// The commits that came before at capture: updates of the same rows come in the order of the trace. What overlapped may still
+    /// come out otherwise (docs/replay.md, "Order").
     Commit,
 }
 
@@ -144,7 +147,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   underpass replay monday --to postgres://postgres@test:5432/ --dry-run
   underpass replay monday --to postgres://postgres@test:5432/                     as it was
-  underpass replay monday --to ... --order commit --pace asap --require-equal    the same data come out
+  underpass replay monday --to ... --order commit --pace asap --require-equal    updates of a row in the order of the trace
   underpass replay monday --to ... --baseline postgres://postgres@old/           two servers compared
   underpass replay monday --to ... --read-only --speed 2                         on a standby, twice as fast
 
@@ -230,6 +233,14 @@ pub(crate) fn run(replay: &Replay) -> anyhow::Result<ExitCode> {
     let options = plan::Options { filter: replay.filter(), read_only: replay.read_only, rows: replay.rows() };
     let plan = plan::read(&replay.trace, &options)
         .with_context(|| format!("cannot read the trace {}", replay.trace.display()))?;
+    let has_rows = plan.meta.level == Level::Full
+        && plan.meta.protocol == Protocol::Postgres
+        && !plan.meta.redaction.literals;
+    ensure!(
+        replay.rows == RowsArg::Count || baseline.is_some() || has_rows,
+        "the trace does not have the rows of results, which --rows would compare: only unmasked ones of PostgreSQL that were recorded \
+         with --level full have; compare with another server (--baseline), or the numbers of rows (--rows count)"
+    );
     if plan.units() == 0 {
         let omitted: Vec<String> = plan
             .omitted

@@ -282,21 +282,26 @@ impl<'c> Walk<'c> {
                     }
                     return;
                 }
-                if was != is {
-                    Kind::Tag
-                } else if was_rows != is_rows || there.rows != here.rows {
-                    Kind::Rows
-                } else if there.hash.is_some_and(|hash| Some(hash) != here.hash) {
-                    Kind::RowContents
-                } else {
-                    return;
+                match (was == is, was_rows == is_rows) {
+                    (false, _) => Kind::Tag,
+                    (true, false) => Kind::Rows,
+                    (true, true) => return self.rows(unit, there, here),
                 }
             }
             (Some(was), Some(is)) if std::mem::discriminant(was) != std::mem::discriminant(is) => Kind::Tag,
-            _ if there.rows != here.rows => Kind::Rows,
-            _ => return,
+            // A portal that is suspended has sent rows, too.
+            _ => return self.rows(unit, there, here),
         };
         self.add(unit, kind, there.text(), here.text());
+    }
+
+    /// Compares the rows of results that ended in the same way.
+    fn rows(&mut self, unit: &Unit, there: &Side<'_>, here: &Side<'_>) {
+        if there.rows != here.rows {
+            self.add(unit, Kind::Rows, there.text(), here.text());
+        } else if there.hash.is_some_and(|hash| Some(hash) != here.hash) {
+            self.add(unit, Kind::RowContents, there.text(), here.text());
+        }
     }
 }
 
@@ -355,6 +360,7 @@ mod tests {
     fn every_kind_is_told() {
         let rows = |rows| Actual { rows, ..complete("FETCH") };
         let hash = |hash| Actual { hash, ..complete("FETCH") };
+        let suspended = |hash| Actual { end: End::Suspended, rows: 5, hash };
         for (there, here, kind) in [
             (complete("SELECT 5"), error(b"42P01"), Kind::Error),
             (error(b"42P01"), complete("SELECT 5"), Kind::NoError),
@@ -362,6 +368,7 @@ mod tests {
             (complete("UPDATE 5"), complete("UPDATE 6"), Kind::Rows),
             (rows(1), rows(2), Kind::Rows),
             (hash(1), hash(2), Kind::RowContents),
+            (suspended(1), suspended(2), Kind::RowContents),
             (complete("INSERT 0 1"), complete("UPDATE 1"), Kind::Tag),
             (complete("UPDATE 1"), error(b"25006"), Kind::RefusedWrite),
         ] {

@@ -57,10 +57,21 @@ fn facts(report: &Report) -> String {
 }
 
 fn differences(report: &Report) -> String {
-    if report.is_equal() {
-        return "<p>Nothing.</p>".into();
+    let mut html = String::new();
+    for line in &report.shortcomings {
+        let _ = write!(html, "<p>{}</p>", escape(line));
     }
-    let mut html = table(&["count", "difference", "fingerprint", "!statement", "!there", "!here", "session"]);
+    if report.is_equal() {
+        html += "<p>Nothing.</p>";
+    }
+    if report.counts.unknown > 0 {
+        let _ =
+            write!(html, "<p>{} units have an outcome that is not known there.</p>", report.counts.unknown);
+    }
+    if report.divergences.is_empty() {
+        return html;
+    }
+    html += &table(&["count", "difference", "fingerprint", "!statement", "!there", "!here", "session"]);
     for one in report.divergences.iter().take(ROWS_MAX) {
         let example = one.examples.first();
         let of = |text: Option<&String>| escape(text.map_or("", String::as_str));

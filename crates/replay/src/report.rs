@@ -10,7 +10,7 @@ use underpass_stats::Estimate;
 use crate::compare::{self, Compared, Divergence, Kind};
 use crate::latency::{self, Lag, Quantiles};
 use crate::outcome::UnitOutcome;
-use crate::plan::{Omitted, Plan};
+use crate::plan::{Omitted, Plan, Rows};
 use crate::preflight::{Preflight, volatile};
 use crate::run::{Options, Pace, Played};
 
@@ -54,6 +54,8 @@ pub struct Report {
     pub counts: Counts,
     /// What was not played.
     pub omitted: Omitted,
+    /// Why it is not known that nothing came out differently, a line each: the replay was stopped, for example.
+    pub shortcomings: Vec<String>,
     /// Differences by kind.
     pub kinds: BTreeMap<Kind, u64>,
     /// Errors 25P02 that were folded into the error before them.
@@ -68,6 +70,8 @@ pub struct Report {
     pub volatile: BTreeMap<String, u64>,
     /// Sessions that were not connected, or lost their connection, with the reason.
     pub broken_sessions: Vec<(u64, String)>,
+    /// The same on the other target.
+    pub baseline_broken_sessions: Vec<(u64, String)>,
     /// Other things worth knowing.
     pub notes: Vec<String>,
 }
@@ -160,9 +164,6 @@ impl Report {
                 }
             })
             .collect();
-        let broken = plan.sessions.iter().zip(&played.sessions);
-        let broken_sessions =
-            broken.filter_map(|(session, outcome)| Some((session.id.0, outcome.broken.clone()?))).collect();
         Self {
             version: 1,
             compared_with: baseline.map_or("capture", |(name, _)| name).to_owned(),
@@ -184,6 +185,7 @@ impl Report {
             stopped: played.stopped,
             replayer_cpu_s: played.cpu.as_secs_f64(),
             counts: counts(plan, played, &compared),
+            shortcomings: shortcomings(plan, played, baseline, &compared),
             omitted: plan.omitted.clone(),
             cascades: compared.divergences.iter().map(|one| one.cascade).sum(),
             divergences: differences(&compared, group),
@@ -191,15 +193,17 @@ impl Report {
             groups,
             lag: latency::lag(played),
             volatile: volatile(plan, played),
-            broken_sessions,
-            notes: notes(plan, options, played),
+            broken_sessions: broken_sessions(plan, played),
+            baseline_broken_sessions: baseline
+                .map_or_else(Vec::new, |(_, baseline)| broken_sessions(plan, baseline)),
+            notes: notes(plan, options, played, baseline.is_some()),
             preflight,
         }
     }
 
-    /// Whether nothing came out differently.
+    /// Whether nothing came out differently, as far as that is known of single units, and nothing kept the rest from being compared.
     pub fn is_equal(&self) -> bool {
-        self.kinds.is_empty() && self.broken_sessions.is_empty()
+        self.kinds.is_empty() && self.broken_sessions.is_empty() && self.shortcomings.is_empty()
     }
 
     /// The report for a terminal.
@@ -239,6 +243,7 @@ impl Report {
             "\nCompared with {}: {} units, {} equal, {} with an outcome that is not known there.",
             self.compared_with, counts.compared, counts.equal, counts.unknown
         )?;
+        self.shortcomings.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
         for (kind, count) in &self.kinds {
             writeln!(out, "  {count:>8}  {}", kind.text())?;
         }
@@ -324,11 +329,14 @@ impl Report {
         if self.counts.not_sent > 0 {
             lines.push(format!("{} units: the replay was stopped", self.counts.not_sent));
         }
-        for (session, why) in self.broken_sessions.iter().take(DIVERGENCES_PRINTED) {
-            lines.push(format!("session {session} from some point on: {why}"));
-        }
-        if self.broken_sessions.len() > DIVERGENCES_PRINTED {
-            lines.push(format!("and {} sessions more", self.broken_sessions.len() - DIVERGENCES_PRINTED));
+        let there = format!(", on {}", self.compared_with);
+        for (place, sessions) in [("", &self.broken_sessions), (&there, &self.baseline_broken_sessions)] {
+            for (session, why) in sessions.iter().take(DIVERGENCES_PRINTED) {
+                lines.push(format!("session {session} from some point on{place}: {why}"));
+            }
+            if sessions.len() > DIVERGENCES_PRINTED {
+                lines.push(format!("and {} sessions more{place}", sessions.len() - DIVERGENCES_PRINTED));
+            }
         }
         lines
     }
@@ -408,7 +416,48 @@ fn differences(compared: &Compared, group: impl Fn(u32) -> (String, String)) -> 
     list
 }
 
-fn notes(plan: &Plan, options: &Options, played: &Played) -> Vec<String> {
+/// Sessions that were not connected, or lost their connection, with the reason.
+fn broken_sessions(plan: &Plan, played: &Played) -> Vec<(u64, String)> {
+    let sessions = plan.sessions.iter().zip(&played.sessions);
+    sessions.filter_map(|(session, outcome)| Some((session.id.0, outcome.broken.clone()?))).collect()
+}
+
+/// Units of a replay of which the outcome is so.
+fn units_that(plan: &Plan, played: &Played, is: impl Fn(&UnitOutcome) -> bool) -> usize {
+    let sessions = plan.sessions.iter().zip(&played.sessions);
+    let units = sessions.flat_map(|(session, outcome)| session.units.iter().zip(&outcome.units));
+    units.filter(|(unit, outcome)| unit.omitted.is_none() && is(outcome)).count()
+}
+
+/// Why units were not compared that should have been, a line each.
+fn shortcomings(
+    plan: &Plan,
+    played: &Played,
+    baseline: Option<(&str, &Played)>,
+    compared: &Compared,
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    let not_sent = |played| units_that(plan, played, |outcome| matches!(outcome, UnitOutcome::NotSent));
+    if let Some((name, there)) = baseline {
+        if there.stopped {
+            lines.push(format!("the replay on {name} was stopped; {} units were not sent", not_sent(there)));
+        }
+        let is_lost = |outcome: &_| matches!(outcome, UnitOutcome::Broken | UnitOutcome::NoConnection);
+        match units_that(plan, there, is_lost) {
+            0 => {}
+            units => lines.push(format!("{units} units have no answer on {name}: its connections were lost")),
+        }
+    }
+    if played.stopped {
+        lines.push(format!("the replay was stopped; {} units were not sent", not_sent(played)));
+    }
+    if compared.units == 0 {
+        lines.push("nothing was compared".into());
+    }
+    lines
+}
+
+fn notes(plan: &Plan, options: &Options, played: &Played, has_baseline: bool) -> Vec<String> {
     let mut notes = Vec::new();
     let midstream = plan.sessions.iter().filter(|session| session.midstream).count();
     if midstream > 0 {
@@ -453,9 +502,27 @@ fn notes(plan: &Plan, options: &Options, played: &Played) -> Vec<String> {
             "{released} units were sent before commits they should have waited for: nothing moved any more"
         ));
     }
+    let without_rows =
+        if has_baseline || options.rows == Rows::Count { 0 } else { results_without_rows(plan, played) };
+    if without_rows > 0 {
+        notes.push(format!(
+            "of {without_rows} results the trace does not have the rows: only their number was compared (record with --level full, or compare with --baseline)"
+        ));
+    }
     let prepare: usize = played.sessions.iter().map(|session| session.prepare_errors.len()).sum();
     if prepare > 0 {
         notes.push(format!("{prepare} statements prepared before recording are refused by the target"));
     }
     notes
+}
+
+/// Results with rows, of units that were answered, whose rows the plan does not know.
+fn results_without_rows(plan: &Plan, played: &Played) -> usize {
+    let sessions = plan.sessions.iter().zip(&played.sessions);
+    let units = sessions.flat_map(|(session, outcome)| session.units.iter().zip(&outcome.units));
+    units
+        .filter(|(_, outcome)| matches!(outcome, UnitOutcome::Answered(_)))
+        .flat_map(|(unit, _)| plan.expected(unit))
+        .filter(|expected| expected.end.is_some() && expected.rows > 0 && expected.hash.is_none())
+        .count()
 }

@@ -264,6 +264,15 @@ impl Run {
         }
     }
 
+    /// Does something, unless the replay is stopped at once meanwhile: then it is given up wherever it is.
+    pub async fn unless_now<T>(&self, work: impl Future<Output = T>) -> Result<T, Stop> {
+        tokio::select! {
+            biased;
+            value = work => Ok(value),
+            () = self.stopped(Stop::Now) => Err(Stop::Now),
+        }
+    }
+
     /// So many sessions more are connected.
     pub fn sessions_open(&self, change: i64) {
         self.progress.sessions.fetch_add(change, Ordering::Relaxed);

@@ -13,6 +13,7 @@ use underpass_wire::tag::backend as tag;
 
 use crate::connection::{Connection, set_session_authorization};
 use crate::error::ConnectError;
+use crate::mysql::resets_session;
 use crate::outcome::{Actual, Sending, SessionOutcome, UnitOutcome};
 use crate::plan::{Barrier, End, Messages, Rows, Says, Session, Step, Tag, Unit};
 use crate::rowhash::RowHash;
@@ -20,6 +21,10 @@ use crate::run::{Pace, Run, Stop};
 
 /// A connection that is not made by then is none.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// Longer is not waited for a server that is to be left: the request to cancel what it does, and Terminate.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
+/// What is said to a server that wants data of a COPY which the trace does not have.
+const NO_COPY_DATA: &str = "the replay has no data for this COPY";
 /// Below this a wait for commits was none.
 const ORDER_WAIT_MIN: Duration = Duration::from_micros(100);
 /// Error messages are cut to this many characters.
@@ -66,6 +71,8 @@ pub(crate) struct Flight {
     pub exchange: Exchange,
     /// An error: the server skips to Sync.
     pub failed: bool,
+    /// A COPY of it was ended, because there are no data: the error that follows is ours.
+    copy_given_up: bool,
     /// What asks for ReadyForQuery has been sent.
     asked: bool,
     /// When the client asks to cancel it.
@@ -90,8 +97,8 @@ pub(crate) struct Player<'r> {
     become_user: Option<String>,
     /// The transaction status, in MySQL's protocol: an error leaves it.
     pub mysql_status: TransactionStatus,
-    /// A statement made the session the login user's again.
-    reset: bool,
+    /// What we made of the session was undone: a statement made it the login user's again, or a command of MySQL's lets it write.
+    pub reset: bool,
     /// A CancelRequest that is under way. Nothing may be sent before the server has passed it on, or it may hit that.
     cancelling: Option<JoinHandle<()>>,
     outcome: SessionOutcome,
@@ -119,21 +126,28 @@ impl From<ConnectError> for Break {
 
 impl Player<'_> {
     async fn play(&mut self) -> Result<(), Break> {
-        self.run.wait_start(self.session).await?;
-        let mut connection = self.connect().await?;
-        self.run.sessions_open(1);
-        let result = self.units(&mut connection).await;
+        let run = self.run;
+        run.wait_start(self.session).await?;
+        let mut connection = run.unless_now(self.connect()).await??;
+        run.sessions_open(1);
+        let units = run.unless_now(self.units(&mut connection)).await;
+        let result = units.unwrap_or_else(|stop| Err(stop.into()));
         if result.is_ok() {
-            self.run.wait_end(self.session, self.last_ready).await?;
+            run.wait_end(self.session, self.last_ready).await?;
         }
-        self.run.sessions_open(-1);
-        if !self.flights.is_empty() && self.run.stop() == Stop::Now && connection.mysql.is_none() {
-            // What was stopped at once must not go on at the server. If that fails, it ends by itself.
-            let _ = crate::connection::cancel(&self.run.target, &connection.cancel).await;
-        }
-        if !matches!(result, Err(Break::Lost(_))) {
-            connection.terminate().await;
-        }
+        run.sessions_open(-1);
+        // A server that does not listen any more need not hear it.
+        let goodbye = async {
+            if !self.flights.is_empty() && run.stop() == Stop::Now && connection.mysql.is_none() {
+                // What was stopped at once must not go on at the server. If that fails, it ends by itself.
+                let request = crate::connection::cancel(&run.target, &connection.cancel);
+                let _ = tokio::time::timeout(GOODBYE_LIMIT, request).await;
+            }
+            if !matches!(result, Err(Break::Lost(_))) {
+                let _ = tokio::time::timeout(GOODBYE_LIMIT, connection.terminate()).await;
+            }
+        };
+        goodbye.await;
         result
     }
 
@@ -172,7 +186,7 @@ impl Player<'_> {
     }
 
     async fn units(&mut self, connection: &mut Connection) -> Result<(), Break> {
-        let session = self.session;
+        let (run, session) = (self.run, self.session);
         for (index, unit) in session.units.iter().enumerate() {
             if unit.omitted.is_some() {
                 if self.flights.is_empty() {
@@ -186,8 +200,16 @@ impl Player<'_> {
             if self.run.stop() >= Stop::Finish {
                 break;
             }
-            if std::mem::take(&mut self.reset) && self.flights.is_empty() {
-                if let Some(user) = &self.become_user {
+            let resets = |flight: &Flight| resets_session(flight.exchange.command());
+            if self.reset || run.options.read_only && self.flights.iter().any(resets) {
+                while !self.flights.is_empty() {
+                    self.receive(connection).await?;
+                }
+            }
+            if std::mem::take(&mut self.reset) {
+                if connection.mysql.is_some() {
+                    connection.refuse_writes().await?;
+                } else if let Some(user) = &self.become_user {
                     connection.query(&set_session_authorization(user)).await?;
                 }
             }
@@ -259,6 +281,7 @@ impl Player<'_> {
             sent_all: false,
             exchange: Exchange::new(self.session.commands.get(index).copied().unwrap_or_default()),
             failed: false,
+            copy_given_up: false,
             asked: false,
             cancel_at: None,
             rows: 0,
@@ -357,7 +380,7 @@ impl Player<'_> {
         if let Some(flight) = self.flights.back_mut() {
             flight.sent_all = true;
         }
-        self.refuse_file(connection).await
+        self.end_copy(connection).await
     }
 
     async fn write(&mut self, mut bytes: &[u8], connection: &mut Connection) -> Result<(), Break> {
@@ -380,7 +403,6 @@ impl Player<'_> {
         let read = tokio::select! {
             biased;
             read = connection.read() => Some(read?),
-            () = self.run.stopped(Stop::Now) => return Err(Break::Stopped),
             () = self.run.alarm(cancel_at) => None,
         };
         match read {
@@ -388,9 +410,36 @@ impl Player<'_> {
             Some(0) => return Err(Break::Lost("the server closed the connection".into())),
             Some(_) => {
                 self.take_messages(connection)?;
-                self.refuse_file(connection).await?;
+                self.end_copy(connection).await?;
             }
         }
+        Ok(())
+    }
+
+    /// The server waits for data that the trace does not have, for example because the COPY failed at capture before it wanted any: it
+    /// would wait for ever, with a lock on the table.
+    async fn end_copy(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        if connection.mysql.is_some() {
+            return self.refuse_file(connection).await;
+        }
+        let is_last = self.flights.len() == 1;
+        let wants = |flight: &&mut Flight| flight.sent_all && flight.copy_in > 0;
+        let Some(flight) = self.flights.front_mut().filter(wants) else { return Ok(()) };
+        if !is_last {
+            // What the server took for data, or for an error in them, cannot be told.
+            return Err(Break::Lost(
+                "a COPY that failed at capture begins here, and takes what was sent behind it".into(),
+            ));
+        }
+        flight.copy_in = 0;
+        flight.copy_given_up = true;
+        let mut messages = Vec::new();
+        build::copy_fail(&mut messages, NO_COPY_DATA.as_bytes());
+        if flight.owed > 0 {
+            // By the extended protocol. It was waiting for data, and ignored the Sync.
+            build::sync(&mut messages);
+        }
+        connection.write_all(&messages).await?;
         Ok(())
     }
 
@@ -460,7 +509,11 @@ impl Player<'_> {
                     Ok(Message::PortalSuspended) => End::Suspended,
                     Ok(Message::ErrorResponse(fields)) => {
                         flight.failed = true;
-                        error_end(fields)
+                        match std::mem::take(&mut flight.copy_given_up) {
+                            // It is not the server's: the COPY was under way.
+                            true => End::Complete(NO_COPY_DATA.as_bytes().into()),
+                            false => error_end(fields),
+                        }
                     }
                     _ => return Ok(()),
                 };

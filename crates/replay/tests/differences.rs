@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use recorder::Recorder;
 use underpass_replay::compare::Kind;
-use underpass_replay::plan::{self, Filter, Reason};
+use underpass_replay::plan::{self, Filter, Plan, Reason};
 use underpass_replay::preflight::{self, Preflight};
-use underpass_replay::run::{self, Options, Pace, Progress, Stopper};
+use underpass_replay::report::Report;
+use underpass_replay::run::{self, Options, Pace, Played, Progress, Stopper};
 use underpass_replay::{Identities, Target};
 use underpass_testkit::{AuthMethod, Authority, Batch, Client, Options as ClientOptions, Postgres};
 use underpass_trace::{Level, Meta, Record};
@@ -71,7 +72,7 @@ fn other_data_give_other_answers() {
     assert!(report.text().contains("23505"), "{}", report.text());
     // The session ran as the captured user.
     assert_eq!(report.counts.equal, 3, "{}", report.text());
-    let page: String = underpass_replay::page::sections(&report).into_iter().map(|one| one.html).collect();
+    let page = page(&report);
     assert!(page.contains("where id &lt; $1") && !page.contains("id < $1"), "{page}");
     assert!(page.contains("23505") && page.contains("another number of rows"), "{page}");
 }
@@ -300,4 +301,83 @@ fn a_stopped_replay_reports_what_it_did() {
     assert!(played.stopped);
     // The sleep was waited for, what comes after it was not sent.
     assert_eq!(recorder::answered(&played), 2);
+
+    // What was compared is equal, and not all was compared: on the target, or on a baseline.
+    let target = recorder::target(copy.port(), Identities::default());
+    let whole = play_whole(&plan, &target);
+    for (played, baseline, why) in [
+        (&played, None, "the replay was stopped; 1 units were not sent"),
+        (&whole, Some(("the other", &played)), "the replay on the other was stopped; 1 units were not sent"),
+    ] {
+        let looked = look(&meta, &records, &target);
+        let report = Report::new(&plan, target.name(), &asap(), looked, played, baseline);
+        assert!(report.kinds.is_empty() && !report.is_equal(), "{}", report.text());
+        assert_eq!(report.counts.equal, 2);
+        assert!(report.text().contains(why) && page(&report).contains(why), "{}", report.text());
+        assert!(!page(&report).contains("Nothing"), "{}", page(&report));
+    }
+}
+
+fn play_whole(plan: &Arc<Plan>, target: &Target) -> Played {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    let stopper = Stopper::default();
+    let play = run::play(Arc::clone(plan), target.clone(), asap(), Arc::default(), &stopper);
+    runtime.block_on(play).expect("play")
+}
+
+fn page(report: &Report) -> String {
+    underpass_replay::page::sections(report).into_iter().map(|section| section.html).collect()
+}
+
+#[test]
+fn a_baseline_that_goes_away_is_told() {
+    let (original, baseline, copy) = (server(), server(), server());
+    for (server, body) in [
+        (&original, "select true"),
+        (&baseline, "select pg_terminate_backend(pg_backend_pid())"),
+        (&copy, "select true"),
+    ] {
+        let function =
+            format!("create function f() returns boolean language sql security definer as '{body}'");
+        server.sql(&function).expect("a function");
+    }
+    let (meta, records) = record(&original, &["select 1", "select f()", "select 2"]);
+    let plan = recorder::plan(&meta, &records, &plan::Options::default());
+    let target = |server: &Postgres| recorder::target(server.port(), Identities::default());
+    let report = recorder::play_both(plan, &target(&baseline), &target(&copy), &asap());
+    assert_eq!((report.counts.equal, report.counts.unknown), (1, 2), "{}", report.text());
+    assert!(report.kinds.is_empty() && report.broken_sessions.is_empty(), "{}", report.text());
+    assert!(!report.is_equal(), "{}", report.text());
+    let session = format!("session 1 from some point on, on {}: the server closed", target(&baseline).name());
+    for text in [report.text(), page(&report)] {
+        assert!(text.contains("2 units have no answer") && text.contains(&session), "{text}");
+        assert!(!text.contains("Nothing"), "{text}");
+    }
+}
+
+#[test]
+fn what_is_not_known_is_no_difference_unless_nothing_is_known() {
+    let (original, copy) = (server(), server());
+    let target = || recorder::target(copy.port(), Identities::default());
+    let (meta, mut records) = record(&original, &["select 1", "select 2"]);
+    let last = records.iter().rposition(|record| matches!(record, Record::Ready(_))).expect("an answer");
+    records.remove(last);
+    let play = |meta: &Meta, records: &[Record<'static>]| {
+        let plan = recorder::plan(meta, records, &plan::Options::default());
+        recorder::play(plan, target(), asap()).2
+    };
+    let report = play(&meta, &records);
+    assert!(report.is_equal(), "{}", report.text());
+    assert_eq!((report.counts.equal, report.counts.unknown), (1, 1), "{}", report.text());
+    assert!(report.text().contains("1 with an outcome that is not known there"), "{}", report.text());
+    assert!(page(&report).contains("1 units have an outcome that is not known there"), "{}", page(&report));
+
+    let meta = Meta { level: Level::None, ..meta };
+    records.retain(|record| !matches!(record, Record::Response(_)));
+    let report = play(&meta, &records);
+    assert_eq!((report.counts.answered, report.counts.compared), (2, 0), "{}", report.text());
+    assert!(!report.is_equal(), "{}", report.text());
+    for text in [report.text(), page(&report)] {
+        assert!(text.contains("nothing was compared") && !text.contains("Nothing"), "{text}");
+    }
 }

@@ -15,11 +15,13 @@ use recorder::Recorder;
 use underpass_mysql::auth::native_password;
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
-    COM_CHANGE_USER, COM_QUERY, COM_QUIT, COM_STMT_EXECUTE, COM_STMT_PREPARE, statement_number,
+    COM_CHANGE_USER, COM_QUERY, COM_QUIT, COM_RESET_CONNECTION, COM_STMT_EXECUTE, COM_STMT_PREPARE,
+    statement_number,
 };
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
 use underpass_mysql::handshake::{AUTH_SWITCH, Greeting, Login, NATIVE_PASSWORD};
 use underpass_mysql::packet;
+use underpass_replay::compare::Kind;
 use underpass_replay::plan::{self, Filter, Plan, Reason, Rows};
 use underpass_replay::preflight::Preflight;
 use underpass_replay::run::{Options, Pace};
@@ -131,14 +133,26 @@ impl Client {
 
     /// Sends a command and takes its answer: the number of a prepared statement, or the error's.
     fn command(&mut self, payload: &[u8]) -> Result<u32, u16> {
-        let mut message = Vec::new();
-        packet::put_message(&mut message, 0, payload);
-        self.stream.write_all(&message).expect("a command");
-        let mut exchange = Exchange::new(payload[0]);
+        self.send(&[payload]);
+        self.answer(payload[0])
+    }
+
+    /// Sends commands in one go.
+    fn send(&mut self, payloads: &[&[u8]]) {
+        let mut messages = Vec::new();
+        for payload in payloads {
+            packet::put_message(&mut messages, 0, payload);
+        }
+        self.stream.write_all(&messages).expect("a command");
+    }
+
+    /// Takes the answer to a command.
+    fn answer(&mut self, command: u8) -> Result<u32, u16> {
+        let mut exchange = Exchange::new(command);
         let mut result = Ok(0);
         while !exchange.is_done() {
             let answer = self.read();
-            if payload[0] == COM_CHANGE_USER && answer.first() == Some(&AUTH_SWITCH) {
+            if command == COM_CHANGE_USER && answer.first() == Some(&AUTH_SWITCH) {
                 // No password, by whichever plugin.
                 self.stream.write_all(&[0, 0, 0, 2]).expect("a proof");
             }
@@ -529,6 +543,40 @@ fn what_differs_is_told_and_what_is_not_played_is_named() {
             .flat_map(|one| plan.expected(one))
             .all(|one| one.hash.is_none())
     );
+}
+
+#[test]
+fn read_only_outlives_a_reset_of_the_session() {
+    // MySQL has had COM_RESET_CONNECTION since 5.7.
+    if missing() || Mariadb::is_mysql() {
+        return;
+    }
+    let with_function = || {
+        let server = server();
+        let function =
+            "create function f() returns int begin update t set tag = 'f' where id = 1; return 1; end";
+        Client::connect(server.port(), "bob", "").query(function).expect("a function");
+        server
+    };
+    let (original, copy) = (with_function(), with_function());
+    let records = record(&original, Level::Summary, |port| {
+        let mut client = Client::connect(port, "bob", "");
+        client.command(&[COM_RESET_CONNECTION]).expect("a reset");
+        client.query("select f()").expect("a row");
+        // The second behind another reset, before its answer.
+        client.send(&[&[COM_RESET_CONNECTION], &[&[COM_QUERY][..], b"select f()"].concat()]);
+        client.answer(COM_RESET_CONNECTION).expect("a reset");
+        client.answer(COM_QUERY).expect("a row");
+        client.quit();
+    });
+    let tag = "select tag from shop.t where id = 1";
+    assert_eq!(original.sql(tag).expect("a tag"), "f");
+    let plan = plan_of(&records, &plan::Options { read_only: true, ..plan::Options::default() });
+    assert_eq!((plan.units(), plan.sessions[0].units[3].after), (4, 2));
+    let options = Options { read_only: true, ..asap() };
+    let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), options);
+    assert_eq!(report.kinds.get(&Kind::RefusedWrite), Some(&2), "{}", report.text());
+    assert_eq!(copy.sql(tag).expect("a tag"), "");
 }
 
 fn fs_write(path: &std::path::Path, text: &str) {

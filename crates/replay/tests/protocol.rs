@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use recorder::Recorder;
 use underpass_replay::Identities;
+use underpass_replay::compare::Kind;
 use underpass_replay::plan::{self, Rows};
 use underpass_replay::run::{Options, Pace};
 use underpass_testkit::{Batch, Client, Options as ClientOptions, Postgres};
@@ -196,4 +197,53 @@ fn pipelines_stay_pipelines_and_queries_stay_alone() {
     assert!(units.iter().all(|unit| unit.ready_ns().is_some()));
     let failed = units.iter().filter(|unit| unit.status == Some(TransactionStatus::Failed)).count();
     assert_eq!(failed, 2);
+}
+
+/// At capture the table was missing, and no data were sent; here the server wants them.
+#[test]
+fn a_copy_that_failed_at_capture_and_begins_here_is_given_up() {
+    let (original, copy) = (server(), server());
+    copy.sql("create table missing (a int)").expect("a table");
+    let recorder = Recorder::start(original.port(), Level::Full);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "postgres", "postgres")).expect("connect");
+    let begins = [
+        Batch::new().query("copy missing from stdin"),
+        // The server ignores the Sync.
+        Batch::new().extended("copy missing from stdin", &[]).sync(),
+    ];
+    for batch in &begins {
+        client.exchange(batch).expect("an error");
+        client.query("select 1").expect("a row");
+    }
+    client.terminate().expect("terminate");
+
+    let meta = recorder::meta(&original, Level::Full);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    let target = recorder::target(copy.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+    assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
+    assert_eq!(report.kinds.get(&Kind::NoError), Some(&2), "{}", report.text());
+    assert_eq!(report.counts.equal, 2, "{}", report.text());
+    assert_eq!(copy.sql_value("select count(*) from missing").expect("count"), "0");
+}
+
+/// At capture the COPY failed, and the client had sent more behind it; here it begins.
+#[test]
+fn a_copy_that_swallows_what_was_sent_behind_it_ends_its_session() {
+    let (original, copy) = (server(), server());
+    copy.sql("create table missing (a int)").expect("a table");
+    let recorder = Recorder::start(original.port(), Level::Full);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "postgres", "postgres")).expect("connect");
+    let pipeline = Batch::new().extended("copy missing from stdin", &[]).sync().query("select 1");
+    assert_eq!(client.exchange(&pipeline).expect("pipeline").len(), 2);
+    client.terminate().expect("terminate");
+    let meta = recorder::meta(&original, Level::Full);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    let target = recorder::target(copy.port(), Identities::default());
+    let (_, _, report) = recorder::play(plan, target, Options { pace: Pace::Asap, ..Options::default() });
+    assert!(!report.is_equal(), "{}", report.text());
+    assert!(report.broken_sessions[0].1.contains("COPY"), "{}", report.text());
 }

@@ -11,6 +11,7 @@ use underpass_mysql::command::COM_QUIT;
 use underpass_mysql::{exchange, packet};
 
 pub(crate) use classify::classify;
+pub(crate) use player::resets_session;
 pub(crate) use preflight::check;
 
 /// Number of no statement: a statement that the target would not prepare is executed by it, so that it fails there.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A session while it is played: statements get the numbers that they have here, answers are followed to their ends.
 
-use underpass_mysql::command::{COM_STMT_PREPARE, is_statement};
+use underpass_mysql::command::{COM_CHANGE_USER, COM_RESET_CONNECTION, COM_STMT_PREPARE, is_statement};
 use underpass_mysql::exchange::{End as Ending, Step as Part};
 use underpass_mysql::response::{self, status};
 use underpass_wire::backend::TransactionStatus;
@@ -113,6 +113,8 @@ impl Player<'_> {
                 }
                 flight.hash = flight.hash.take().map(RowHash::again);
                 if last {
+                    // The session may write again.
+                    self.reset |= !failed && self.run.options.read_only && resets_session(command);
                     let status = self.mysql_status;
                     self.ready(status);
                 }
@@ -132,6 +134,11 @@ impl Player<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a command puts back what was set in the session.
+pub(crate) fn resets_session(command: u8) -> bool {
+    matches!(command, COM_RESET_CONNECTION | COM_CHANGE_USER)
 }
 
 fn complete(tag: &str) -> End {

@@ -9,12 +9,12 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use underpass_replay::outcome::UnitOutcome;
 use underpass_replay::plan::{self, Plan};
 use underpass_replay::report::Report;
-use underpass_replay::run::{self, Options, Played, Progress, Stopper};
+use underpass_replay::run::{self, Options, Played, Stopper};
 use underpass_replay::{Identities, Target, preflight};
 use underpass_testkit::Postgres;
 use underpass_trace::assemble::{Audit, Origin, Piece, machine};
@@ -22,6 +22,9 @@ use underpass_trace::{
     Direction, EndReason, Level, Meta, Options as WriterOptions, Protocol, Record, SessionId, Source,
     Transport, Writer,
 };
+
+/// No replay of a test takes so long.
+const PLAY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Records every connection to a server on 127.0.0.1.
 pub struct Recorder {
@@ -153,7 +156,7 @@ pub fn target(port: u16, identities: Identities) -> Target {
     .expect("target")
 }
 
-/// Plays records against a server and reports.
+/// Plays records against a server and reports. What hangs fails.
 pub fn play(plan: Plan, target: Target, options: Options) -> (Plan, Played, Report) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
     runtime.block_on(async {
@@ -161,14 +164,29 @@ pub fn play(plan: Plan, target: Target, options: Options) -> (Plan, Played, Repo
         let looked = preflight::check(&mut plan, &target).await.expect("preflight");
         assert_eq!(looked.problems, Vec::<String>::new());
         let plan = Arc::new(plan);
-        let progress = Arc::new(Progress::default());
-        let played =
-            run::play(Arc::clone(&plan), target.clone(), options.clone(), progress, &Stopper::default())
-                .await
-                .expect("play");
+        let played = play_on(&plan, &target, &options).await;
         let report = Report::new(&plan, target.name(), &options, looked, &played, None);
         (Arc::into_inner(plan).expect("the only one"), played, report)
     })
+}
+
+/// Plays records against a baseline, then against a server, and reports.
+pub fn play_both(plan: Plan, baseline: &Target, target: &Target, options: &Options) -> Report {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    runtime.block_on(async {
+        let mut plan = plan;
+        let looked = preflight::check(&mut plan, target).await.expect("preflight");
+        let plan = Arc::new(plan);
+        let there = play_on(&plan, baseline, options).await;
+        let here = play_on(&plan, target, options).await;
+        Report::new(&plan, target.name(), options, looked, &here, Some((&baseline.name(), &there)))
+    })
+}
+
+async fn play_on(plan: &Arc<Plan>, target: &Target, options: &Options) -> Played {
+    let stopper = Stopper::default();
+    let play = run::play(Arc::clone(plan), target.clone(), options.clone(), Arc::default(), &stopper);
+    tokio::time::timeout(PLAY_LIMIT, play).await.expect("the replay hangs").expect("play")
 }
 
 /// The plan of records.
