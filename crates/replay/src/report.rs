@@ -10,7 +10,7 @@ use underpass_stats::Estimate;
 use crate::compare::{self, Compared, Divergence, Kind};
 use crate::latency::{self, Lag, Quantiles};
 use crate::outcome::UnitOutcome;
-use crate::plan::{Omitted, Plan, Rows};
+use crate::plan::{Omitted, Plan, Rows, Unit};
 use crate::preflight::{Preflight, volatile};
 use crate::run::{Options, Pace, Played};
 
@@ -372,6 +372,12 @@ fn line(text: &str, chars: usize) -> String {
     }
 }
 
+/// The units of the plan with what became of each.
+fn units<'a>(plan: &'a Plan, played: &'a Played) -> impl Iterator<Item = (&'a Unit, &'a UnitOutcome)> {
+    let sessions = plan.sessions.iter().zip(&played.sessions);
+    sessions.flat_map(|(session, outcome)| session.units.iter().zip(&outcome.units))
+}
+
 fn counts(plan: &Plan, played: &Played, compared: &Compared) -> Counts {
     let mut counts = Counts {
         sessions: plan.sessions.len(),
@@ -383,17 +389,15 @@ fn counts(plan: &Plan, played: &Played, compared: &Compared) -> Counts {
         commits: plan.commits,
         ..Counts::default()
     };
-    for (session, outcome) in plan.sessions.iter().zip(&played.sessions) {
-        counts.cancels += outcome.cancels;
-        for (unit, outcome) in session.units.iter().zip(&outcome.units) {
-            match outcome {
-                UnitOutcome::Answered(answered) => {
-                    counts.answered += 1;
-                    counts.released += u64::from(answered.released);
-                }
-                UnitOutcome::NotSent if unit.omitted.is_none() => counts.not_sent += 1,
-                _ => {}
+    counts.cancels = played.sessions.iter().map(|session| session.cancels).sum();
+    for (unit, outcome) in units(plan, played) {
+        match outcome {
+            UnitOutcome::Answered(answered) => {
+                counts.answered += 1;
+                counts.released += u64::from(answered.released);
             }
+            UnitOutcome::NotSent if unit.omitted.is_none() => counts.not_sent += 1,
+            _ => {}
         }
     }
     counts
@@ -424,9 +428,7 @@ fn broken_sessions(plan: &Plan, played: &Played) -> Vec<(u64, String)> {
 
 /// Units of a replay of which the outcome is so.
 fn units_that(plan: &Plan, played: &Played, is: impl Fn(&UnitOutcome) -> bool) -> usize {
-    let sessions = plan.sessions.iter().zip(&played.sessions);
-    let units = sessions.flat_map(|(session, outcome)| session.units.iter().zip(&outcome.units));
-    units.filter(|(unit, outcome)| unit.omitted.is_none() && is(outcome)).count()
+    units(plan, played).filter(|(unit, outcome)| unit.omitted.is_none() && is(outcome)).count()
 }
 
 /// Why units were not compared that should have been, a line each.
@@ -442,10 +444,12 @@ fn shortcomings(
         if there.stopped {
             lines.push(format!("the replay on {name} was stopped; {} units were not sent", not_sent(there)));
         }
-        let is_lost = |outcome: &_| matches!(outcome, UnitOutcome::Broken | UnitOutcome::NoConnection);
-        match units_that(plan, there, is_lost) {
-            0 => {}
-            units => lines.push(format!("{units} units have no answer on {name}: its connections were lost")),
+        // A session may be lost with nothing in it that was to be compared: it tells nothing of this target all the same.
+        let lost = there.sessions.iter().filter(|session| session.broken.is_some()).count();
+        if lost > 0 {
+            let is_lost = |outcome: &_| matches!(outcome, UnitOutcome::Broken | UnitOutcome::NoConnection);
+            let units = units_that(plan, there, is_lost);
+            lines.push(format!("{lost} sessions were lost on {name}; {units} units have no answer there"));
         }
     }
     if played.stopped {
@@ -494,9 +498,8 @@ fn notes(plan: &Plan, options: &Options, played: &Played, has_baseline: bool) ->
             plan.close_commits
         ));
     }
-    let units = played.sessions.iter().flat_map(|session| &session.units);
-    let released =
-        units.filter(|unit| matches!(unit, UnitOutcome::Answered(answered) if answered.released)).count();
+    let released = |outcome: &_| matches!(outcome, UnitOutcome::Answered(answered) if answered.released);
+    let released = units(plan, played).filter(|(_, outcome)| released(outcome)).count();
     if released > 0 {
         notes.push(format!(
             "{released} units were sent before commits they should have waited for: nothing moved any more"
@@ -518,9 +521,7 @@ fn notes(plan: &Plan, options: &Options, played: &Played, has_baseline: bool) ->
 
 /// Results with rows, of units that were answered, whose rows the plan does not know.
 fn results_without_rows(plan: &Plan, played: &Played) -> usize {
-    let sessions = plan.sessions.iter().zip(&played.sessions);
-    let units = sessions.flat_map(|(session, outcome)| session.units.iter().zip(&outcome.units));
-    units
+    units(plan, played)
         .filter(|(_, outcome)| matches!(outcome, UnitOutcome::Answered(_)))
         .flat_map(|(unit, _)| plan.expected(unit))
         .filter(|expected| expected.end.is_some() && expected.rows > 0 && expected.hash.is_none())

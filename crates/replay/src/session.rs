@@ -131,23 +131,22 @@ impl Player<'_> {
         let mut connection = run.unless_now(self.connect()).await??;
         run.sessions_open(1);
         let units = run.unless_now(self.units(&mut connection)).await;
-        let result = units.unwrap_or_else(|stop| Err(stop.into()));
+        let mut result = units.unwrap_or_else(|stop| Err(stop.into()));
         if result.is_ok() {
-            run.wait_end(self.session, self.last_ready).await?;
+            result = run.wait_end(self.session, self.last_ready).await.map_err(Break::from);
         }
         run.sessions_open(-1);
         // A server that does not listen any more need not hear it.
-        let goodbye = async {
-            if !self.flights.is_empty() && run.stop() == Stop::Now && connection.mysql.is_none() {
-                // What was stopped at once must not go on at the server. If that fails, it ends by itself.
-                let request = crate::connection::cancel(&run.target, &connection.cancel);
-                let _ = tokio::time::timeout(GOODBYE_LIMIT, request).await;
-            }
-            if !matches!(result, Err(Break::Lost(_))) {
-                let _ = tokio::time::timeout(GOODBYE_LIMIT, connection.terminate()).await;
-            }
-        };
-        goodbye.await;
+        if !self.flights.is_empty() && run.stop() == Stop::Now && connection.mysql.is_none() {
+            // What was stopped at once must not go on at the server. If that fails, it ends by itself.
+            let request = crate::connection::cancel(&run.target, &connection.cancel);
+            let _ = tokio::time::timeout(GOODBYE_LIMIT, request).await;
+        }
+        // Behind half of a message it would be taken for a part of it: the end of the connection says enough.
+        let between_messages = self.flights.iter().all(|flight| flight.sent_all);
+        if between_messages && !matches!(result, Err(Break::Lost(_))) {
+            let _ = tokio::time::timeout(GOODBYE_LIMIT, connection.terminate()).await;
+        }
         result
     }
 

@@ -356,6 +356,21 @@ fn a_baseline_that_goes_away_is_told() {
 }
 
 #[test]
+fn a_baseline_that_lost_a_session_is_not_equal_whatever_was_in_it() {
+    let (original, copy) = (server(), server());
+    let (meta, records) = record(&original, &["select 1"]);
+    let plan = Arc::new(recorder::plan(&meta, &records, &plan::Options::default()));
+    let target = recorder::target(copy.port(), Identities::default());
+    let here = play_whole(&plan, &target);
+    let mut there = play_whole(&plan, &target);
+    there.sessions[0].broken = Some("the server closed the connection".into());
+    let looked = look(&meta, &records, &target);
+    let report = Report::new(&plan, target.name(), &asap(), looked, &here, Some(("the other", &there)));
+    assert_eq!(report.shortcomings, ["1 sessions were lost on the other; 0 units have no answer there"]);
+    assert!(report.kinds.is_empty() && !report.is_equal(), "{}", report.text());
+}
+
+#[test]
 fn what_is_not_known_is_no_difference_unless_nothing_is_known() {
     let (original, copy) = (server(), server());
     let target = || recorder::target(copy.port(), Identities::default());
