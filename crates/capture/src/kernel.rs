@@ -246,7 +246,7 @@ impl Kernel {
     }
 
     /// Attaches the probes to an executable, by its inode: to every process that runs it, now and later. Those that are not
-    /// `server` (MariaDB, MySQL) or its children (PostgreSQL) only pay for the trap.
+    /// `server` (MariaDB, MySQL) or its children (PostgreSQL) only pay for the trap and a look at who they are.
     ///
     /// # Errors
     /// [`Error::NoSymbol`], [`Error::Attach`].

@@ -104,7 +104,7 @@ pub struct Summary {
     /// Connections that are not in the trace, though nobody left them out: they use what is not supported, or encryption that could
     /// not be probed.
     pub unrecorded: u64,
-    /// The server runs where it is not recorded: it was started again in another network namespace.
+    /// It ended, and a server with the same data runs where it is not recorded: in another network namespace.
     pub lost_server: bool,
 }
 
@@ -472,7 +472,6 @@ impl Run<'_> {
         self.summary
             .notes
             .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
-        self.summary.lost_server = false;
         self.end_noted = false;
         let pid = server.pid;
         self.server = server;
@@ -497,8 +496,8 @@ impl Run<'_> {
             Some(pid) if !self.summary.lost_server => {
                 self.summary.lost_server = true;
                 self.summary.notes.push(format!(
-                    "the server runs in another network namespace, seen after {after:.1} s (pid {pid}), and is not recorded any more: record \
-                     it anew"
+                    "a server with the same data runs in another network namespace, seen after {after:.1} s (pid {pid}), and is not recorded: \
+                     record it anew if it took this one's place"
                 ));
             }
             _ => {}

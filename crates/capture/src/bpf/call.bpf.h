@@ -130,7 +130,8 @@ __noinline int record_counted(const struct event_head *head, __u64 from)
 		count(result == -1 ? &account->lost : &account->fault, head->skipped + head->len);
 	} else {
 		count(&account->recorded, head->len);
-		__sync_fetch_and_add(&account->filtered.bytes, head->skipped);
+		if (head->skipped)
+			__sync_fetch_and_add(&account->filtered.bytes, head->skipped);
 	}
 	return 0;
 }

@@ -353,7 +353,8 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 			count(&account->lost, head.skipped + piece);
 		} else {
 			count(&account->recorded, piece);
-			__sync_fetch_and_add(&account->filtered.bytes, head.skipped);
+			if (head.skipped)
+				__sync_fetch_and_add(&account->filtered.bytes, head.skipped);
 		}
 		payload -= piece;
 		if (payload == 0)
