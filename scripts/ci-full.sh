@@ -42,6 +42,8 @@ revision_of() {
         lint) ;;
         *) about+=(':!scripts/ci-full.sh') ;;
     esac
+    # It runs the tests of other packages.
+    [ "$1" != test-lanes ] || about+=(':!crates/cli/tests')
     case $1 in
         lint | test | test-lanes | versions | all) ;;
         *) about+=(':!crates/*/tests/*' ':!crates/testkit') ;;

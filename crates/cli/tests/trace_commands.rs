@@ -59,6 +59,11 @@ fn a_log_becomes_a_trace_a_report_and_exports() {
     // Again: a report is made anew, and a page in the trace's directory is no segment.
     assert_eq!(run(folder, &["report", "monday", "--top", "1"]).0, Some(0));
 
+    // Before it connects: a log has no rows that could be compared.
+    let nowhere = "postgres://app@127.0.0.1:1/shop";
+    let (code, _, err) = run(folder, &["replay", "monday", "--to", nowhere, "--rows", "ordered"]);
+    assert!(code == Some(1) && err.contains("which --rows would compare"), "{code:?}: {err}");
+
     let (code, out, _) = run(folder, &["export", "monday", "-f", "jsonl"]);
     assert!(
         code == Some(0) && out.lines().all(|line| line.starts_with('{')) && out.contains("select 1/0"),
