@@ -234,6 +234,11 @@ impl Databases {
         Some((Database { name: name.to_owned(), ..fallback.clone() }, true))
     }
 
+    /// Whether [`lookup`](Self::lookup) finds one, which is cheaper to tell.
+    pub fn contains(&self, name: &str) -> bool {
+        self.named.contains_key(name) || (self.fallback.is_some() && name != CONSOLE_DATABASE)
+    }
+
     /// Number of named entries.
     pub fn len(&self) -> usize {
         self.named.len()

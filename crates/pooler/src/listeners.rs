@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 use underpass_config::{Config, UnixSocketDir};
 use underpass_console::text;
 
+use crate::net::{Inherited, TcpOptions};
 use crate::worker::Listener;
 use crate::{logging, net, process};
 
@@ -72,15 +73,17 @@ pub(crate) fn inherited(config: &Config) -> anyhow::Result<Vec<Listener>> {
         );
         rustix::io::ioctl_fionbio(&fd, true)?;
         let address = rustix::net::getsockname(&fd)?;
+        let mut inherited = Inherited::default();
         let (shown, unix_port) = if sockopt::socket_domain(&fd)? == AddressFamily::UNIX {
             let address = SocketAddrUnix::try_from(address)?;
             (unix_name(&address), Some(unix_port(&address).unwrap_or(config.listen_port)))
         } else {
             defer_accept(&fd, config);
+            inherited = prepare(&fd, config);
             (SocketAddr::try_from(address)?.to_string(), None)
         };
         logging::phrase(None, &text::listening(&format_args!("{shown} (socket activation)")));
-        listeners.push(Listener { fd: Arc::new(fd), unix_port });
+        listeners.push(Listener { fd: Arc::new(fd), unix_port, inherited });
     }
     Ok(listeners)
 }
@@ -131,8 +134,9 @@ pub(crate) fn tcp(config: &Config) -> anyhow::Result<Vec<Listener>> {
             match net::listen_tcp(address, backlog, config.so_reuseport) {
                 Ok(fd) => {
                     defer_accept(&fd, config);
+                    let inherited = prepare(&fd, config);
                     logging::phrase(None, &text::listening(&address));
-                    listeners.push(Listener { fd: Arc::new(fd), unix_port: None });
+                    listeners.push(Listener { fd: Arc::new(fd), unix_port: None, inherited });
                     opened.push(address);
                 }
                 // A machine without IPv6 is served on IPv4.
@@ -169,6 +173,11 @@ fn defer_accept(fd: impl AsFd, config: &Config) {
     }
 }
 
+/// Options that connections are to inherit. One that fails is set for each connection, and says why there.
+fn prepare(fd: impl AsFd, config: &Config) -> Inherited {
+    TcpOptions::from_config(config).prepare(fd).unwrap_or_default()
+}
+
 /// Opens the unix socket of `unix_socket_dir`, owned by the user that serves.
 ///
 /// # Errors
@@ -203,7 +212,8 @@ pub(crate) fn unix(config: &Config) -> anyhow::Result<Option<(Listener, Option<S
         }
     };
     logging::phrase(None, &text::listening(&format_args!("unix:{}", path.display())));
-    Ok(Some((Listener { fd: Arc::new(fd), unix_port: Some(port) }, file)))
+    let inherited = Inherited::default();
+    Ok(Some((Listener { fd: Arc::new(fd), unix_port: Some(port), inherited }, file)))
 }
 
 #[cfg(test)]

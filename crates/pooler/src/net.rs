@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -79,6 +79,15 @@ fn unix_address(path: &Path) -> io::Result<SocketAddrUnix> {
 const STREAM_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 sockopt_impl!(
+    /// Whether the buffers have a fixed size, a bit for each (socket(7)): 0 gives them back to the kernel.
+    BufferLock,
+    Both,
+    libc::SOL_SOCKET,
+    libc::SO_BUF_LOCK,
+    u32
+);
+
+sockopt_impl!(
     /// Largest window that is ever offered to the sender (tcp(7)).
     TcpWindowClamp,
     Both,
@@ -112,12 +121,17 @@ impl TcpOptions {
         }
     }
 
-    /// Applies them to a connection with `peer`; a pooler forwards small messages at once (TCP_NODELAY).
-    pub fn apply(&self, fd: impl AsFd, peer: SocketAddr) -> io::Result<()> {
+    /// Applies them to a connection with `peer`, which has `inherited` from the socket that it came by.
+    pub fn apply(&self, fd: impl AsFd, peer: SocketAddr, inherited: Inherited) -> io::Result<()> {
         let fd = fd.as_fd();
-        sockopt::set_tcp_nodelay(fd, true)?;
+        if !inherited.nodelay {
+            // A pooler forwards small messages at once.
+            sockopt::set_tcp_nodelay(fd, true)?;
+        }
+        if self.keepalive != inherited.keepalive {
+            sockopt::set_socket_keepalive(fd, self.keepalive)?;
+        }
         if self.keepalive {
-            sockopt::set_socket_keepalive(fd, true)?;
             if self.count > 0 {
                 sockopt::set_tcp_keepcnt(fd, self.count)?;
             }
@@ -131,17 +145,54 @@ impl TcpOptions {
         if self.user_timeout_ms > 0 {
             sockopt::set_tcp_user_timeout(fd, self.user_timeout_ms)?;
         }
-        if self.buffer_bytes > 0 {
-            sockopt::set_socket_send_buffer_size(fd, self.buffer_bytes as usize)?;
-            sockopt::set_socket_recv_buffer_size(fd, self.buffer_bytes as usize)?;
-        } else if self.local_buffer_bytes > 0 && is_local(fd, peer) {
-            sockopt::set_socket_send_buffer_size(fd, self.local_buffer_bytes as usize)?;
-            sockopt::set_socket_recv_buffer_size(fd, self.local_buffer_bytes as usize)?;
+        let is_to_be_small = self.buffer_bytes == 0 && self.local_buffer_bytes > 0 && is_local(fd, peer);
+        let buffer_bytes = if is_to_be_small { self.local_buffer_bytes } else { self.buffer_bytes };
+        if buffer_bytes == inherited.buffer_bytes {
+            return Ok(());
+        }
+        if buffer_bytes == 0 {
+            nix::sys::socket::setsockopt(&fd, BufferLock, &0)?;
+            return Ok(());
+        }
+        set_buffers(fd, buffer_bytes)?;
+        if is_to_be_small {
             // The connection is made, and its window is limited to half of the buffer that it had then.
-            nix::sys::socket::setsockopt(&fd, TcpWindowClamp, &self.local_buffer_bytes)?;
+            nix::sys::socket::setsockopt(&fd, TcpWindowClamp, &buffer_bytes)?;
         }
         Ok(())
     }
+
+    /// Applies to a listening socket what all its connections need. They inherit it, which costs a login nothing, and a
+    /// client that connects for one transaction is mostly its login.
+    pub fn prepare(&self, listener: impl AsFd) -> io::Result<Inherited> {
+        let fd = listener.as_fd();
+        sockopt::set_tcp_nodelay(fd, true)?;
+        sockopt::set_socket_keepalive(fd, self.keepalive)?;
+        let is_loopback = local_endpoint(fd).is_some_and(|local| local.ip().is_loopback());
+        let buffer_bytes = match self.buffer_bytes {
+            0 if is_loopback => self.local_buffer_bytes,
+            bytes => bytes,
+        };
+        if buffer_bytes > 0 {
+            set_buffers(fd, buffer_bytes)?;
+        }
+        Ok(Inherited { nodelay: true, keepalive: self.keepalive, buffer_bytes })
+    }
+}
+
+fn set_buffers(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    sockopt::set_socket_send_buffer_size(fd, bytes as usize)?;
+    sockopt::set_socket_recv_buffer_size(fd, bytes as usize)?;
+    Ok(())
+}
+
+/// What a connection has from its listening socket ([`TcpOptions::prepare`]); by default nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Inherited {
+    nodelay: bool,
+    keepalive: bool,
+    /// Size of its buffers, 0: the kernel's own.
+    buffer_bytes: u32,
 }
 
 /// Opens a listening TCP socket.
@@ -257,16 +308,20 @@ mod tests {
 
     use super::*;
 
+    fn buffers_of(socket: &TcpStream) -> (usize, usize, u32) {
+        (
+            sockopt::socket_send_buffer_size(socket).unwrap(),
+            sockopt::socket_recv_buffer_size(socket).unwrap(),
+            nix::sys::socket::getsockopt(socket, TcpWindowClamp).unwrap(),
+        )
+    }
+
     fn buffers(options: TcpOptions, peer: Option<SocketAddr>) -> (usize, usize, u32) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let socket = TcpStream::connect(address).unwrap();
-        options.apply(&socket, peer.unwrap_or(address)).unwrap();
-        (
-            sockopt::socket_send_buffer_size(&socket).unwrap(),
-            sockopt::socket_recv_buffer_size(&socket).unwrap(),
-            nix::sys::socket::getsockopt(&socket, TcpWindowClamp).unwrap(),
-        )
+        options.apply(&socket, peer.unwrap_or(address), Inherited::default()).unwrap();
+        buffers_of(&socket)
     }
 
     /// The kernel doubles what it is told.
@@ -281,5 +336,43 @@ mod tests {
         let both = TcpOptions { buffer_bytes: 64 << 10, ..local };
         let (send, receive, _) = buffers(both, None);
         assert_eq!((send, receive), (128 << 10, 128 << 10));
+    }
+
+    /// A connection to a socket that was prepared with `first`, when `then` is in force.
+    fn accepted(first: TcpOptions, then: TcpOptions) -> (TcpStream, Inherited) {
+        let listener = listen_tcp("127.0.0.1:0".parse().unwrap(), 16, false).unwrap();
+        let inherited = first.prepare(&listener).unwrap();
+        let client = TcpStream::connect(local_endpoint(&listener).unwrap()).unwrap();
+        let (socket, peer) = loop {
+            if let Some((fd, Endpoint::Tcp(peer))) = accept(&listener, None).unwrap() {
+                break (TcpStream::from(fd), peer);
+            }
+        };
+        then.apply(&socket, peer, inherited).unwrap();
+        drop(client);
+        (socket, inherited)
+    }
+
+    #[test]
+    fn connections_inherit_what_all_of_them_need() {
+        let options = TcpOptions::from_config(&Config::default());
+        let (socket, inherited) = accepted(options, options);
+        assert_eq!(inherited, Inherited { nodelay: true, keepalive: true, buffer_bytes: 256 << 10 });
+        assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());
+        let (send, receive, window) = buffers_of(&socket);
+        assert_eq!((send, receive), (512 << 10, 512 << 10));
+        assert!(window <= 256 << 10, "{window}");
+    }
+
+    #[test]
+    fn reload_changes_what_was_inherited() {
+        let options = TcpOptions::from_config(&Config::default());
+        let without = TcpOptions { keepalive: false, local_buffer_bytes: 0, ..options };
+        let (socket, _) = accepted(options, without);
+        assert!(!sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(nix::sys::socket::getsockopt(&socket, BufferLock).unwrap(), 0, "the kernel's own again");
+        let (socket, _) = accepted(without, options);
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(buffers_of(&socket), (512 << 10, 512 << 10, 256 << 10));
     }
 }

@@ -198,6 +198,13 @@ impl Shared {
     /// The database `name` as a client may use it now; `None` if there is none.
     pub fn database(&self, name: &str) -> Option<Arc<DatabaseState>> {
         let settings = self.settings.load();
+        if settings.config.databases.contains(name) {
+            let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+            let known = names.databases.get(name).filter(|known| !known.forgotten.load(Ordering::Relaxed));
+            if let Some(known) = known {
+                return Some(known.clone());
+            }
+        }
         let (configured, is_auto) = settings.config.database(name)?;
         Some(self.database_state(configured, is_auto))
     }

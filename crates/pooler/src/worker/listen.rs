@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rustix::event::epoll::EventFlags;
+
 use super::{Farewell, Source, Worker};
 use crate::client::Client;
-use crate::net::{self, Endpoint, TcpOptions};
+use crate::net::{self, Endpoint, Inherited, TcpOptions};
 use crate::shared::phase;
 use crate::transport::Transport;
 use underpass_wire::SqlState;
@@ -19,26 +21,38 @@ pub(crate) struct Listener {
     pub fd: Arc<OwnedFd>,
     /// Port in the name of a unix socket; `None` for TCP.
     pub unix_port: Option<u16>,
+    /// What its connections have from it.
+    pub inherited: Inherited,
 }
 
 /// Connections taken at a time before others have their turn.
-const ACCEPTS_PER_TURN: usize = 16;
+pub(super) const ACCEPTS_PER_TURN: usize = 16;
 /// Pause of accepting when there are no descriptors or no memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Worker {
-    pub(super) fn accept(&mut self, index: usize) {
+    /// The listening socket is readable. Mostly one connection waits there, and to ask for a second costs as much as to be told of
+    /// it: that is done only when there was one in the round before, too.
+    pub(super) fn accept_some(&mut self, index: usize) {
+        let last = std::mem::replace(&mut self.accepted_round, self.round);
+        let is_busy = self.round.wrapping_sub(last) <= 1;
+        self.accept(index, if is_busy { ACCEPTS_PER_TURN } else { 1 });
+    }
+
+    /// Takes as many connections at most.
+    pub(super) fn accept(&mut self, index: usize, count: usize) {
         if self.accept_paused_until.is_some_and(|until| self.now < until) {
             // Level-triggered: without this pause the loop would spin. The sweep comes by anyway.
             std::thread::sleep(Duration::from_millis(1));
             return;
         }
-        for _ in 0..ACCEPTS_PER_TURN {
+        for _ in 0..count {
             let Some(listener) = self.listeners.get(index) else { return };
+            let inherited = listener.inherited;
             match net::accept(&*listener.fd, listener.unix_port) {
                 Ok(Some((fd, address))) => {
                     self.shared.acceptors.came();
-                    self.greet(fd, address);
+                    self.greet(fd, address, inherited);
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -52,10 +66,11 @@ impl Worker {
         }
     }
 
-    fn greet(&mut self, fd: OwnedFd, address: Endpoint) {
+    fn greet(&mut self, fd: OwnedFd, address: Endpoint, inherited: Inherited) {
         let settings = self.shared.settings.load_full();
+        let is_tcp = address.socket_address().is_some();
         if let Some(peer) = address.socket_address() {
-            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd, peer) {
+            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd, peer, inherited) {
                 log::debug!("socket options: {error}");
             }
         }
@@ -84,6 +99,9 @@ impl Worker {
         }
         if self.shared.phase.load(Ordering::Relaxed) == phase::IMMEDIATE {
             self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"));
+        } else if is_tcp && settings.config.tcp_defer_accept && self.suspension.is_none() {
+            // The kernel has shown the connection because the first bytes are there.
+            self.client_readable(key, EventFlags::empty());
         }
     }
 

@@ -104,6 +104,9 @@ pub(crate) struct Worker {
     busy_until: (Duration, Instant),
     /// Time at the start of this round.
     pub now: Instant,
+    /// Rounds of the loop, and the one in which connections came last.
+    round: u64,
+    accepted_round: u64,
     scratch: Box<[u8]>,
     /// Where changed output is composed.
     compose: Vec<u8>,
@@ -155,6 +158,8 @@ impl Worker {
             accepts: true,
             busy_until: (Duration::ZERO, Instant::now()),
             now: Instant::now(),
+            round: 0,
+            accepted_round: 0,
             scratch: vec![0; SCRATCH_BYTES].into(),
             compose: Vec::new(),
             to_client: Vec::new(),
@@ -207,7 +212,7 @@ impl Worker {
     pub(crate) fn stop_listening(&mut self) {
         // Those that the kernel let in already are told, instead of being reset.
         for index in 0..self.listeners.len() {
-            self.accept(index);
+            self.accept(index, listen::ACCEPTS_PER_TURN);
         }
         self.unwatch_listeners();
         self.listeners.clear();
@@ -267,6 +272,7 @@ impl Worker {
                 Err(error) => return Err(error.into()),
             }
             self.now = Instant::now();
+            self.round += 1;
             let mut is_sweep_due = false;
             for event in &events {
                 if event.data.u64() >> 56 == Source::Tick as u64 {
@@ -334,7 +340,7 @@ impl Worker {
                 }
             }
             CANCEL => self.cancel_event(key),
-            LISTENER => self.accept(key.index as usize),
+            LISTENER => self.accept_some(key.index as usize),
             LANES => self.lane_events(),
             TAPS => self.tap_events(),
             _ => {

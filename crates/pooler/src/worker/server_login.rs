@@ -24,7 +24,7 @@ use crate::client::Phase;
 use crate::control::say;
 use crate::hosts::Turn;
 use crate::logging::{self, log_socket};
-use crate::net::{self, Endpoint, TcpOptions};
+use crate::net::{self, Endpoint, Inherited, TcpOptions};
 use crate::pool::{ConnectError, Pool};
 use crate::resolver::Answer;
 use crate::server::{Encryption, Server, ServerLogin, ServerLoginStep, SettleStep, Work};
@@ -135,7 +135,9 @@ impl Worker {
             }
         };
         if let Some(peer) = address.socket_address() {
-            if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd, peer) {
+            if let Err(error) =
+                TcpOptions::from_config(&settings.config).apply(&fd, peer, Inherited::default())
+            {
                 log::debug!("socket options: {error}");
             }
         }
