@@ -2,16 +2,27 @@
 //! Reported parameters (`GUC_REPORT`): what a server said each has, what a client wants each to have, and the shortest way from one to
 //! the other. PostgreSQL manual, 55.2.7 "Asynchronous Operations": ParameterStatus.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use foldhash::fast::RandomState;
 
-/// A set of parameters, sorted by lower-case name. Equal sets are shared: an idle client costs a pointer.
+/// The order of two names, whose case does not matter.
+fn order(a: &str, b: &str) -> Ordering {
+    let different = a.bytes().zip(b.bytes()).find(|(a, b)| a != b && !a.eq_ignore_ascii_case(b));
+    match different {
+        Some((a, b)) => a.to_ascii_lowercase().cmp(&b.to_ascii_lowercase()),
+        None => a.len().cmp(&b.len()),
+    }
+}
+
+/// A set of parameters, sorted by lower-case name. Equal sets are shared: an idle client costs a pointer. Sets that differ share what they
+/// have in common: where sessions are reset between clients, a parameter changes twice for each of them.
 #[derive(Debug, Clone, Default)]
 pub struct ParameterSet {
-    entries: Vec<(Box<str>, Box<str>)>,
+    entries: Vec<(Arc<str>, Arc<str>)>,
     /// Given by [`ParameterTable::intern`], 0 before.
     fingerprint: u32,
 }
@@ -50,9 +61,7 @@ pub fn is_settable(name: &str) -> bool {
 
 impl ParameterSet {
     fn position(&self, name: &str) -> Result<usize, usize> {
-        self.entries.binary_search_by(|(have, _)| {
-            have.bytes().map(|b| b.to_ascii_lowercase()).cmp(name.bytes().map(|b| b.to_ascii_lowercase()))
-        })
+        self.entries.binary_search_by(|(have, _)| order(have, name))
     }
 
     /// The value of `name`, whose case does not matter.
@@ -97,15 +106,17 @@ impl ParameterSet {
 
     /// Whether a session with the values of `other` is what this set asks for, as far as can be compared.
     pub fn is_settled_by(&self, other: &ParameterSet) -> bool {
-        self.iter().filter(|(name, _)| is_settable(name)).all(|(name, value)| other.get(name) == Some(value))
+        self.iter().all(|(name, value)| other.get(name) == Some(value) || !is_settable(name))
     }
 
     /// The statements that take a session from `self` to `wanted`, all in one simple query: one round trip, or none (`None`). Only
     /// parameters that the server reports are compared; others cannot be known.
-    pub fn restore_query(&self, wanted: &ParameterSet) -> Option<String> {
-        let mut query = String::new();
-        for (name, value) in wanted.iter().filter(|(name, _)| is_settable(name)) {
-            if self.get(name).is_some_and(|have| have != value) {
+    pub fn restore_query(&self, wanted: &ParameterSet) -> Option<Restore> {
+        let (mut query, mut cannot_fail) = (String::new(), true);
+        for (name, value) in wanted.iter() {
+            if self.get(name).is_some_and(|have| have != value) && is_settable(name) {
+                // PostgreSQL takes any string for it, if its bytes are characters: these are in every encoding.
+                cannot_fail &= name.eq_ignore_ascii_case("application_name") && value.is_ascii();
                 query.push_str("SET ");
                 // search_path is reported as a list of quoted identifiers; quoting the whole would make it one name.
                 if name.eq_ignore_ascii_case("search_path") {
@@ -119,8 +130,17 @@ impl ParameterSet {
                 query.push(';');
             }
         }
-        (!query.is_empty()).then_some(query)
+        (!query.is_empty()).then_some(Restore { query, cannot_fail })
     }
+}
+
+/// See [`ParameterSet::restore_query`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restore {
+    /// What to send.
+    pub query: String,
+    /// Only `application_name` changes, to something that PostgreSQL always takes: what follows need not wait for the answer.
+    pub cannot_fail: bool,
 }
 
 /// Appends `name` as a quoted identifier.
@@ -198,6 +218,21 @@ mod tests {
         set
     }
 
+    fn query(have: &ParameterSet, wanted: &ParameterSet) -> Option<String> {
+        have.restore_query(wanted).map(|restore| restore.query)
+    }
+
+    #[test]
+    fn only_an_ascii_application_name_cannot_fail() {
+        let server = set(&[("application_name", ""), ("TimeZone", "UTC")]);
+        let cannot_fail = |wanted: &[(&str, &str)]| server.restore_query(&set(wanted)).unwrap().cannot_fail;
+        assert!(cannot_fail(&[("application_name", "it's \\ \"x\"")]));
+        assert!(cannot_fail(&[("Application_Name", "a"), ("TimeZone", "UTC")]));
+        assert!(!cannot_fail(&[("application_name", "é")]));
+        assert!(!cannot_fail(&[("TimeZone", "CET")]));
+        assert!(!cannot_fail(&[("application_name", "a"), ("TimeZone", "CET")]));
+    }
+
     #[test]
     fn equal_sets_are_one() {
         let mut table = ParameterTable::default();
@@ -229,7 +264,7 @@ mod tests {
             ("server_version", "14"),
             ("extra_float_digits", "3"),
         ]);
-        assert_eq!(server.restore_query(&client).as_deref(), Some("SET \"datestyle\" = 'ISO, DMY';"));
+        assert_eq!(query(&server, &client).as_deref(), Some("SET \"datestyle\" = 'ISO, DMY';"));
         assert_eq!(server.restore_query(&set(&[("TimeZone", "UTC")])), None);
     }
 
@@ -238,7 +273,7 @@ mod tests {
         let server = set(&[("application_name", ""), ("search_path", "public")]);
         let client = set(&[("application_name", "it's \\ \"x\""), ("search_path", "\"$user\", public")]);
         assert_eq!(
-            server.restore_query(&client).as_deref(),
+            query(&server, &client).as_deref(),
             Some("SET \"application_name\" =  E'it''s \\\\ \"x\"';SET search_path = \"$user\", public;")
         );
     }

@@ -6,7 +6,9 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Batch, Client, Ini, Message, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{
+    Batch, Client, Ini, Message, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass,
+};
 
 const PID: &str = "select pg_backend_pid()";
 
@@ -231,6 +233,114 @@ fn a_plan_that_became_useless_is_made_anew() -> Result<()> {
     server.sql("alter table t add b int default 7")?;
     assert_eq!(sqlstate(client.exchange(&run)?.remove(0).ok()), "0A000", "as PostgreSQL says once");
     assert_eq!(client.exchange(&run)?.remove(0).ok()?.rows()[0].len(), 2);
+    Ok(())
+}
+
+/// The server answers the name only when it has the request, too; in the end with the name that it made of it, or not at all.
+#[test]
+fn a_name_goes_ahead_of_the_request_that_needs_it() -> Result<()> {
+    let mock = MockServer::start(|_| {
+        let name = |name: &str| {
+            Reply::new()
+                .command_complete("SET")
+                .parameter_status("application_name", name)
+                .ready_for_query(b'I')
+        };
+        vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Expect(b'Q'),
+            Step::Send(name("it's cut")),
+            Step::Send(Reply::new().single_row("n", "1")),
+            // The name is as the server has it.
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "2")),
+            // A cancel request hit the name instead of the request.
+            Step::Expect(b'Q'),
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().error("ERROR", "57014", "canceled").ready_for_query(b'I')),
+            Step::Send(Reply::new().single_row("n", "3")),
+            Step::Expect(b'Q'),
+            Step::Expect(b'Q'),
+            Step::Send(name("other")),
+            Step::Send(Reply::new().error("ERROR", "22012", "division by zero").ready_for_query(b'I')),
+            Step::WaitClose,
+        ]
+    })?;
+    let ini = Ini::new()
+        .database("postgres", &format!("host=127.0.0.1 port={} user=joe pool_size=1", mock.port()))
+        .userlist("postgres", "")
+        .set("pool_mode", "transaction")
+        .set("server_tls_sslmode", "disable")
+        .set("server_check_delay", "1000");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let named = |name: &str| Client::connect(&options.clone().parameter("application_name", name));
+    let mut first = named("it's cut off")?;
+    assert_eq!(first.query("select 1")?.ok()?.value(), Some("1"));
+    assert_eq!(first.query("select 2")?.ok()?.value(), Some("2"));
+    let mut other = named("other")?;
+    assert_eq!(other.query("select 3")?.ok()?.value(), Some("3"), "in time, if not under its name");
+    assert_eq!(sqlstate(other.query("select 4")), "22012");
+    drop((first, other, pooler));
+    mock.wait_finished(1)?;
+    let set = |name: &str| format!("SET \"application_name\" = '{name}';");
+    let queries = mock.queries();
+    assert_eq!(queries[..4], [set("it''s cut off"), "select 1".into(), "select 2".into(), set("other")]);
+    assert_eq!(queries[4..], ["select 3".into(), set("other"), "select 4".to_owned()]);
+    Ok(())
+}
+
+/// A statement that its server has not got waits for the answer to the name of its client; meanwhile the server is that client's.
+#[test]
+fn clients_of_many_names_share_a_server_that_keeps_one_statement() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = transaction(&server).set("default_pool_size", "1").set("max_prepared_statements", "1");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let run = |name: String| {
+        let mut client = Client::connect(&options.clone().parameter("application_name", &name))?;
+        let text = format!("select current_setting('application_name') -- {name}");
+        client.exchange(&Batch::new().parse("s", &text).sync())?.remove(0).ok()?;
+        for _ in 0..100 {
+            let run = Batch::new().bind("", "s", &[]).execute("", 0).sync();
+            assert_eq!(client.exchange(&run)?.remove(0).ok()?.value(), Some(&*name));
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8).map(|n| scope.spawn(move || run(format!("client {n}")))).collect();
+        clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
+    })
+}
+
+#[test]
+fn names_are_right_in_every_protocol_and_pool_mode() -> Result<()> {
+    let server = Postgres::start()?;
+    let name = "select current_setting('application_name')";
+    for mode in ["transaction", "session"] {
+        let ini = transaction(&server).set("default_pool_size", "1").set("pool_mode", mode);
+        let pooler = Underpass::start(&ini)?;
+        let options = pooler.options("postgres", "postgres");
+        let long = "n".repeat(100);
+        for zone in ["UTC", "Asia/Tokyo"] {
+            for asked in ["a", &long, "it's \\ \"x\"", "é"] {
+                // PostgreSQL cuts it, and does without what is not ASCII.
+                let direct = server.options("postgres", "postgres").parameter("application_name", asked);
+                let told = Client::connect(&direct)?.query(name)?.ok()?.value().map(str::to_owned);
+                let told = told.as_deref();
+                let options =
+                    options.clone().parameter("application_name", asked).parameter("TimeZone", zone);
+                let mut client = Client::connect(&options)?;
+                assert_eq!(client.extended(name, &[])?.ok()?.value(), told, "{mode} {zone}");
+                let answers = client.exchange(&Batch::new().query(name).query("select 1/0").query(name))?;
+                assert_eq!((answers[0].value(), answers[2].value()), (told, told));
+                assert_eq!(client.query("show timezone")?.ok()?.value(), Some(zone));
+                client.query("set application_name = 'own'")?.ok()?;
+                assert_eq!(client.query(name)?.ok()?.value(), Some("own"));
+            }
+        }
+    }
     Ok(())
 }
 

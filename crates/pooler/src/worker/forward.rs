@@ -548,7 +548,11 @@ impl Worker {
                 _ => {}
             }
             if let Some(body) = observed.hidden_error.take() {
-                server.refusal = Some(body);
+                // While a client is served nobody waits for the pooler's own answers (a name that went ahead, or a Parse, whose error the
+                // client hears itself): a cancel request of the client's may have hit them.
+                if !matches!(server.work, Work::Client(_)) {
+                    server.refusal = Some(body);
+                }
             }
             let used = match result {
                 Ok(used) => used,
@@ -622,6 +626,12 @@ impl Worker {
         match server.work {
             Work::Client(client) => {
                 if server.link.is_quiescent() {
+                    // Only a name that went ahead was answered, and the client's request waited for it all the same.
+                    let inbox = self.clients.get(client).map(|client| &client.inbox);
+                    if self.observed.ready == 0 && inbox.is_some_and(|inbox| holds_message(inbox)) {
+                        self.again.push(Again::Client(client));
+                        return true;
+                    }
                     self.transaction_over(key);
                     return self.server(key).is_some_and(|server| server.client() == Some(client));
                 }
@@ -688,7 +698,7 @@ impl Worker {
         server.parameters = self.shared.intern_parameters(set);
         if let Some(client) = server.client().and_then(|client| self.clients.get_mut(client)) {
             if changes.iter().any(|(.., hidden)| !hidden)
-                || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. })
+                || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. } | Work::Client(_))
             {
                 let mut set = (*client.parameters).clone();
                 for (name, value, _) in &changes {

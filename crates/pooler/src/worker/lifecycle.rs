@@ -267,12 +267,18 @@ impl Worker {
         }
         let Some(client) = self.clients.get_mut(client_key) else { return };
         if step == PrepareStep::Check {
-            if let Some(query) = server.parameters.restore_query(&client.parameters) {
+            if let Some(restore) = server.parameters.restore_query(&client.parameters) {
                 server.work = Work::Preparing { client: client_key, step: PrepareStep::Restore };
-                return self.ask(key, |_| query);
+                // What its client says goes behind at once, if it is not to be told to mirrors, which measure from the first request on.
+                let goes_ahead = restore.cannot_fail && client.mirror.is_none();
+                self.ask(key, |_| restore.query);
+                if let Some(server) = self.server(key).filter(|_| goes_ahead) {
+                    server.work = Work::Client(client_key);
+                }
+                return;
             }
         }
-        if step == PrepareStep::Restore {
+        if step == PrepareStep::Restore && !Arc::ptr_eq(&client.parameters, &server.parameters) {
             // What the server made of the client's values is what the client has: it may spell them its own way.
             let mut set = (*client.parameters).clone();
             for (name, value) in server.parameters.iter() {
@@ -293,7 +299,9 @@ impl Worker {
         {
             client.parameters = server.parameters.clone();
         }
-        self.again.push(Again::Client(client_key));
+        if client.readable || client.ended {
+            self.again.push(Again::Client(client_key));
+        }
     }
 
     /// The server of a link is at rest between transactions.
