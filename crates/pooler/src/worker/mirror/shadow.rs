@@ -63,42 +63,51 @@ impl Shadow {
 }
 
 impl Worker {
-    /// Gives a shadow something to say.
+    /// Gives a shadow something to say, after the events of this round: the primary's part is done first.
     pub(super) fn shadow_put(&mut self, key: Key, bytes: Arc<Vec<u8>>) {
+        self.shadow_fill(key, bytes);
+        self.again.push(Again::Client(key));
+    }
+
+    /// Gives a shadow something that it will be told to say.
+    fn shadow_fill(&mut self, key: Key, bytes: Arc<Vec<u8>>) {
         if let Some(client) = self.clients.get_mut(key) {
             client.transport.put(bytes);
             client.readable = true;
-            // After the events of this round: the primary's part is done first.
-            self.again.push(Again::Client(key));
         }
     }
 
-    /// Queues a transaction.
+    /// Queues a transaction. One that could begin at once has a moment: its client is just being woken by the primary's answer,
+    /// and the mirror would take a processor from it. Where others have something to do meanwhile, the moment is as short as that.
     pub(super) fn shadow_enqueue(&mut self, key: Key, unit: Unit) {
         match self.shadow(key) {
             Some(shadow) => shadow.queue.push_back(unit),
             None => return,
         }
-        self.shadow_start(key);
+        if self.shadow_start(key) {
+            self.again_soon.push(Again::Client(key));
+        }
     }
 
-    /// Begins the next transaction, if none is under way.
-    fn shadow_start(&mut self, key: Key) {
-        let Some(shadow) = self.shadow(key) else { return };
+    /// Puts the next transaction into its shadow, if none is under way. Tells whether it did: then somebody must make the shadow say it.
+    fn shadow_start(&mut self, key: Key) -> bool {
+        let Some(shadow) = self.shadow(key) else { return false };
         if !shadow.running.is_empty() {
-            return;
+            return false;
         }
         if shadow.generation != shadow.state.generation() {
-            return self.shadow_outdated(key);
+            self.shadow_outdated(key);
+            return false;
         }
-        let Some(mut unit) = shadow.queue.pop_front() else { return };
+        let Some(mut unit) = shadow.queue.pop_front() else { return false };
         shadow.cancelled = None;
         let (bytes, restore) = (unit.bytes.clone(), unit.restore.take());
         shadow.running.push_back(unit);
         if let (Some(restore), Some(client)) = (restore, self.clients.get_mut(key)) {
             (client.side, client.parameters) = (restore.side, restore.parameters);
         }
-        self.shadow_put(key, bytes);
+        self.shadow_fill(key, bytes);
+        true
     }
 
     /// `mode = sync`: a transaction whose bytes the shadow has got is over on the primary.
@@ -127,7 +136,9 @@ impl Worker {
             // Not here: its link is being taken apart by the caller.
             return self.again.push(Again::Client(key));
         }
-        self.shadow_start(key);
+        if self.shadow_start(key) {
+            self.again.push(Again::Client(key));
+        }
         if is_sync {
             self.again.push(Again::Client(owner));
         }
