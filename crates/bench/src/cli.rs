@@ -11,6 +11,7 @@ use crate::experiments::EXPERIMENTS;
 use crate::hosts::Topology;
 use crate::pgbench::Protocol;
 use crate::sample::Results;
+use crate::systems::LoginKind;
 use crate::terminal::say;
 use crate::{forward, limits, profiles, proof, report, run, systems, table, terminal, workloads};
 
@@ -70,6 +71,9 @@ pub struct RunArgs {
     /// Workloads, a list, where an experiment has several.
     #[arg(short, long, value_delimiter = ',')]
     pub workloads: Vec<String>,
+    /// Logins of the experiment `logins`, a list. Without it: all.
+    #[arg(long, value_delimiter = ',')]
+    pub logins: Vec<LoginKind>,
     /// Seconds of one measurement; without it 1, or what the profile says.
     #[arg(long, value_parser = seconds)]
     pub seconds: Option<f64>,

@@ -3,7 +3,7 @@
 
 use crate::pgbench::{Load, Protocol};
 use crate::plans;
-use crate::systems::Setup;
+use crate::systems::{LoginKind, Setup};
 use crate::tasks::Task;
 use crate::workloads::TPCC;
 
@@ -18,6 +18,8 @@ pub struct Options {
     pub pool_sizes: Vec<u32>,
     /// Workloads, or the experiment's own.
     pub workloads: Option<Vec<String>>,
+    /// Kinds of logins, or all.
+    pub logins: Option<Vec<LoginKind>>,
     /// Transactions per second of the experiments with a fixed rate.
     pub rate: f64,
     /// Size of workloads as a multiple of their small default.
@@ -541,6 +543,7 @@ pub(crate) mod tests {
             modes: None,
             pool_sizes: vec![20],
             workloads: None,
+            logins: None,
             rate: 2000.0,
             scale: 1,
             pause_s: 10,

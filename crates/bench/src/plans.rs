@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The points of each experiment.
 
+use clap::ValueEnum as _;
+
 use crate::experiments::{Options, Rounds, Step, Work};
 use crate::pgbench::{Load, Protocol};
 use crate::profiles::POOL_SIZE;
 use crate::sample::Point;
-use crate::systems::{Login, PoolMode, Setup};
+use crate::systems::{Login, LoginKind, PoolMode, Setup};
 use crate::tasks::{CopyDirection, Script, Task};
 use crate::workloads::{self, TPCC};
 
@@ -359,12 +361,13 @@ pub fn logins(options: &Options) -> Vec<Step> {
     for &count in &clients {
         let pool_modes = [PoolMode::Transaction, PoolMode::Session];
         for &pool_mode in if options.quick { &pool_modes[..1] } else { &pool_modes } {
-            for (login, client_tls, rsa, name) in [
-                (Login::Trust, false, false, "trust"),
-                (Login::Scram, false, false, "scram"),
-                (Login::Trust, true, false, "tls"),
-                (Login::Trust, true, true, "tls-rsa4096"),
-            ] {
+            for &kind in options.logins.as_deref().unwrap_or(LoginKind::value_variants()) {
+                let (login, client_tls, rsa, name) = match kind {
+                    LoginKind::Trust => (Login::Trust, false, false, "trust"),
+                    LoginKind::Scram => (Login::Scram, false, false, "scram"),
+                    LoginKind::Tls => (Login::Trust, true, false, "tls"),
+                    LoginKind::TlsRsa4096 => (Login::Trust, true, true, "tls-rsa4096"),
+                };
                 // Enough logins under way at once that chance gives each thread of the pooler its share of them.
                 let count = if rsa { count.max(LOGINS_AT_ONCE) } else { count };
                 // Connections that are being closed count too.

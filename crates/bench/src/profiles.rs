@@ -134,6 +134,7 @@ fn entry(experiment: &'static Experiment, arguments: &RunArgs, part: Option<&Par
             pool_sizes: some(first(&arguments.pool_size, part.map(|part| &part.pool_sizes)))
                 .unwrap_or_else(|| vec![POOL_SIZE]),
             workloads: some(first(&arguments.workloads, part.map(|p| &p.workloads))),
+            logins: some(arguments.logins.clone()),
             rate: arguments.rate,
             scale: arguments.scale,
             pause_s: arguments.pause.or(part.and_then(|p| p.pause)).unwrap_or(PAUSE_S),

@@ -239,6 +239,20 @@ pub enum Login {
     Scram,
 }
 
+/// The logins of the experiment `logins`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LoginKind {
+    /// No password.
+    Trust,
+    /// SCRAM-SHA-256 on both legs.
+    Scram,
+    /// No password, over TLS with the small key.
+    Tls,
+    /// No password, over TLS with an RSA key of 4,096 bits.
+    #[value(name = "tls-rsa4096")]
+    TlsRsa4096,
+}
+
 /// Settings that are equal for all systems at one point of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Setup {
