@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -88,6 +88,8 @@ pub(crate) struct Pool {
     pub secret: ArcSwapOption<underpass_auth::Secret>,
     /// Why the last attempt to get a server failed; none since one succeeded. For clients that wait.
     pub last_error: ArcSwapOption<ConnectError>,
+    /// When a server logged in last, milliseconds after [`Shared::started`](crate::shared::Shared); 0: never.
+    pub logged_in_ms: AtomicU64,
     /// Hosts that failed since one worked.
     pub round: Mutex<Round>,
     /// What the last client was given that asked for parameters: the next one usually asks for the same.
@@ -236,6 +238,7 @@ impl Pool {
             proved: ArcSwapOption::empty(),
             secret: ArcSwapOption::empty(),
             last_error: ArcSwapOption::empty(),
+            logged_in_ms: AtomicU64::new(0),
             round: Mutex::default(),
             wanted: ArcSwapOption::empty(),
             is_forced: AtomicBool::new(false),

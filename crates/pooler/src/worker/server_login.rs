@@ -462,6 +462,8 @@ impl Worker {
         server.parameters = set.clone();
         let pool = server.pool.clone();
         pool.last_error.store(None);
+        let since_start = self.now.saturating_duration_since(self.shared.started);
+        pool.logged_in_ms.store(since_start.as_millis().max(1) as u64, Ordering::Relaxed);
         lock(&pool.round).succeeded();
         if let Some((client, _)) = login.replication {
             return self.replication_ready(key, client);

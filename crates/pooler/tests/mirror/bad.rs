@@ -5,7 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{
-    Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, SmallDisk, Step, Underpass,
+    Client, Direction, Fault, FaultProxy, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal,
+    SmallDisk, Step, Underpass,
 };
 
 use crate::pair::{Pair, eventually, table};
@@ -197,6 +198,31 @@ fn the_primary_itself_is_refused() -> Result<()> {
     assert_eq!(here.sql_value("select count(*) from t")?, "1");
     assert!(pooler.log().contains("primary and mirror are the same server"), "{}", pooler.log());
     Ok(())
+}
+
+/// Eight sessions begin at once, and each login there takes a third of the time that a client may be kept waiting.
+#[test]
+fn a_mirror_in_sync_that_lets_in_one_after_the_other_is_waited_for() -> Result<()> {
+    let mut pair = Pair::start_with(&[("pool_mode", "session")], "mode = sync\nsync_timeout = 0.9")?;
+    pair.both("create table t (id int)")?;
+    let proxy = FaultProxy::start(pair.there.port())?;
+    pair.reload_at(proxy.port(), Some("mode = sync\nsync_timeout = 0.9"))?;
+    pair.wait_on()?;
+    proxy.set(Direction::ToClient, Fault::Delay(Duration::from_millis(300)));
+    let mut clients = (0..8).map(|_| pair.client()).collect::<Result<Vec<_>>>()?;
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let inserts: Vec<_> = clients
+            .iter_mut()
+            .map(|client| scope.spawn(|| (0..2).try_for_each(|id| insert(client, id))))
+            .collect();
+        inserts.into_iter().try_for_each(|insert| insert.join().expect("no panic"))
+    })?;
+    assert!(begun.elapsed() > Duration::from_millis(1200), "{:?}: nobody waited long", begun.elapsed());
+    proxy.set(Direction::ToClient, Fault::None);
+    let account = pair.settled()?;
+    assert_eq!((account.0["state"].as_str(), account.get("dropped")), ("on", 0), "{account:?}");
+    pair.assert_same("select count(*) from t")
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use underpass_mirror::{Answers, DropReason, Transaction};
 
@@ -200,6 +200,15 @@ impl Worker {
             Phase::Waiting { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether a shadow waits for a server of a pool that has let one in less than `patience` ago.
+    pub(super) fn shadow_nears_server(&self, key: Key, patience: Duration) -> bool {
+        let Some(client) = self.clients.get(key) else { return false };
+        let (Phase::Waiting { .. }, Some(pool)) = (&client.phase, &client.pool) else { return false };
+        let logged_in = Duration::from_millis(pool.logged_in_ms.load(Ordering::Relaxed));
+        let now = self.now.saturating_duration_since(self.shared.started);
+        !logged_in.is_zero() && now.saturating_sub(logged_in) < patience
     }
 
     /// Something came from a mirror: in `mode = sync` its owner may have waited for it.

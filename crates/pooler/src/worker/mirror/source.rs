@@ -63,6 +63,8 @@ pub(crate) struct Source {
     stream: Vec<u8>,
     cancels: Vec<Cancel>,
     held_since: Option<Instant>,
+    /// Until then a mirror was only letting in others before the source's own session.
+    excused_until: Instant,
     is_session_pooling: bool,
     has_sync: bool,
 }
@@ -87,6 +89,7 @@ impl Source {
             stream: Vec::new(),
             cancels: Vec::new(),
             held_since: None,
+            excused_until: now,
             is_session_pooling,
             has_sync,
         }
@@ -616,20 +619,29 @@ impl Worker {
         }
     }
 
-    /// A mirror in `mode = sync` that keeps its source waiting for too long is switched off.
+    /// A mirror in `mode = sync` that keeps its source waiting for too long is switched off. Sessions that come all at once wait for
+    /// each other's connections, which are opened one by one: that is no fault of a mirror that lets one in after the other.
     pub(super) fn source_sweep(&mut self, key: Key) {
         let now = self.now;
         let Some(source) = self.source(key) else { return };
         let Some(since) = source.held_since else { return };
-        let held = now.saturating_duration_since(since);
-        let late: Vec<_> = source
+        let held = now.saturating_duration_since(since.max(source.excused_until));
+        let waited_for: Vec<_> = source
             .taps
             .iter()
-            .filter(|tap| tap.state.is_sync() && held >= tap.state.settings.load().sync_timeout)
+            .filter(|tap| tap.state.is_sync())
             .filter_map(|tap| Some((tap.state.clone(), tap.shadow?)))
             .collect();
-        for (state, shadow) in late {
-            if self.shadow_is_behind(shadow) {
+        for (state, shadow) in waited_for {
+            let limit = state.settings.load().sync_timeout;
+            if !self.shadow_is_behind(shadow) {
+                continue;
+            }
+            if self.shadow_nears_server(shadow, limit) {
+                if let Some(source) = self.source(key) {
+                    source.excused_until = now;
+                }
+            } else if held >= limit {
                 state.fail(&format!("it kept a client waiting for {} ms (sync_timeout)", held.as_millis()));
                 self.shadow_give_up(shadow);
             }
