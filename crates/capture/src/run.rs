@@ -22,6 +22,10 @@ use crate::selftest;
 
 /// Between two looks into the rings. A ring holds what comes in this time many times over.
 const POLL: Duration = Duration::from_millis(5);
+/// The same while little comes: each look takes a processor from the server.
+const POLL_CALM: Duration = Duration::from_millis(20);
+/// So little: a ring no fuller than this would hold fifty times as much.
+const FILL_CALM: f64 = 0.02;
 /// A ring as full as this is looked into again at once.
 const FILL_BUSY: f64 = 0.1;
 /// From here on compression gives way to reading: what does not fit into a ring is lost, what is not compressed is only large.
@@ -425,8 +429,10 @@ impl Run<'_> {
                 clocked = Instant::now();
                 write(&mut self.writer, &mut self.stopped, &Record::Clock(clock()));
             }
-            if fill < FILL_BUSY {
-                thread::sleep(POLL);
+            match fill {
+                ..FILL_CALM => thread::sleep(POLL_CALM),
+                ..FILL_BUSY => thread::sleep(POLL),
+                _ => {}
             }
         }
     }
