@@ -258,6 +258,7 @@ fn hand_overs_lose_and_double_nothing() {
                 });
             }
         }
-        assert!(in_lane > 100 && taken_open > 20, "{in_lane} in the lane, {taken_open} taken in the middle");
+        // A tenth of the rounds, by chance: a quarter of that is never missed.
+        assert!(in_lane > 100 && taken_open > 7, "{in_lane} in the lane, {taken_open} taken in the middle");
     });
 }
