@@ -269,8 +269,10 @@ impl Worker {
         if step == PrepareStep::Check {
             if let Some(restore) = server.parameters.restore_query(&client.parameters) {
                 server.work = Work::Preparing { client: client_key, step: PrepareStep::Restore };
-                // What its client says goes behind at once, if it is not to be told to mirrors, which measure from the first request on.
-                let goes_ahead = restore.cannot_fail && client.mirror.is_none();
+                // What its client says goes behind at once, if it is not to be told to mirrors, which measure from the first request on, and the
+                // kernel is not to forward the answers: it can only where nothing else is outstanding.
+                let is_mirrored = client.mirror.is_some();
+                let goes_ahead = restore.cannot_fail && !is_mirrored && !self.is_fed_pool(client_key);
                 self.ask(key, |_| restore.query);
                 if let Some(server) = self.server(key).filter(|_| goes_ahead) {
                     server.work = Work::Client(client_key);
