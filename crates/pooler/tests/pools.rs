@@ -161,6 +161,33 @@ fn every_timeout_ends_the_client_and_not_the_server() -> Result<()> {
     Ok(())
 }
 
+/// Clients that rest are not looked at in each sweep.
+#[test]
+fn a_timeout_set_later_finds_the_clients_that_rest_already() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&Ini::for_server(&server).set("pool_mode", "transaction"))?;
+    let options = pooler.options("postgres", "postgres");
+    let mut resting = (0..10).map(|_| Client::connect(&options)).collect::<Result<Vec<_>>>()?;
+    let mut busy = Client::connect(&options)?;
+    for client in &mut resting {
+        client.query("select 1")?.ok()?;
+    }
+    std::thread::sleep(Duration::from_millis(600));
+    pooler.console("SET client_idle_timeout = 2")?.ok()?;
+    // Who has stirred since is given its time anew.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(3_500) {
+        busy.query("select 1")?.ok()?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for client in &mut resting {
+        client.set_read_timeout(Duration::from_millis(100))?;
+        assert_eq!(farewell(client)?, "client_idle_timeout");
+    }
+    busy.query("select 1")?.ok()?;
+    Ok(())
+}
+
 #[test]
 fn dead_idle_servers_are_found_before_they_are_used() -> Result<()> {
     let mut server = Postgres::start()?;

@@ -129,6 +129,9 @@ pub(crate) struct Worker {
     accept_paused_until: Option<Instant>,
     /// State of the generator behind forced flips.
     flips: u64,
+    /// Sweeps, counted in turns, and the generation of each client that rested at the last look (`sweep.rs`).
+    sweeps: u32,
+    resting: Vec<Option<u32>>,
     /// Clients without a socket: shadows and probes.
     silent_clients: usize,
     /// Calls of `granted` on the stack that `give_back` made.
@@ -176,6 +179,8 @@ impl Worker {
             silent_clients: 0,
             grants_nested: 0,
             flips: u64::from(index),
+            sweeps: 0,
+            resting: Vec::new(),
             console_waits: Vec::new(),
         }
     }
@@ -324,6 +329,7 @@ impl Worker {
         let incoming = flags.intersects(EventFlags::IN | GONE);
         match token >> 56 {
             CLIENT => {
+                self.stirred(key);
                 if flags.contains(EventFlags::OUT) {
                     self.client_writable(key);
                 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Timeouts and upkeep, ten times a second.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use underpass_console::text::{QUEUED_NOTICE, reason};
@@ -11,7 +12,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::lane::LaneTimes;
 use super::{Again, Entry, Farewell, Worker};
-use crate::client::Phase;
+use crate::client::{Client, Phase};
 use crate::server::{SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -19,6 +20,9 @@ use crate::table::Key;
 
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
+
+/// Sweeps in which every client that rests is looked at once: 0.4 s, by which `client_idle_timeout` may be late.
+const RESTING_TURNS: u32 = 4;
 
 /// Pause between cancel requests for the statement of a client that left.
 const CANCEL_AGAIN: Duration = Duration::from_millis(300);
@@ -51,6 +55,49 @@ impl Worker {
         self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
     }
 
+    /// All clients but those that rest and may go on resting. Of ten thousand that is nearly everyone, and whoever comes meanwhile waits
+    /// for a look at each, which is not in the cache: so those that rested at the last look are looked at in turns, unless they have
+    /// stirred ([`Worker::stirred`]).
+    fn clients_to_sweep(&mut self, draining: bool) -> Vec<Key> {
+        self.sweeps = (self.sweeps + 1) % RESTING_TURNS;
+        // Nearly all have the pool of the one before.
+        let mut known = (std::ptr::null(), Duration::ZERO);
+        let mut may_rest = |client: &Client| {
+            if !matches!(client.phase, Phase::Idle) {
+                return false;
+            }
+            let Some(pool) = &client.pool else { return true };
+            if known.0 != Arc::as_ptr(pool) {
+                known = (Arc::as_ptr(pool), pool.settings.load().client_idle_timeout);
+            }
+            known.1.is_zero() || self.now.saturating_duration_since(client.request_at) < known.1
+        };
+        let mut keys = Vec::new();
+        for (key, client) in self.clients.iter() {
+            let index = key.index as usize;
+            if index >= self.resting.len() {
+                self.resting.resize(index + 1, None);
+            }
+            let rested = self.resting[index] == Some(key.generation);
+            if rested && key.index % RESTING_TURNS != self.sweeps && !draining {
+                continue;
+            }
+            let rests = !draining && may_rest(client);
+            self.resting[index] = rests.then_some(key.generation);
+            if !rests {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+
+    /// Something has come from a client, so the next sweep looks at it.
+    pub(super) fn stirred(&mut self, key: Key) {
+        if let Some(resting) = self.resting.get_mut(key.index as usize) {
+            *resting = None;
+        }
+    }
+
     fn sweep_clients(&mut self, settings: &Settings) {
         let now = self.now;
         let over = |since: Instant, limit: Duration| {
@@ -59,7 +106,7 @@ impl Worker {
         let config = &settings.config;
         let draining =
             self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
-        for key in self.clients.keys() {
+        for key in self.clients_to_sweep(draining) {
             if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
                 self.sweep_lane_client(key, draining);
                 continue;
