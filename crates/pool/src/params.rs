@@ -41,15 +41,14 @@ impl Hash for ParameterSet {
     }
 }
 
-/// Parameters that are reported but cannot be set by a session: differences in them are the server's own.
-const NOT_SETTABLE: [&str; 9] = [
+/// Parameters that are reported but cannot be set by a session: differences in them are the server's own, or follow from others
+/// (`is_superuser` from `session_authorization`).
+const NOT_SETTABLE: [&str; 7] = [
     "in_hot_standby",
     "integer_datetimes",
     "is_superuser",
-    "scram_iterations",
     "server_encoding",
     "server_version",
-    "session_authorization",
     "system_identifier",
     "default_transaction_read_only_by_recovery",
 ];
@@ -117,17 +116,19 @@ impl ParameterSet {
             if self.get(name).is_some_and(|have| have != value) && is_settable(name) {
                 // PostgreSQL takes any string for it, if its bytes are characters: these are in every encoding.
                 cannot_fail &= name.eq_ignore_ascii_case("application_name") && value.is_ascii();
-                query.push_str("SET ");
-                // search_path is reported as a list of quoted identifiers; quoting the whole would make it one name.
+                // search_path is reported as a list of quoted identifiers. SET would take the whole, as a literal, for one name, and without quotes
+                // run whatever else a client put there.
                 if name.eq_ignore_ascii_case("search_path") {
-                    query.push_str("search_path = ");
-                    query.push_str(if value.trim().is_empty() { "''" } else { value });
+                    query.push_str("SELECT pg_catalog.set_config('search_path',");
+                    quote_literal(&mut query, value);
+                    query.push_str(",false);");
                 } else {
+                    query.push_str("SET ");
                     quote_identifier(&mut query, name);
                     query.push_str(" = ");
                     quote_literal(&mut query, value);
+                    query.push(';');
                 }
-                query.push(';');
             }
         }
         (!query.is_empty()).then_some(Restore { query, cannot_fail })
@@ -274,7 +275,15 @@ mod tests {
         let client = set(&[("application_name", "it's \\ \"x\""), ("search_path", "\"$user\", public")]);
         assert_eq!(
             query(&server, &client).as_deref(),
-            Some("SET \"application_name\" =  E'it''s \\\\ \"x\"';SET search_path = \"$user\", public;")
+            Some(
+                "SET \"application_name\" =  E'it''s \\\\ \"x\"';\
+                 SELECT pg_catalog.set_config('search_path','\"$user\", public',false);"
+            )
+        );
+        let hostile = set(&[("search_path", "a; drop table t --'")]);
+        assert_eq!(
+            query(&server, &hostile).as_deref(),
+            Some("SELECT pg_catalog.set_config('search_path','a; drop table t --''',false);")
         );
     }
 }

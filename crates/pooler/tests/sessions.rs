@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{
-    Batch, Client, Ini, Message, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass,
+    Batch, Client, Ini, Message, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass,
 };
 
 const PID: &str = "select pg_backend_pid()";
@@ -106,6 +106,33 @@ fn cancel_reaches_the_running_statement_and_nothing_else() -> Result<()> {
     forger.send(&Batch::new().cancel_request(process_id, &[1, 2, 3, 4]))?;
     forger.until_closed()?;
     client.response()?.ok()?;
+    Ok(())
+}
+
+/// The time when a postmaster that hangs gets round to a cancel request is not known. Until then its statement is over, and another runs there.
+#[test]
+fn a_cancel_request_that_was_given_up_hits_nobody_else() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = transaction(&server).set("default_pool_size", "1").set("cancel_wait_timeout", "0.5");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut client, mut next) = (Client::connect(&options)?, Client::connect(&options)?);
+    let home = pid(&mut client)?;
+    client.send(&Batch::new().query("select pg_sleep(2)"))?;
+    eventually("the statement runs", || {
+        Ok(server.sql_value("select count(*) from pg_stat_activity where query like 'select pg_sleep%'")?
+            == "1")
+    })?;
+    server.signal(Signal::SIGSTOP)?;
+    client.cancel()?;
+    eventually("it is given up", || Ok(pooler.log().contains("cancel_wait_timeout")))?;
+    client.response()?.ok()?;
+    // Would be given the same connection at once.
+    next.send(&Batch::new().query("select pg_backend_pid()::text from pg_sleep(1)"))?;
+    std::thread::sleep(Duration::from_millis(300));
+    server.signal(Signal::SIGCONT)?;
+    let answer = next.response()?.ok()?;
+    assert_ne!(answer.value(), Some(home.as_str()));
     Ok(())
 }
 
@@ -339,6 +366,77 @@ fn names_are_right_in_every_protocol_and_pool_mode() -> Result<()> {
                 client.query("set application_name = 'own'")?.ok()?;
                 assert_eq!(client.query(name)?.ok()?.value(), Some("own"));
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_parameter_that_is_reported_is_its_clients_own() -> Result<()> {
+    let server = Postgres::builder().user("joe", "").start()?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut one, mut other) = (Client::connect(&options)?, Client::connect(&options)?);
+    let reported = [
+        ("application_name", "one"),
+        ("client_encoding", "LATIN1"),
+        ("DateStyle", "German, DMY"),
+        ("default_transaction_read_only", "on"),
+        ("IntervalStyle", "iso_8601"),
+        ("session_authorization", "joe"),
+        ("standard_conforming_strings", "off"),
+        ("TimeZone", "Asia/Tokyo"),
+    ];
+    let show = |client: &mut Client, name: &str| -> Result<String> {
+        Ok(client.query(&format!("show {name}"))?.ok()?.value().unwrap_or_default().to_owned())
+    };
+    // All but these are the server's own. A parameter that a later version reports belongs to one of the lists.
+    let fixed = ["in_hot_standby", "integer_datetimes", "is_superuser", "server_encoding", "server_version"];
+    let newer = ["scram_iterations", "search_path"];
+    for name in one.parameters().keys() {
+        let known = reported.map(|(name, _)| name).into_iter().chain(fixed).chain(newer);
+        assert!(known.into_iter().any(|known| known == name), "{name}");
+    }
+    for (name, value) in reported {
+        let before = show(&mut other, name)?;
+        one.query(&format!("set {name} = '{value}'"))?.ok()?;
+        assert_eq!((show(&mut other, name)?, show(&mut one, name)?), (before, value.into()), "{name}");
+    }
+    // And all together, with what follows from them.
+    assert_eq!(
+        one.query("select session_user, current_setting('is_superuser')")?.ok()?.rows(),
+        [[Some("joe".to_owned()), Some("off".to_owned())]]
+    );
+    assert_eq!(show(&mut other, "is_superuser")?, "on");
+    one.query("reset session_authorization")?.ok()?;
+    assert_eq!(
+        (show(&mut other, "is_superuser")?, show(&mut one, "is_superuser")?),
+        ("on".into(), "on".into())
+    );
+    Ok(())
+}
+
+#[test]
+fn a_value_that_the_server_refuses_costs_its_client_and_no_server() -> Result<()> {
+    let server = Postgres::start()?;
+    for mode in ["transaction", "session"] {
+        let ini = transaction(&server).set("default_pool_size", "1").set("pool_mode", mode);
+        let pooler = Underpass::start(&ini)?;
+        let options = pooler.options("postgres", "postgres");
+        let mut plain = Client::connect(&options)?;
+        let home = pid(&mut plain)?;
+        plain.terminate()?;
+        for _ in 0..3 {
+            // One that is taken goes before it.
+            let wrong =
+                options.clone().parameter("DateStyle", "German").parameter("TimeZone", "Nowhere/At all");
+            let mut client = Client::connect(&wrong)?;
+            client.send(&Batch::new().query("select 1"))?;
+            assert_eq!(sqlstate(client.response().and_then(|response| response.ok())), "22023", "{mode}");
+            let mut next = Client::connect(&options)?;
+            assert_eq!(next.query("show datestyle")?.ok()?.value(), Some("ISO, MDY"));
+            assert_eq!(pid(&mut next)?, home, "{mode}");
+            next.terminate()?;
         }
     }
     Ok(())

@@ -273,7 +273,17 @@ impl Worker {
         }
     }
 
-    /// The request was carried out, failed or took too long: its server may serve others again.
+    /// Nobody waits any longer for PostgreSQL to take the request in. If it has been sent it stays in a socket from which a server that was stopped or
+    /// overloaded reads it some time, so whatever runs in that connection then is cancelled: nobody else is to get it.
+    pub(super) fn cancel_late(&mut self, key: Key) {
+        let sent = self.cancels.get(key).filter(|connection| connection.request.is_empty());
+        if let Some((id, _)) = sent.and_then(|connection| connection.held) {
+            lock(&self.shared.core).retire(id);
+        }
+        self.cancel_finished(key);
+    }
+
+    /// The request was carried out or failed: its server may serve others again.
     pub(super) fn cancel_finished(&mut self, key: Key) {
         let Some(connection) = self.cancels.remove(key) else { return };
         if let Some((id, server)) = connection.held {

@@ -252,9 +252,13 @@ impl Worker {
         if let Some(error) = failed {
             let message = crate::error_message(&error);
             if step == PrepareStep::Restore {
-                // The client's own settings cannot be had on this server.
-                server.work = Work::Resting;
-                self.close_server(key, &format!("restoring parameters failed: {message}"));
+                // The client's own settings cannot be had on this server. It has rolled back those that came before the one it refuses.
+                if server.link.is_quiescent() {
+                    server.work = Work::Client(client_key);
+                } else {
+                    server.work = Work::Resting;
+                    self.close_server(key, &format!("restoring parameters failed: {message}"));
+                }
                 return self.close_client(
                     client_key,
                     Farewell::told(

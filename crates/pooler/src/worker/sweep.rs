@@ -329,7 +329,7 @@ impl Worker {
             });
             if late {
                 log::warn!("cancel_wait_timeout");
-                self.cancel_finished(key);
+                self.cancel_late(key);
             }
         }
         if self.index == 0 && !limit.is_zero() {
