@@ -40,6 +40,9 @@ keys! {
         /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
         /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]
         max_prepared_statement_bytes: u64 = Some("16777216"), Reload;
+        /// Most memory for the named statements of one client in transaction and statement pooling: their names, texts and 160 bytes for
+        /// each. A client that prepares more, and deallocates none, is ended with SQLSTATE 54000. 0: no limit. \[bytes\]
+        max_client_statement_bytes: u64 = Some("67108864"), Reload;
         /// Where what clients say and are answered is recorded, for `underpass report`, `export` and `replay`. Each recording makes a
         /// directory of its own in this one, named by the time. Clients stay out of kernel lanes meanwhile. Empty: no recording.
         trace_dir: Option<PathBuf> = Some(""), Reload;

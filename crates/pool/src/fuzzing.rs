@@ -55,6 +55,7 @@ impl Run {
             statements_max: 3,
             message_max: 1 << 12,
             statement_bytes_max: 1 << 10,
+            client_statement_bytes_max: 1 << 12,
             ..LinkOptions::default()
         };
         Self {

@@ -170,6 +170,14 @@ pub fn nonexistent(name: &[u8]) -> Vec<u8> {
 pub struct ClientStatements {
     names: HashMap<Box<[u8]>, Arc<Statement>, RandomState>,
     changes: u64,
+    bytes: usize,
+}
+
+/// What a statement takes of its client's share: name, Parse message, and about what the tables need for it. Clients may share the text; each
+/// pays for it.
+fn cost(name: &[u8], statement: &Statement) -> usize {
+    const TABLES: usize = 160;
+    name.len() + statement.body.len() + TABLES
 }
 
 impl ClientStatements {
@@ -181,15 +189,24 @@ impl ClientStatements {
     /// Gives `name` a meaning, or takes it away; returns the one before.
     pub fn set(&mut self, name: &[u8], statement: Option<Arc<Statement>>) -> Option<Arc<Statement>> {
         self.changes += 1;
-        match statement {
+        self.bytes += statement.as_ref().map_or(0, |statement| cost(name, statement));
+        let before = match statement {
             Some(statement) => self.names.insert(name.into(), statement),
             None => self.names.remove(name),
-        }
+        };
+        self.bytes -= before.as_ref().map_or(0, |statement| cost(name, statement));
+        before
+    }
+
+    /// Memory that they take, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
         self.changes += 1;
+        self.bytes = 0;
         self.names.clear();
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use underpass_auth::{AuthContext, AuthOptions, Secret};
+use underpass_auth::{AuthContext, AuthOptions, MockMethod, Secret};
 use underpass_config::{
     AuthType, CheckQuery, Config, Database, Hba, IdentMaps, OsFiles, Parsed, PoolMode, SslMode, Userlist,
 };
@@ -29,12 +29,26 @@ pub(crate) struct Settings {
     pub paths: Vec<PathBuf>,
 }
 
-fn auth_options(config: &Config) -> AuthOptions {
+fn auth_options(config: &Config, users: &HashMap<String, Secret>) -> AuthOptions {
     AuthOptions {
         scram_iterations: config.scram_iterations,
         derive_elsewhere: true,
+        mock_method: mock_method(users),
         ..AuthOptions::default()
     }
+}
+
+/// What most users are asked for under method md5, so that names that nobody has are asked for the same.
+fn mock_method(users: &HashMap<String, Secret>) -> MockMethod {
+    let count = |is_such: fn(&Secret) -> bool| users.values().filter(|secret| is_such(secret)).count();
+    let scram = count(|secret| matches!(secret, Secret::Scram(_)));
+    // An empty password is none.
+    let md5 = count(|secret| match secret {
+        Secret::Plain(password) => !password.is_empty(),
+        Secret::Md5(_) => true,
+        Secret::Scram(_) => false,
+    });
+    if scram >= md5 { MockMethod::Scram } else { MockMethod::Md5 }
 }
 
 /// Whether there is no such file.
@@ -162,7 +176,7 @@ impl Settings {
             }
             _ => None,
         };
-        let auth = AuthContext::new(&auth_options(&config))?;
+        let auth = AuthContext::new(&auth_options(&config, &users))?;
         let (client_tls, server_tls) = match kept_tls {
             Some(old) => (old.client_tls.clone(), old.server_tls.clone()),
             None => build_tls(&config, &mut warnings)?,
@@ -182,7 +196,7 @@ impl Settings {
 
     /// What a new authentication context is made with.
     pub fn auth_options(&self) -> AuthOptions {
-        auth_options(&self.config)
+        auth_options(&self.config, &self.users)
     }
 
     /// Limits of the pool of `user` on `database`.
@@ -218,6 +232,10 @@ impl Settings {
             statement_bytes_max: match self.config.underpass.max_prepared_statement_bytes {
                 0 => u32::MAX,
                 bytes => bytes.try_into().unwrap_or(u32::MAX),
+            },
+            client_statement_bytes_max: match self.config.underpass.max_client_statement_bytes {
+                0 => usize::MAX,
+                bytes => bytes.try_into().unwrap_or(usize::MAX),
             },
             refuse_simple_query: self.config.disable_pqexec,
         }

@@ -230,10 +230,17 @@ impl Link {
         if message.total > self.options.statement_bytes_max as usize {
             return Err(LinkError::StatementTooLarge(message.total as u32));
         }
+        let head = &message.body[..message.body.len().min(NAMES_MAX)];
+        let Some(name_end) = memchr(0, head) else {
+            return match message {
+                _ if head.len() == NAMES_MAX => Err(LinkError::NamesTooLong("Parse")),
+                Message { complete: true, .. } => Err(LinkError::Malformed("Parse")),
+                _ => Ok(None),
+            };
+        };
         if !message.complete {
             return Ok(None);
         }
-        let name_end = memchr(0, message.body).ok_or(LinkError::Malformed("Parse"))?;
         let (name, body) = (&message.body[..name_end], &message.body[name_end + 1..]);
         memchr(0, body).ok_or(LinkError::Malformed("Parse"))?;
         if let Some(existing) = context.client.statements().get(name).cloned() {
@@ -251,7 +258,11 @@ impl Link {
         }
         self.counts.client_parse += 1;
         let statement = context.statements.intern(name.len(), body);
-        let before = context.client.statements().set(name, Some(statement.clone()));
+        let statements = context.client.statements();
+        let before = statements.set(name, Some(statement.clone()));
+        if statements.bytes() > self.options.client_statement_bytes_max {
+            return Err(LinkError::TooManyStatements(statements.bytes()));
+        }
         let mut effect =
             Effect { client: Some((name.into(), Some(statement.clone()), before)), ..Effect::default() };
         let held = self.statements.touch(statement.id);

@@ -35,6 +35,8 @@ pub struct LinkOptions {
     pub message_max: u32,
     /// Largest Parse, in bytes, that is held in memory as a whole because it has a name.
     pub statement_bytes_max: u32,
+    /// Named statements of one client, in bytes ([`ClientStatements::bytes`](crate::prepared::ClientStatements::bytes)).
+    pub client_statement_bytes_max: usize,
     /// The simple query protocol is refused (`disable_pqexec`).
     pub refuse_simple_query: bool,
 }
@@ -46,6 +48,7 @@ impl Default for LinkOptions {
             statements_max: 200,
             message_max: i32::MAX as u32,
             statement_bytes_max: 16 << 20,
+            client_statement_bytes_max: 64 << 20,
             refuse_simple_query: false,
         }
     }
@@ -222,6 +225,11 @@ pub enum LinkError {
     /// A named statement over the limit.
     #[error("prepared statement of {0} bytes is over max_prepared_statement_bytes")]
     StatementTooLarge(u32),
+    /// Named statements of one client over their limit.
+    #[error(
+        "prepared statements of this client take {0} bytes, over max_client_statement_bytes: deallocate some"
+    )]
+    TooManyStatements(usize),
     /// A type byte that this side never sends here.
     #[error("unknown pkt from {1}: {0:?}")]
     Unexpected(char, Side),
@@ -298,9 +306,10 @@ impl LinkError {
     pub fn sqlstate(self) -> SqlState {
         match self {
             LinkError::SimpleQueryDisabled => SqlState::FEATURE_NOT_SUPPORTED,
-            LinkError::StatementTooLarge(_) | LinkError::TooLarge(..) | LinkError::NamesTooLong(_) => {
-                SqlState::PROGRAM_LIMIT_EXCEEDED
-            }
+            LinkError::StatementTooLarge(_)
+            | LinkError::TooManyStatements(_)
+            | LinkError::TooLarge(..)
+            | LinkError::NamesTooLong(_) => SqlState::PROGRAM_LIMIT_EXCEEDED,
             LinkError::Length(..)
             | LinkError::Unexpected(..)
             | LinkError::Malformed(_)

@@ -664,6 +664,28 @@ fn a_long_unnamed_parse_may_be_cut_behind_its_header() {
     assert_eq!(b.client_sends(std::slice::from_ref(&parse)).0, parse);
 }
 
+#[test]
+fn statements_of_a_client_have_a_limit_and_room_comes_back() {
+    let mut b = Bench::new();
+    b.link.set_options(LinkOptions { client_statement_bytes_max: 1_000, ..LinkOptions::default() });
+    let prepare = |b: &mut Bench, name: &str| {
+        let parse = m(b'P', format!("{name}\0select 1\0\0\0").as_bytes());
+        let mut context =
+            FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut Vec::new() };
+        b.link.frontend(&parse, &mut context, &mut Splice::new(&mut Vec::new())).map(drop)
+    };
+    for name in ["a", "b", "c", "d", "e"] {
+        assert_eq!(prepare(&mut b, name), Ok(()));
+    }
+    for name in [&b"a"[..], b"b"] {
+        b.client.statements().set(name, None);
+    }
+    assert_eq!((prepare(&mut b, "f"), prepare(&mut b, "g")), (Ok(()), Ok(())));
+    assert_eq!(prepare(&mut b, "h").and(prepare(&mut b, "i")), Err(LinkError::TooManyStatements(1_032)));
+    b.client.statements().clear();
+    assert_eq!(b.client.statements().bytes(), 0);
+}
+
 /// What becomes of `message`: accepted or not, and why not. `first`: how many bytes come first; the rest is offered with what was not used.
 fn fate(message: &[u8], first: usize) -> Result<Vec<u8>, LinkError> {
     let mut b = Bench::new();
@@ -691,11 +713,16 @@ fn long_names_are_judged_alike_whole_and_cut() {
         let statement = vec![b's'; names - portal.len() - 2];
         m(b'B', &[&portal[..], b"\0", &statement, b"\0\0\0\0\0\0\0"].concat())
     };
+    // Its name with its end takes `name` bytes.
+    let parse = |name: usize| m(b'P', &[&vec![b's'; name - 1][..], b"\0select 1\0\0\0"].concat());
     let named = |tag, size: usize| m(tag, &[&b"S"[..], &vec![b's'; size - 2], b"\0"].concat());
     for (message, fits) in [
         (bind(KIB_64), true),
         (bind(KIB_64 + 1), false),
         (bind(10 << 20), false),
+        (parse(KIB_64), true),
+        (parse(KIB_64 + 1), false),
+        (parse(10 << 20), false),
         (named(b'D', 9996), true),
         (named(b'D', 9997), false),
         (named(b'C', 9996), true),
