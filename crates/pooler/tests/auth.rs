@@ -38,6 +38,29 @@ fn with_joe(method: AuthMethod) -> Result<(Postgres, String, String)> {
     Ok((server, secrets.pop().unwrap_or_default(), scram))
 }
 
+/// The first request for a password, or what is said instead.
+fn asked(options: &Options) -> Result<(u8, Vec<u8>)> {
+    let mut client = Client::open(options)?;
+    client.startup()?;
+    let message = client.recv()?;
+    // Which mechanism or method; salts differ.
+    Ok((message.tag, message.body[..4.min(message.body.len())].to_vec()))
+}
+
+#[test]
+fn who_does_not_exist_is_asked_for_what_others_are_asked_for() -> Result<()> {
+    let (server, md5, scram) = with_joe(AuthMethod::Trust)?;
+    for auth_type in ["plain", "md5", "scram-sha-256"] {
+        for secret in [PASSWORD, &md5, &scram] {
+            let ini = Ini::for_server(&server).set("auth_type", auth_type).userlist("joe", secret);
+            let pooler = Underpass::start(&ini)?;
+            let [joe, jim] = ["joe", "jim"].map(|user| asked(&pooler.options(user, "postgres")));
+            assert_eq!(joe?, jim?, "auth_type = {auth_type}, {secret}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn every_auth_type_with_every_kind_of_secret() -> Result<()> {
     let (server, md5, scram) = with_joe(AuthMethod::Trust)?;
