@@ -114,13 +114,15 @@ keys! {
         max_user_connections: u32 = Some("0"), Reload;
         /// Most client connections of a user. 0: no limit. Per user.
         max_user_client_connections: u32 = Some("0"), Reload;
-        /// Use server connections in turn instead of the last released first.
+        /// Use server connections in turn instead of the same few first: of those at rest the one with the lowest number, the client's
+        /// own thread's before others'.
         server_round_robin: bool = Some("0"), Reload;
         /// Prepared statements kept on each server connection in transaction and statement pooling. 0: not tracked.
         max_prepared_statements: u32 = Some("200"), Reload;
     }
     group "Client parameters" {
-        /// Parameters, besides the usual five, kept per client and restored on its server.
+        /// Startup parameters to accept besides those that the server reports. Whatever the server reports is kept per client and restored
+        /// on its server, named here or not; what it does not report can not be.
         track_extra_parameters: NameList = Some("IntervalStyle"), Restart;
         /// Startup parameters to accept and ignore.
         ignore_startup_parameters: NameList = Some(""), Reload;
@@ -198,7 +200,8 @@ keys! {
         query_wait_timeout: Duration = Some("120"), Reload;
         /// Tell a client by a notice that it is queued this long. 0: off. \[seconds\]
         query_wait_notify: Duration = Some("5"), Reload;
-        /// Longest wait of a cancel request for its connection. 0: off. \[seconds\]
+        /// Longest time that a cancel request may take. One that was sent by then closes its server connection after the statement, for it may
+        /// still arrive there. 0: off. \[seconds\]
         cancel_wait_timeout: Duration = Some("10"), Reload;
         /// Disconnect clients that do nothing this long and have no server: in session pooling, those that have asked
         /// nothing yet. 0: off. Per user. \[seconds\]

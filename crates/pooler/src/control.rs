@@ -435,6 +435,8 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     }
     shared.broadcast(Worker::mirrors_changed);
     shared.broadcast(Worker::recording_changed);
+    // All workers have the same sockets.
+    shared.mailboxes[0].post(Box::new(Worker::listeners_changed));
     // Limits may have grown.
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
 }

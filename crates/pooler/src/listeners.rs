@@ -166,7 +166,8 @@ fn advice(error: &std::io::Error, config: &Config) -> &'static str {
     }
 }
 
-fn defer_accept(fd: impl AsFd, config: &Config) {
+/// Sets `tcp_defer_accept` as `config` has it.
+pub(crate) fn defer_accept(fd: impl AsFd, config: &Config) {
     let seconds = if config.tcp_defer_accept { DEFER_ACCEPT_S } else { 0 };
     if let Err(error) = nix::sys::socket::setsockopt(&fd, TcpDeferAccept, &seconds) {
         log::debug!("tcp_defer_accept: {error}");
@@ -233,6 +234,8 @@ mod tests {
         let fd = net::listen_tcp((Ipv4Addr::LOCALHOST, 0).into(), 16, false).unwrap();
         defer_accept(&fd, &Config::default());
         assert!(nix::sys::socket::getsockopt(&fd, TcpDeferAccept).unwrap() > 0);
+        defer_accept(&fd, &Config { tcp_defer_accept: false, ..Config::default() });
+        assert_eq!(nix::sys::socket::getsockopt(&fd, TcpDeferAccept), Ok(0));
     }
 
     #[test]

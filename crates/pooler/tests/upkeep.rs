@@ -336,3 +336,36 @@ fn thousands_of_waiters_may_give_their_server_back_at_once() -> Result<()> {
     assert_eq!(ask(&mut holder, "select 1")?, "1");
     Ok(())
 }
+
+/// A connection that says nothing is the kernel's affair with `tcp_defer_accept`, and ours without.
+#[test]
+fn tcp_defer_accept_changes_while_it_runs() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&Ini::for_server(&server))?;
+    let logins = || -> Result<String> {
+        let rows = pooler.console("SHOW LISTS")?.ok()?.rows();
+        let row = rows.into_iter().find(|row| row[0].as_deref() == Some("login_clients"));
+        Ok(row.and_then(|row| row[1].clone()).unwrap_or_default())
+    };
+    let options = pooler.options("postgres", "postgres");
+    pooler.console("SET tcp_defer_accept = 0")?.ok()?;
+    let begun = Instant::now();
+    let mut silent = Vec::new();
+    // The first may come before the thread that has the sockets heard of it.
+    while logins()? == "0" {
+        assert!(begun.elapsed() < SOON, "a silent connection is not seen");
+        silent.push(Client::open(&options)?);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(silent);
+    while logins()? != "0" {
+        assert!(begun.elapsed() < SOON, "they are gone");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    pooler.console("SET tcp_defer_accept = 1")?.ok()?;
+    std::thread::sleep(Duration::from_millis(500));
+    let _silent = Client::open(&options)?;
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(logins()?, "0");
+    Ok(())
+}

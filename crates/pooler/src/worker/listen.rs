@@ -10,6 +10,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::{Farewell, Source, Worker};
 use crate::client::Client;
+use crate::listeners;
 use crate::net::{self, Endpoint, Inherited, TcpOptions};
 use crate::shared::phase;
 use crate::transport::Transport;
@@ -63,6 +64,14 @@ impl Worker {
                     return;
                 }
             }
+        }
+    }
+
+    /// After a RELOAD.
+    pub(crate) fn listeners_changed(&mut self) {
+        let settings = self.shared.settings.load();
+        for listener in self.listeners.iter().filter(|listener| listener.unix_port.is_none()) {
+            listeners::defer_accept(&listener.fd, &settings.config);
         }
     }
 
