@@ -21,7 +21,8 @@ use crate::table::Key;
 /// Longest time that a server may take to come to rest after its client left.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
 
-/// Sweeps in which every client that rests is looked at once: 0.4 s, by which `client_idle_timeout` may be late.
+/// Sweeps in which every client that rests or is in a lane is looked at once: 0.4 s, by which `client_idle_timeout`, and the other timeouts in a
+/// lane, may be late.
 const RESTING_TURNS: u32 = 4;
 
 /// Pause between cancel requests for the statement of a client that left.
@@ -55,7 +56,7 @@ impl Worker {
         self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
     }
 
-    /// All clients but those that rest and may go on resting. Of ten thousand that is nearly everyone, and whoever comes meanwhile waits
+    /// All clients but those that rest and may go on resting; of those in lanes, as many as have their turn. Of ten thousand that is nearly everyone, and whoever comes meanwhile waits
     /// for a look at each, which is not in the cache: so those that rested at the last look are looked at in turns, unless they have
     /// stirred ([`Worker::stirred`]).
     fn clients_to_sweep(&mut self, draining: bool) -> Vec<Key> {
@@ -82,9 +83,11 @@ impl Worker {
             if rested && key.index % RESTING_TURNS != self.sweeps && !draining {
                 continue;
             }
-            let rests = !draining && may_rest(client);
+            // What a lane's client does is seen by looking only, and looking at its slot costs more.
+            let is_carried = matches!(client.phase, Phase::Lane);
+            let rests = !draining && (is_carried || may_rest(client));
             self.resting[index] = rests.then_some(key.generation);
-            if !rests {
+            if !rests || is_carried {
                 keys.push(key);
             }
         }
