@@ -21,6 +21,7 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         Client::connect(&postgres.options("postgres", "postgres").parameter("application_name", "burst"))
             .expect("connect");
     let mut sent = Vec::new();
+    let mut said = Vec::new();
     let mut answered = 0;
     for round in 0..40 {
         let small = Batch::new().query(&format!("select {round}"));
@@ -29,7 +30,11 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         for batch in [&small, &large, &rows, &small] {
             client.send(batch).expect("send");
             sent.extend_from_slice(batch.as_bytes());
-            client.response().expect("the server answers");
+            for message in client.response().expect("the server answers").messages {
+                said.push(message.tag);
+                said.extend_from_slice(&(message.body.len() as u32 + 4).to_be_bytes());
+                said.extend_from_slice(&message.body);
+            }
             answered += 1;
         }
     }
@@ -43,7 +48,8 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
 
     // What is in the trace was sent, at that place.
     let starts = trace.starts();
-    let login = starts.iter().find(|s| s.session == session).expect("start").frontend_offset;
+    let start = starts.iter().find(|s| s.session == session).expect("start");
+    let (login, greeted) = (start.frontend_offset, start.backend_offset);
     for message in trace.frontends(session) {
         let at = (message.offset - login) as usize;
         assert!(sent[at..].starts_with(&message.message), "a message that was not sent at {at}");
@@ -59,6 +65,20 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         next += len;
     }
     assert_eq!(next, login + sent.len() as u64);
+    // The same of what the server said, behind the login.
+    let mut parts: Vec<(u64, u64)> = lost(&trace, session, Direction::Backend);
+    for message in trace.backends(session).iter().filter(|message| message.offset >= greeted) {
+        let at = (message.offset - greeted) as usize;
+        assert!(said[at..].starts_with(&message.message), "a message that was not said at {at}");
+        parts.push((message.offset, message.message.len() as u64));
+    }
+    parts.sort_unstable();
+    let mut next = greeted;
+    for (offset, len) in parts {
+        assert_eq!(offset, next, "a gap or an overlap");
+        next += len;
+    }
+    assert_eq!(next, greeted + said.len() as u64);
     // The holes are what the kernel counted as lost, but for what passed the hook twice: a client that sends faster than the server
     // reads has its segments refused by the socket behind the hook, and sends them again. One of the two may have been recorded.
     let accounts = trace.summary.accounts.clone();

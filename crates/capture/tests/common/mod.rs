@@ -3,16 +3,16 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use underpass_capture::{Error, Options, Probes, Server, Stage, Summary};
 use underpass_testkit::Postgres;
 use underpass_trace::{
-    Direction, Frontend, Level, Loss, Outcome, PreparedFill, Reader, Record, SessionEnd, SessionId,
+    Backend, Direction, Frontend, Level, Loss, Outcome, PreparedFill, Reader, Record, SessionEnd, SessionId,
     SessionStart,
 };
 
@@ -20,6 +20,7 @@ use underpass_trace::{
 pub struct Capture {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Summary, Error>>,
+    notes: Arc<Mutex<Vec<String>>>,
     pub directory: PathBuf,
     _parent: tempfile::TempDir,
 }
@@ -65,6 +66,11 @@ impl Capture {
 
     /// The same of any server.
     pub fn of(server: Server, port: u16, setup: &Setup) -> Self {
+        Self::try_of(server, port, setup).unwrap_or_else(|why| panic!("the capture did not start: {why:?}"))
+    }
+
+    /// The same, or why it does not start.
+    pub fn try_of(server: Server, port: u16, setup: &Setup) -> Result<Self, Error> {
         let parent = tempfile::tempdir().expect("a directory");
         let directory = parent.path().join("trace");
         let options = Options {
@@ -82,15 +88,23 @@ impl Capture {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = mpsc::channel();
         let flag = Arc::clone(&stop);
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&notes);
         let thread = thread::spawn(move || {
             let mut ready = |_: &Summary| sender.send(()).expect("somebody waits");
-            underpass_capture::run(&options, &flag, &mut ready, &mut |_| {})
+            underpass_capture::run(&options, &flag, &mut ready, &mut |summary| {
+                told.lock().expect("a lock").clone_from(&summary.notes);
+            })
         });
         if receiver.recv_timeout(Duration::from_secs(20)).is_err() {
-            let why = thread.join().expect("the thread");
-            panic!("the capture did not start: {why:?}");
+            return Err(thread.join().expect("the thread").expect_err("an error"));
         }
-        Self { stop, thread, directory, _parent: parent }
+        Ok(Self { stop, thread, notes, directory, _parent: parent })
+    }
+
+    /// What it has noted so far.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().expect("a lock").clone()
     }
 
     /// Ends it and reads the trace.
@@ -154,6 +168,14 @@ impl Trace {
             .collect()
     }
 
+    pub fn backends(&self, session: SessionId) -> Vec<&Backend<'static>> {
+        self.records
+            .iter()
+            .filter_map(|r| if let Record::Backend(b) = r { Some(b) } else { None })
+            .filter(|b| b.session == session)
+            .collect()
+    }
+
     /// The session of an `application_name`.
     pub fn session(&self, application_name: &str) -> SessionId {
         let named: Vec<_> = self
@@ -182,7 +204,12 @@ impl Trace {
 
     /// The totals of all sessions that have ended add up and agree with the kernel's; nothing is missing.
     pub fn assert_lossless(&self) {
-        assert!(self.summary.lossless(), "{:?} {:?}", self.summary, self.losses());
+        self.assert_lacks(&[]);
+    }
+
+    /// The same, but for what its summary says is missing.
+    pub fn assert_lacks(&self, what: &[&str]) {
+        assert_eq!(self.summary.shortcomings(), what, "{:?} {:?}", self.summary, self.losses());
         for end in self.ends() {
             assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
         }

@@ -11,6 +11,7 @@ use super::{Missing, Pending, Phase, Postgres};
 use crate::assemble::{Piece, Sink};
 use crate::{
     Backend, Direction, ErrorOutcome, Level, LossReason, Outcome, ParameterStatus, Ready, Record, Response,
+    WithheldReason,
 };
 
 /// Bytes of a body that are kept for summaries; ErrorResponses with longer texts lose the end of the text.
@@ -82,6 +83,14 @@ impl Back {
         self.response.take()
     }
 
+    /// Bytes of the message under way that are kept, where all of it is.
+    fn unfinished(&self) -> usize {
+        match self.head_len {
+            Header::SIZE => self.kept.len(),
+            part => part,
+        }
+    }
+
     fn header(&self) -> Option<Header> {
         if self.head_len < Header::SIZE {
             return None;
@@ -119,10 +128,13 @@ impl Postgres {
                 self.responses(time_ns, position, bytes, sink);
             }
             (_, Piece::Skipped(len)) => {
+                self.settle_unfinished(time_ns, sink);
                 self.accounts.count_recorded(Direction::Backend, len);
                 self.pass_over(time_ns, position, len, Boundary::Skipped, sink);
             }
             (_, Piece::Lost(len, reason)) => {
+                self.back.damaged = true;
+                self.settle_unfinished(time_ns, sink);
                 self.lost_backend(time_ns, position, len, reason, sink);
                 self.pass_over(time_ns, position, len, Boundary::Lost, sink);
             }
@@ -154,12 +166,26 @@ impl Postgres {
         self.back.kept.clear();
     }
 
-    fn responses(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
-        if self.back.boundary != Boundary::Known {
-            return self.resynchronise(time_ns, position, bytes, sink);
+    /// What is kept of a message when the stream ends, or is damaged: where whole messages are recorded, it is not.
+    pub(super) fn settle_unfinished(&mut self, time_ns: u64, sink: &mut dyn Sink) {
+        if self.origin.level != Level::Full {
+            return;
         }
+        let len = self.back.unfinished() as u64;
+        self.back.kept = Vec::new();
+        let why = match self.back.damaged {
+            true => Missing::Lost(LossReason::Resync),
+            false => Missing::Withheld(WithheldReason::Incomplete),
+        };
+        self.accounts.missing(Direction::Backend, time_ns, self.back.at, len, why, sink);
+    }
+
+    fn responses(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
         let (mut at, mut rest) = (position, bytes);
         while !rest.is_empty() {
+            if self.back.boundary != Boundary::Known {
+                return self.resynchronise(time_ns, at, rest, sink);
+            }
             let taken = if self.back.head_len == 0 && self.origin.level != Level::Full {
                 self.quick(time_ns, at, rest, sink)
             } else {
@@ -176,12 +202,14 @@ impl Postgres {
                     }
                 },
             };
-            self.recorded_backend(time_ns, taken as u64, sink);
+            if self.origin.level != Level::Full {
+                self.recorded_backend(time_ns, taken as u64, sink);
+            }
             at += taken as u64;
             rest = &rest[taken..];
             if self.phase != Phase::Running && self.phase != Phase::Login {
                 // A replication stream began.
-                let why = Missing::Withheld(crate::WithheldReason::Replication);
+                let why = Missing::Withheld(WithheldReason::Replication);
                 return self.accounts.missing(Direction::Backend, time_ns, at, rest.len() as u64, why, sink);
             }
         }
@@ -225,6 +253,10 @@ impl Postgres {
                     Ok(Some(header)) if tag::backend::ALL.contains(&header.tag) => header,
                     _ => {
                         back.head_len = 0;
+                        if self.origin.level == Level::Full {
+                            let (from, before) = (back.at, (Header::SIZE - taken) as u64);
+                            self.lost_backend(time_ns, from, before, LossReason::Protocol, sink);
+                        }
                         return None;
                     }
                 };
@@ -240,6 +272,7 @@ impl Postgres {
         }
         let taken = usize::try_from(back.need).map_or(bytes.len(), |need| need.min(bytes.len()));
         let keep = match self.origin.level {
+            Level::Full if back.damaged => 0,
             Level::Full => taken,
             _ if matters(back.head[0]) => taken.min(BODY_BYTES_MAX.saturating_sub(back.kept.len())),
             _ => 0,
@@ -247,7 +280,12 @@ impl Postgres {
         back.kept.extend_from_slice(&bytes[..keep]);
         back.damaged |= keep < taken && matters(back.head[0]);
         back.need -= taken as u64;
-        if back.need == 0 {
+        let is_whole = back.need == 0;
+        if self.origin.level == Level::Full && keep < taken {
+            // Of a message without its beginning nothing is recorded.
+            self.lost_backend(time_ns, at, taken as u64, LossReason::Resync, sink);
+        }
+        if is_whole {
             self.whole(time_ns, at + taken as u64, sink);
         }
         Some(taken)
@@ -258,6 +296,9 @@ impl Postgres {
         let Some(header) = self.back.header() else { return };
         let kept = std::mem::take(&mut self.back.kept);
         let (at, first_ns, damaged) = (self.back.at, self.back.first_ns, self.back.damaged);
+        if self.origin.level == Level::Full && !damaged {
+            self.recorded_backend(time_ns, kept.len() as u64, sink);
+        }
         self.back.head_len = 0;
         self.back.position = end;
         let body =
@@ -513,11 +554,13 @@ impl Postgres {
     fn resynchronise(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
         let end = position + bytes.len() as u64;
         match self.back.boundary {
-            Boundary::Lost => {
+            Boundary::Skipped if self.origin.level != Level::Full => {
+                self.recorded_backend(time_ns, bytes.len() as u64, sink);
+            }
+            _ => {
                 let why = Missing::Lost(LossReason::Resync);
                 self.accounts.missing(Direction::Backend, time_ns, position, bytes.len() as u64, why, sink);
             }
-            _ => self.recorded_backend(time_ns, bytes.len() as u64, sink),
         }
         let Some(tail) = shape::backend_tail(bytes) else { return };
         self.back.boundary = Boundary::Known;

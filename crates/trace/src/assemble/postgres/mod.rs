@@ -206,6 +206,7 @@ impl Assemble for Postgres {
             self.send_early(sink);
         }
         self.settle_partial(time_ns, sink);
+        self.settle_unfinished(time_ns, sink);
         self.give_up_pending(time_ns, sink);
         let (frontend, backend) = self.accounts.finish(time_ns, audit, sink);
         let reason = match reason {

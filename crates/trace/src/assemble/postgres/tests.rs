@@ -458,6 +458,22 @@ fn boundaries(stream: &[u8]) -> Vec<(usize, usize)> {
     all
 }
 
+/// Where the server's bytes are, recorded or told to be missing; what is recorded was said there.
+fn backend_parts(out: &Records, answered: &[u8]) -> Vec<(u64, u64)> {
+    let of = |record: &Record<'_>| match record {
+        Record::Backend(b) => {
+            assert!(answered[b.offset as usize..].starts_with(&b.message), "a message that was not said");
+            Some((b.offset, b.message.len() as u64))
+        }
+        Record::Loss(l) if l.direction == Direction::Backend => Some((l.offset, l.len)),
+        Record::Withheld(w) if w.direction == Direction::Backend => Some((w.offset, w.len)),
+        _ => None,
+    };
+    let mut parts: Vec<(u64, u64)> = out.0.iter().filter_map(of).collect();
+    parts.sort_unstable();
+    parts
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -466,6 +482,8 @@ proptest! {
     fn damage_is_told_exactly_and_nothing_false(
         cuts in proptest::collection::vec(1usize..60, 1..40),
         holes in proptest::collection::vec((any::<bool>(), 0usize..900, 1usize..80), 0..5),
+        full in any::<bool>(),
+        ends in proptest::option::of(120usize..1200),
     ) {
         let mut exchanges = exchanges();
         for n in 0..6 {
@@ -473,7 +491,8 @@ proptest! {
         }
         let sent: Vec<u8> = exchanges.iter().flat_map(|e| e.0.clone()).collect();
         let mut cut = cuts.iter().cycle();
-        let mut session = Postgres::new(origin(Level::Summary));
+        let answered: Vec<u8> = exchanges.iter().flat_map(|e| e.1.clone()).collect();
+        let mut session = Postgres::new(origin(if full { Level::Full } else { Level::Summary }));
         let mut out = Records::default();
         let mut at = [0usize; 2];
         let mut lost = [0u64; 2];
@@ -481,7 +500,8 @@ proptest! {
             for (side, bytes) in [(0, front), (1, back)] {
                 let direction = if side == 0 { Direction::Frontend } else { Direction::Backend };
                 let mut rest = &bytes[..];
-                while !rest.is_empty() {
+                // It may end in the middle of an answer.
+                while !rest.is_empty() && ends.is_none_or(|ends| at[1] < ends) {
                     let (now, later) = rest.split_at((*cut.next().expect("cycle")).min(rest.len()));
                     let hole = holes.iter().any(|&(front, from, len)| {
                         front == (side == 0) && at[side] >= from + 120 && at[side] < from + 120 + len
@@ -518,6 +538,16 @@ proptest! {
         }
         prop_assert_eq!(told, end.frontend.lost);
         prop_assert_eq!(whole + (first.len() as u64 - 12), end.frontend.recorded);
+        if full {
+            let parts = backend_parts(&out, &answered);
+            // What the login's answers tell is in the start, but for the last of them.
+            let mut next = (login().1.len() - ready(b'I').len()) as u64;
+            for (from, len) in parts {
+                prop_assert_eq!(from, next, "a gap or an overlap");
+                next += len;
+            }
+            prop_assert_eq!(next, at[1] as u64);
+        }
     }
 
     /// Arbitrary bytes in both directions: no panic, and the accounts add up.
