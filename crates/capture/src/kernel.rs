@@ -46,6 +46,7 @@ const SUMMARY_TAIL_BYTES: u32 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLevel {
     /// Bytes of one response that are taken whole. A response begins with the first bytes after a request.
+    /// `u32::MAX`: however long it is.
     pub whole_bytes: u32,
     /// Bytes at the end of each later segment, or call, that are still taken.
     pub tail_bytes: u32,

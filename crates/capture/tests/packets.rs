@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
+use std::thread;
 
 use common::skipped;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
-use underpass_capture::{Event, Kernel, ResponseLevel, Settings, cgroup2_mount};
+use underpass_capture::{Event, Kernel, ResponseLevel, Settings, SourceKind, cgroup2_mount};
 use underpass_trace::{Direction, Protocol};
 
 /// Flags byte of a TCP header.
@@ -21,12 +22,16 @@ static CHECKSUM_AT: i32 = 16;
 
 /// Watches a listener of the test's own.
 fn watch() -> (Kernel, TcpListener) {
+    watch_at(ResponseLevel::SUMMARY)
+}
+
+fn watch_at(level: ResponseLevel) -> (Kernel, TcpListener) {
     let listener = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).expect("listen");
     let mut kernel = Kernel::open(&Settings {
         protocol: Protocol::Postgres,
         port: Some(listener.local_addr().expect("address").port()),
         netns: None,
-        level: ResponseLevel::SUMMARY,
+        level,
         ring_bytes: 1 << 20,
         rings: 2,
     })
@@ -106,4 +111,35 @@ fn a_syn_that_tcp_refuses_is_not_told() {
         }
     });
     assert_eq!((syns, said.as_slice()), (1, &b"beforebehind"[..]));
+}
+
+/// More than 32 bits count. Nobody reads the rings: nearly all of it is lost, and none of it is left out on purpose.
+#[test]
+fn a_response_of_more_than_4_gib_is_never_left_out_at_level_full() {
+    if skipped() {
+        return;
+    }
+    let (kernel, listener) = watch_at(ResponseLevel::FULL);
+    let mut client = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let (mut server, _) = listener.accept().expect("accept");
+    say(&mut client, &mut server, b"all of it");
+    let total = (4u64 << 30) + (64 << 20);
+    let answer = thread::spawn(move || {
+        let bytes = vec![b'x'; 4 << 20];
+        for _ in 0..total / bytes.len() as u64 {
+            server.write_all(&bytes).expect("write");
+        }
+    });
+    let (mut bytes, mut heard) = (vec![0; 4 << 20], 0);
+    loop {
+        match client.read(&mut bytes).expect("read") as u64 {
+            0 => break,
+            n => heard += n,
+        }
+    }
+    answer.join().expect("the server");
+    assert_eq!(heard, total);
+    let accounts = kernel.accounts(SourceKind::Packets, Direction::Backend).expect("accounts");
+    assert!(accounts.seen.bytes >= total && accounts.add_up(), "{accounts:?}");
+    assert_eq!(accounts.filtered.bytes, 0, "{accounts:?}");
 }

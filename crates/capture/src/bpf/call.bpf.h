@@ -180,7 +180,7 @@ static __always_inline void call(struct session *session, __u32 direction, __u64
 	if (!account)
 		return;
 	count(&account->seen, n);
-	if (direction == DIRECTION_BACKEND) {
+	if (direction == DIRECTION_BACKEND && response_whole_bytes != RESPONSE_ALL) {
 		if (n <= response_whole_bytes && session->responded <= response_whole_bytes - (__u32)n) {
 			session->responded += n;
 		} else {

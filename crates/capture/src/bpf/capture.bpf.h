@@ -122,7 +122,8 @@ const volatile __u32 server_netns = 0;	     /* inode of the server's network nam
 const volatile __u8 server_mysql = 0;	     /* 1: MariaDB or MySQL, 0: PostgreSQL */
 const volatile __u32 rings_mask = 0;	     /* number of rings, a power of two, minus 1 */
 const volatile __u32 ring_payload_bytes = 0; /* of each ring, for events with payload; the rest is for the others */
-const volatile __u32 response_whole_bytes = 0xffffffff; /* of one response, sent whole; then only tails */
+#define RESPONSE_ALL 0xffffffffu
+const volatile __u32 response_whole_bytes = RESPONSE_ALL; /* of one response, sent whole; then only tails. RESPONSE_ALL: no limit */
 const volatile __u32 response_tail_bytes = 0; /* of each later segment or call */
 
 /* Settings that change while running. */

@@ -226,6 +226,8 @@ static __always_inline __u32 response_skip(struct connection *connection, __u32 
 {
 	__u32 responded = connection->responded;
 
+	if (response_whole_bytes == RESPONSE_ALL)
+		return 0;
 	if (responded + payload <= response_whole_bytes && responded + payload >= responded) {
 		connection->responded = responded + payload;
 		return 0;
