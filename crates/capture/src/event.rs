@@ -80,8 +80,6 @@ pub enum Event<'a> {
         fin_sent: bool,
         /// Data bytes received, `tcp_info.tcpi_bytes_received`.
         bytes_received: u64,
-        /// Data bytes that the client acknowledged, `tcp_info.tcpi_bytes_acked`.
-        bytes_acked: u64,
     },
     /// Bytes that a function of the server read from a client or wrote to it.
     Call {
@@ -193,7 +191,6 @@ impl<'a> Event<'a> {
                 fin_received: head.flags & FIN_RECEIVED != 0,
                 fin_sent: head.flags & FIN_SENT != 0,
                 bytes_received: head.offset,
-                bytes_acked: head.more,
             },
             types::event_kind::EVENT_CALL => Self::Call {
                 time_ns,

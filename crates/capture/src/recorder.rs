@@ -575,6 +575,7 @@ impl Connection {
                 // TCP refuses what comes after the server has closed: that was seen, and never received.
                 frontend: received.filter(|&received| received >= self.front.position()),
                 backend: sent,
+                is_own: false,
             }
         };
         let reason = match (self.reset, self.front_fin) {
@@ -612,6 +613,7 @@ impl Probed {
         let audit = Audit {
             frontend: totals.map(|(read, _)| self.before.0 + read),
             backend: totals.map(|(_, written)| self.before.1 + written),
+            is_own: true,
         };
         self.session.end(time_ns, reason, audit, sink);
     }

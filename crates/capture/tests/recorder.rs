@@ -92,7 +92,6 @@ fn a_packet_behind_its_close_opens_no_session() {
         fin_received: false,
         fin_sent: false,
         bytes_received: u64::from(len),
-        bytes_acked: 0,
     };
     take(recorder, &mut sessions, 0, close);
     take(recorder, &mut sessions, 0, packet(&command, 7, 100 + len));

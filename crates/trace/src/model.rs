@@ -422,7 +422,8 @@ pub struct ByteTotals {
     pub lost: u64,
     /// Bytes that are in [`Withheld`] records.
     pub withheld: u64,
-    /// What the kernel's own counter of the socket says, if it was asked.
+    /// What somebody else counted: the kernel for the socket, the pooler's workers. `None` where only the source itself counts, as the
+    /// probes do, and where the end was not seen.
     pub audited: Option<u64>,
 }
 

@@ -78,7 +78,6 @@ struct tcp_sock___capture {
 	__u32 snd_nxt;	      /* next sequence we send */
 	__u32 write_seq;      /* behind what is queued to be sent */
 	__u64 bytes_received; /* sum(delta(rcv_nxt)), data only */
-	__u64 bytes_acked;    /* sum(delta(snd_una)), data only */
 } KERNEL_STRUCT;
 
 struct file___capture {

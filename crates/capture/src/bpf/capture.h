@@ -56,7 +56,7 @@ struct event_head {
 	__u64 ts_ns;  /* CLOCK_MONOTONIC */
 	__u64 cookie; /* packets: of the socket; calls, exits, activity: start of the process, or number of the Vio */
 	__u64 offset; /* calls: stream offset. exits: bytes read. close: bytes_received */
-	__u64 more;   /* exits: bytes written. close: bytes_acked. Else 0 */
+	__u64 more;   /* exits: bytes written. Else 0 */
 	__u32 seq;    /* packets. close: rcv_nxt */
 	__u32 ack;    /* packets. close: snd_nxt */
 	__u32 len;

@@ -429,7 +429,6 @@ int socket_state(struct bpf_raw_tracepoint_args *ctx)
 	head.seq = BPF_CORE_READ(tcp, rcv_nxt);
 	head.ack = BPF_CORE_READ(tcp, snd_nxt);
 	head.offset = BPF_CORE_READ(tcp, bytes_received);
-	head.more = BPF_CORE_READ(tcp, bytes_acked);
 	if (BPF_CORE_READ(sk, __sk_common.skc_flags) & (1ul << SOCK_DONE))
 		head.flags |= EVENT_FIN_RECEIVED;
 	if (fin_sent(tcp, ctx->args[1]))

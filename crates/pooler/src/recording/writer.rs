@@ -228,7 +228,7 @@ impl Writing {
                 let Some(mut ended) = sessions.remove(&session) else { return };
                 ended.catch_up(Direction::Frontend, frontend, time_ns, out);
                 ended.catch_up(Direction::Backend, backend, time_ns, out);
-                let audit = Audit { frontend: Some(frontend), backend: Some(backend) };
+                let audit = Audit { frontend: Some(frontend), backend: Some(backend), is_own: false };
                 if let Some(pid) = ended.machine.backend_pid()
                     && out.by_pid.get(&pid) == Some(&session)
                 {

@@ -176,7 +176,7 @@ impl Accounts {
         {
             let account = self.of(direction);
             if let Some(audited) = audited.and_then(|bytes| bytes.checked_sub(account.base)) {
-                account.totals.audited = Some(audited);
+                account.totals.audited = Some(audited).filter(|_| !audit.is_own);
                 if let Some(more) = audited.checked_sub(account.totals.seen).filter(|&more| more > 0) {
                     account.totals.seen = audited;
                     let from = self.advance(direction, more);

@@ -90,13 +90,15 @@ pub struct Known {
     pub application_name: Option<Vec<u8>>,
 }
 
-/// The kernel's own count of the bytes of a connection, from the same first byte as the pieces.
+/// What somebody else counted of the bytes of a connection, from the same first byte as the pieces: the kernel, most of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Audit {
     /// Bytes from the client; `None` when it was not asked.
     pub frontend: Option<u64>,
     /// Bytes to the client.
     pub backend: Option<u64>,
+    /// They were counted where the pieces were taken: that tells what was lost on the way here, and audits nothing.
+    pub is_own: bool,
 }
 
 /// A protocol's machine over both streams of one session.

@@ -147,7 +147,7 @@ fn run(exchanges: &[Exchange], level: Level, cuts: &mut dyn FnMut() -> usize) ->
         feed(&mut session, Direction::Backend, back, cuts, &mut out);
     }
     let sum = |pick: fn(&Exchange) -> usize| Some(exchanges.iter().map(pick).sum::<usize>() as u64);
-    let audit = Audit { frontend: sum(|e| e.0.len()), backend: sum(|e| e.1.len()) };
+    let audit = Audit { frontend: sum(|e| e.0.len()), backend: sum(|e| e.1.len()), is_own: false };
     session.end(9, EndReason::ClientClosed, audit, &mut out);
     out
 }
@@ -517,7 +517,7 @@ proptest! {
                 }
             }
         }
-        session.end(2, EndReason::RecordingEnded, Audit { frontend: Some(at[0] as u64), backend: Some(at[1] as u64) }, &mut out);
+        session.end(2, EndReason::RecordingEnded, Audit { frontend: Some(at[0] as u64), backend: Some(at[1] as u64), is_own: false }, &mut out);
         let end = out.end().expect("an end");
         prop_assert!(end.frontend.add_up() && end.backend.add_up(), "{:?}", end);
         prop_assert!(end.frontend.lost >= lost[0] && end.backend.lost >= lost[1]);
