@@ -227,6 +227,15 @@ fn a_killed_recorder_leaves_a_readable_trace_and_a_healthy_server() {
     let (found, damage) = read(&directory);
     assert!(damage.torn && damage.blocks == 0, "{damage:?}");
     assert!(found > asked / 10 && found <= asked, "{found} of {asked}");
+    // Who plays it is told that its end is missing.
+    let copy = Postgres::start().expect("another server");
+    let target = format!("postgres://postgres@127.0.0.1:{}/postgres", copy.port());
+    let mut replay = Command::new(binary());
+    replay.args(["replay", "--pace", "asap", "--to", &target]).arg(&directory);
+    let played = output(&mut replay);
+    let text = String::from_utf8_lossy(&played.stdout).into_owned();
+    assert!(played.status.success(), "{played:?}");
+    assert!(text.contains("the trace has no regular end"), "{text}");
     // Nothing of it stays in the kernel: the next recorder begins as if it were the first.
     let (code, text) = ended(site.record(&site.path("again"), &["-d", "1", "--require-lossless"]));
     assert_eq!(code, Some(0), "{text}");

@@ -86,6 +86,8 @@ pub struct Plan {
     pub close_commits: usize,
     /// Blocks of the trace that could not be read.
     pub damaged_blocks: u64,
+    /// The trace has no regular end: what came last may be missing.
+    pub is_torn: bool,
     /// Places where messages of clients are missing: which units those were nobody knows.
     pub holes: u64,
     /// Bytes that are missing there.

@@ -472,6 +472,9 @@ fn notes(plan: &Plan, options: &Options, played: &Played, has_baseline: bool) ->
     if plan.damaged_blocks > 0 {
         notes.push(format!("{} blocks of the trace could not be read", plan.damaged_blocks));
     }
+    if plan.is_torn {
+        notes.push("the trace has no regular end: the recorder was killed, or is still at work, and what came last is not played".into());
+    }
     if plan.holes > 0 {
         notes.push(format!(
             "{} bytes of clients are missing in the trace, in {} places: units that were there are not played, and not counted",

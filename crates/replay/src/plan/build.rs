@@ -38,7 +38,9 @@ pub fn read(path: &Path, options: &Options) -> Result<Plan, Error> {
         builder.record(&record)?;
     }
     let damage = reader.damage();
-    builder.finish(meta, damage.blocks + damage.segments)
+    let mut plan = builder.finish(meta, damage.blocks + damage.segments)?;
+    plan.is_torn = damage.torn;
+    Ok(plan)
 }
 
 /// Makes the plan from records that are at hand.
@@ -461,6 +463,7 @@ impl<'o> Builder<'o> {
             commits: 0,
             close_commits: 0,
             damaged_blocks,
+            is_torn: false,
             holes: self.holes.count,
             hole_bytes: self.holes.bytes,
             headless_sessions: self.headless.len() as u64,
