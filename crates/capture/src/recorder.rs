@@ -32,6 +32,10 @@ const ENDED_NS: u64 = 5_000_000_000;
 /// How long it is remembered which socket was closed, nanoseconds: much longer than a packet is in a hook.
 const CLOSED_NS: u64 = 5_000_000_000;
 
+/// How long the first words of a connection that turned to encryption are waited for, nanoseconds: twice PostgreSQL's default of
+/// `authentication_timeout`.
+const TURNED_NS: u64 = 120_000_000_000;
+
 /// Knows about sessions that began before the capture.
 pub trait Lookup {
     /// Of a TCP connection.
@@ -109,6 +113,11 @@ struct Ledger {
     refused: Option<&'static str>,
     /// The programs have counted losses in their rings: holes are explained.
     ring_was_full: bool,
+    /// Connections that turned to encryption, by the client's end, and when: until the probes are known to have been there, or to have
+    /// its session from the first byte.
+    turned: Vec<(SocketAddr, u64)>,
+    /// Of those that neither was known of in time, how many.
+    unseen: u64,
 }
 
 impl Ledger {
@@ -118,6 +127,14 @@ impl Ledger {
         let old: HashSet<SessionId> = self.ended.extract_if(.., is_old).map(|(_, session)| session).collect();
         if !old.is_empty() {
             self.by_pid.retain(|_, session| !old.contains(session));
+        }
+    }
+
+    /// A session by the probes has its first byte: what its connection says behind the turn to encryption is all there.
+    fn seen_from_its_start(&mut self, client: SocketAddr) {
+        // Another one may have had this port before.
+        if let Some(at) = self.turned.iter().rposition(|&(turned, _)| turned == client) {
+            self.turned.remove(at);
         }
     }
 
@@ -147,6 +164,9 @@ impl Sink for Counting<'_> {
                 totals.midstream += u64::from(start.midstream);
                 if let Some(pid) = start.backend_pid {
                     self.ledger.by_pid.insert(pid, start.session);
+                }
+                if let (Source::Uprobe, false, Some(client)) = (start.source, start.midstream, start.peer) {
+                    self.ledger.seen_from_its_start(client);
                 }
             }
             Record::Frontend(_) => totals.messages += 1,
@@ -282,6 +302,17 @@ impl Recorder {
         self.ledger.ring_was_full = true;
     }
 
+    /// The probes were attached, and knew the server, between these times: of connections that turned to encryption meanwhile they have all.
+    pub fn probed(&mut self, from_ns: u64, to_ns: u64) {
+        self.ledger.turned.retain(|&(_, turned_ns)| !(from_ns..=to_ns).contains(&turned_ns));
+    }
+
+    /// Connections that turned to encryption when the probes may not have been there, and of which no session has the first byte: their
+    /// beginning is missing, or all.
+    pub fn unseen(&self) -> u64 {
+        self.ledger.unseen + self.ledger.turned.len() as u64
+    }
+
     /// Takes one event, of the ring with this number.
     pub fn event(&mut self, ring: usize, event: Event<'_>, sink: &mut dyn Sink) {
         if self.ignored.is_some() && self.is_ignored(&event) {
@@ -294,8 +325,9 @@ impl Recorder {
                     self.packet(ends, direction, ack, flags, segment, sink);
                 }
             }
-            Event::Encrypted { ends, .. } => {
+            Event::Encrypted { time_ns, ends } => {
                 self.ledger.totals.encrypted += 1;
+                self.ledger.turned.push((ends.remote, time_ns));
                 if let Some(connection) = self.connections.get_mut(&ends) {
                     connection.encrypted = true;
                 }
@@ -390,6 +422,9 @@ impl Recorder {
             || self.probed.values().any(|p| p.session.wants_texts(now_ns));
         self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
         self.ledger.forget(now_ns);
+        let turned = self.ledger.turned.len();
+        self.ledger.turned.retain(|&(_, turned_ns)| now_ns.saturating_sub(turned_ns) < TURNED_NS);
+        self.ledger.unseen += (turned - self.ledger.turned.len()) as u64;
         let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };
         let ledger = &mut self.ledger;
         self.connections.retain(|_, connection| {

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -38,6 +38,14 @@ const REPORT: Duration = Duration::from_secs(1);
 const CLOCK: Duration = Duration::from_secs(30);
 /// How long a self-test waits for its own traffic.
 const SELFTEST: Duration = Duration::from_secs(2);
+/// How long one waits while the recording runs: nothing waits for it but the end.
+const PROOF: Duration = Duration::from_secs(5);
+
+/// Shortcomings that no number tells.
+const GAP_LOCAL: &str = "sessions by Unix sockets, or what they said before the probes came";
+const GAP_RESTART: &str = "what probed sessions said before the restarted server was known";
+const GAP_UNPROBED: &str = "probed sessions since the probes were lost";
+const GAP_SILENT: &str = "sessions by the probes, which were attached but silent";
 
 /// How far events go: to measure what each stage costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,6 +116,12 @@ pub struct Summary {
     /// Connections that are not in the trace, though nobody left them out: they use what is not supported, or encryption that could
     /// not be probed.
     pub unrecorded: u64,
+    /// Connections that turned to encryption of which the beginning, or all, was not seen: there were no probes yet.
+    pub unseen: u64,
+    /// Connections that the probes did not understand: another build than those that are supported.
+    pub layout: u64,
+    /// Times in which sessions may have been missed without a trace of them, a phrase for each kind.
+    pub gaps: Vec<&'static str>,
     /// It ended, and a server with the same data runs where it is not recorded: in another network namespace.
     pub lost_server: bool,
 }
@@ -129,6 +143,8 @@ impl Summary {
             (totals.wrong, "sessions whose accounts do not add up"),
             (totals.not_understood, "connections that were not understood"),
             (self.unrecorded, "connections that could not be recorded"),
+            (self.unseen, "encrypted connections whose beginning, or all, was not seen"),
+            (self.layout, "connections whose ends the probes did not understand"),
             (self.writer.dropped_records, "records not written"),
         ];
         let holes = (totals.lost_bytes > 0)
@@ -140,6 +156,7 @@ impl Summary {
         holes
             .into_iter()
             .chain(counted.map(|(count, what)| format!("{count} {what}")))
+            .chain(self.gaps.iter().map(|&gap| gap.to_owned()))
             .chain(early)
             .chain(elsewhere)
             .collect()
@@ -164,6 +181,20 @@ struct Run<'a> {
     server: Server,
     /// It has ended, and a note says so.
     end_noted: bool,
+    /// Since when the probes are attached to it, CLOCK_MONOTONIC nanoseconds.
+    probed_ns: u64,
+    /// Whether they see anything is being found out.
+    proof: Option<Proof>,
+}
+
+/// A connection of our own that probes should see which were attached while the recording runs: nothing waits for it.
+struct Proof {
+    /// Hits before.
+    before: u64,
+    until: Instant,
+    connection: Option<JoinHandle<Result<(), Error>>>,
+    /// How the last attempt to connect ended.
+    failed: Option<Error>,
 }
 
 /// Captures until `stop`, the duration, or a limit of the trace. `ready` is told when the first byte would be seen; `progress`,
@@ -213,6 +244,8 @@ pub fn run(
         told: 0,
         server: options.server.clone(),
         end_noted: false,
+        probed_ns: 0,
+        proof: None,
         options,
         kernel,
     };
@@ -223,7 +256,9 @@ pub fn run(
         run.attach_probes()?;
     } else if options.probes == Probes::Auto && options.server.has_local() {
         run.local_seen = true;
-        run.probes_if_possible("a client is connected by a Unix socket");
+        if !run.probes_if_possible("a client is connected by a Unix socket") {
+            run.gap(GAP_LOCAL);
+        }
     }
     // The place is made before traffic is waited for, and only when everything else has worked.
     run.selftest()?;
@@ -306,21 +341,33 @@ impl Run<'_> {
     }
 
     fn attach_probes(&mut self) -> Result<(), Error> {
-        self.kernel.attach_probes(&procfs::path(self.server.pid, "exe"), self.server.pid)
+        self.kernel.attach_probes(&procfs::path(self.server.pid, "exe"), self.server.pid)?;
+        self.probed_ns = now_ns();
+        Ok(())
     }
 
-    /// In the middle of a capture: what does not work is noted.
-    fn probes_if_possible(&mut self, why: &str) {
+    /// When it is needed, be it in the middle of a capture: what does not work is noted. Returns whether the probes are there.
+    fn probes_if_possible(&mut self, why: &str) -> bool {
         if self.options.probes != Probes::Auto || self.kernel.probes_attached() {
-            return;
+            return true;
         }
-        let note = match self.attach_probes() {
+        let attached = self.attach_probes();
+        let is_attached = attached.is_ok();
+        let note = match attached {
             Ok(()) => format!("probes attached after {:.1} s: {why}", self.started.elapsed().as_secs_f64()),
             Err(error) => format!("{why}, and its traffic is not recorded: {error}"),
         };
         // It is tried again and again, and fails for the same reason.
         if !self.summary.notes.contains(&note) {
             self.summary.notes.push(note);
+        }
+        is_attached
+    }
+
+    /// Something may be missing that nothing counts.
+    fn gap(&mut self, what: &'static str) {
+        if !self.summary.gaps.contains(&what) {
+            self.summary.gaps.push(what);
         }
     }
 
@@ -358,29 +405,78 @@ impl Run<'_> {
             }
         }
         if self.kernel.probes_attached() {
-            // PostgreSQL waits for the client's first word, MariaDB and MySQL speak first.
-            let (hits, function): (fn(&Kernel) -> u64, _) = match server.protocol {
-                Protocol::Postgres => (|kernel| kernel.hits().read, "the probe of secure_read"),
-                Protocol::Mysql => (|kernel| kernel.hits().write, "the probe of vio_write"),
-            };
-            let before = hits(&self.kernel);
-            match (server.sockets.is_empty(), self.options.port.or_else(|| server.port())) {
-                (true, Some(port)) => selftest::by_tcp(server, port).map(drop)?,
-                _ => selftest::by_unix(server)?,
-            }
+            let before = self.hits();
+            selftest::by_any(server, self.options.port)?;
             let deadline = Instant::now() + SELFTEST;
-            while hits(&self.kernel) == before && Instant::now() < deadline {
+            while self.hits() == before && Instant::now() < deadline {
                 thread::sleep(POLL);
             }
-            if hits(&self.kernel) == before {
-                return Err(Error::Silent {
-                    what: function,
-                    why: "a connection of our own did not reach it; does the process run another executable?"
-                        .into(),
-                });
+            if self.hits() == before {
+                return Err(self.silent());
             }
         }
         Ok(())
+    }
+
+    /// How often the probes were reached by the server's connections, in the function that a self-test runs into: PostgreSQL waits for
+    /// the client's first word, MariaDB and MySQL speak first.
+    fn hits(&self) -> u64 {
+        let hits = self.kernel.hits();
+        match self.server.protocol {
+            Protocol::Postgres => hits.read,
+            Protocol::Mysql => hits.write,
+        }
+    }
+
+    /// They were not.
+    fn silent(&self) -> Error {
+        let what = match self.server.protocol {
+            Protocol::Postgres => "the probe of secure_read",
+            Protocol::Mysql => "the probe of vio_write",
+        };
+        let why = if self.kernel.hits().layout > 0 {
+            "where this build keeps the ends of its connections is not known; sessions over TCP without TLS can be recorded with --probes never"
+        } else {
+            "a connection of our own did not reach it; does the process run another executable?"
+        };
+        Error::Silent { what, why: why.into() }
+    }
+
+    /// Begins to find out whether probes that have just been attached see anything.
+    fn prove(&mut self) {
+        let connection = Some(self.connect_for_proof());
+        self.proof =
+            Some(Proof { before: self.hits(), until: Instant::now() + PROOF, connection, failed: None });
+    }
+
+    fn connect_for_proof(&self) -> JoinHandle<Result<(), Error>> {
+        let (server, port) = (self.server.clone(), self.options.port);
+        thread::spawn(move || selftest::by_any(&server, port))
+    }
+
+    /// What has come out of it.
+    fn follow_proof(&mut self) {
+        let Some(mut proof) = self.proof.take() else { return };
+        if self.hits() > proof.before {
+            return;
+        }
+        if proof.connection.as_ref().is_some_and(JoinHandle::is_finished)
+            && let Some(ended) = proof.connection.take()
+        {
+            proof.failed = ended.join().ok().and_then(Result::err);
+            if proof.failed.is_some() {
+                // It is being started, perhaps.
+                proof.connection = Some(self.connect_for_proof());
+            }
+        }
+        if Instant::now() < proof.until {
+            self.proof = Some(proof);
+        } else if let Some(error) = proof.failed {
+            self.summary.notes.push(format!("whether the probes work could not be tried: {error}"));
+        } else {
+            self.summary.notes.push(self.silent().to_string());
+            self.gap(GAP_SILENT);
+        }
     }
 
     /// One look into the rings.
@@ -420,6 +516,7 @@ impl Run<'_> {
             if reported.elapsed() >= REPORT {
                 reported = Instant::now();
                 self.follow_server();
+                self.tell_probed();
                 self.update();
                 let counters = counters(&self.summary);
                 write(&mut self.writer, &mut self.stopped, &Record::Counters(counters));
@@ -450,13 +547,32 @@ impl Run<'_> {
             self.recorder.ring_was_full();
         }
         if self.recorder.totals().encrypted > 0 {
-            self.probes_if_possible("a client turned to encryption");
+            self.probes_come("a client turned to encryption");
         }
         if self.options.probes == Probes::Auto && !self.kernel.probes_attached() && self.server.has_local() {
             self.local_seen = true;
-            self.probes_if_possible("a client is connected by a Unix socket");
+            self.gap(GAP_LOCAL);
+            self.probes_come("a client is connected by a Unix socket");
         }
+        self.follow_proof();
         self.follow_texts();
+    }
+
+    /// While everything runs.
+    fn probes_come(&mut self, why: &str) {
+        if !self.kernel.probes_attached() && self.probes_if_possible(why) && self.kernel.probes_attached() {
+            if self.server.has_local() {
+                self.gap(GAP_LOCAL);
+            }
+            self.prove();
+        }
+    }
+
+    /// The probes were there until now, if their server was.
+    fn tell_probed(&mut self) {
+        if self.kernel.probes_attached() && procfs::path(self.server.pid, "exe").exists() {
+            self.recorder.probed(self.probed_ns, now_ns());
+        }
     }
 
     /// The packets of a server that was started again come as before; the probes must know its new postmaster.
@@ -485,8 +601,16 @@ impl Run<'_> {
         self.kernel.detach_probes();
         // Another executable, perhaps: the old probes are on the old inode.
         let result = if probed { self.attach_probes() } else { self.kernel.set_server(pid) };
-        if let Err(error) = result {
-            self.summary.notes.push(format!("its functions are not probed any more: {error}"));
+        if probed {
+            self.gap(GAP_RESTART);
+        }
+        match result {
+            Ok(()) if probed => self.prove(),
+            Ok(()) => {}
+            Err(error) => {
+                self.gap(GAP_UNPROBED);
+                self.summary.notes.push(format!("its functions are not probed any more: {error}"));
+            }
         }
     }
 
@@ -527,6 +651,9 @@ impl Run<'_> {
     fn update(&mut self) {
         self.summary.elapsed = self.started.elapsed();
         self.summary.totals = self.recorder.totals();
+        // Without probes on purpose they are left out.
+        self.summary.unseen = if self.options.probes == Probes::Never { 0 } else { self.recorder.unseen() };
+        self.summary.layout = self.kernel.hits().layout;
         self.summary.accounts.clear();
         for source in [SourceKind::Packets, SourceKind::Calls] {
             for direction in [Direction::Frontend, Direction::Backend] {
@@ -543,11 +670,21 @@ impl Run<'_> {
     }
 
     fn finish(mut self) -> Summary {
+        while self.proof.is_some() {
+            self.drain();
+            self.follow_proof();
+            thread::sleep(POLL_CALM);
+        }
         let probed = self.kernel.probes_attached();
+        let has_server = procfs::path(self.server.pid, "exe").exists();
         self.kernel.detach();
+        let detached_ns = now_ns();
         while self.drain() > 0 {}
         let Self { recorder, writer, stopped, .. } = &mut self;
         recorder.finish(now_ns(), &mut |record: Record<'_>| write(writer, stopped, &record));
+        if probed && has_server {
+            self.recorder.probed(self.probed_ns, detached_ns);
+        }
         self.update();
         let counters = counters(&self.summary);
         write(&mut self.writer, &mut self.stopped, &Record::Counters(counters));
@@ -580,9 +717,22 @@ impl Run<'_> {
             // Without probes on purpose they are left out, and the trace's filters say so.
             if self.options.probes != Probes::Never {
                 self.summary.unrecorded += encrypted;
+                self.summary.unseen = 0;
             }
             self.summary.notes.push(format!(
                 "{encrypted} connections are not recorded, because they turned to TLS or GSSAPI"
+            ));
+        }
+        if self.summary.unseen > 0 {
+            self.summary.notes.push(format!(
+                "of {} connections that turned to TLS or GSSAPI the beginning, or all, is not recorded: the probes came later",
+                self.summary.unseen
+            ));
+        }
+        if self.summary.layout > 0 {
+            self.summary.notes.push(format!(
+                "{} connections are not recorded, because the probes did not understand where this build keeps their ends",
+                self.summary.layout
             ));
         }
         if self.options.probes == Probes::Auto

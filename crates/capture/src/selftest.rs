@@ -75,6 +75,14 @@ pub(crate) fn by_unix(server: &Server) -> Result<(), Error> {
         .map_err(Error::system(format!("connecting to {} for the self-test", socket.display())))
 }
 
+/// Connects by a Unix socket, or where there is none by TCP.
+pub(crate) fn by_any(server: &Server, port: Option<u16>) -> Result<(), Error> {
+    match (server.sockets.is_empty(), port.or_else(|| server.port())) {
+        (true, Some(port)) => by_tcp(server, port).map(drop),
+        _ => by_unix(server),
+    }
+}
+
 fn ask(protocol: Protocol, stream: &mut (impl Read + Write)) -> std::io::Result<()> {
     if protocol == Protocol::Postgres {
         stream.write_all(&SSL_REQUEST)?;

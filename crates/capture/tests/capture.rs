@@ -8,15 +8,16 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{Capture, Setup, skipped};
-use underpass_capture::Probes;
+use common::{Capture, Setup, eventually, skipped};
+use underpass_capture::{Error, Kernel, Probes, ResponseLevel, Server, Settings};
 use underpass_testkit::{AuthMethod, Authority, Batch, Client, Netns, Options, Postgres, Tls};
-use underpass_trace::{Level, Source, Transport};
+use underpass_trace::{Level, Protocol, Source, Transport};
 
 /// Sends each batch, waits for its answers, and returns all bytes that were sent after the login.
 fn work(options: &Options, batches: &[(Batch, usize)]) -> Vec<u8> {
@@ -360,7 +361,7 @@ fn a_server_that_is_started_again_is_followed() {
     let sessions: Vec<_> = trace.starts().iter().map(|start| start.session).collect();
     let told = sessions.into_iter().filter(|&session| has_early(trace.sent(session))).count();
     assert_eq!(told, 1, "a session that began before the recorder knew");
-    trace.assert_lossless();
+    trace.assert_lacks(&["what probed sessions said before the restarted server was known"]);
 }
 
 #[test]
@@ -487,7 +488,102 @@ fn probes_come_when_a_session_needs_them() {
     assert_eq!((first.source, first.transport), (Source::Uprobe, Transport::Tls));
     assert!((1..30).contains(&trace.frontends(first.session).len()));
     assert!(trace.sent(trace.session("second")) == sent, "from its first byte");
-    trace.assert_lossless();
+    trace.assert_lacks(&["1 encrypted connections whose beginning, or all, was not seen"]);
+}
+
+/// One that is over before the probes come is in no session.
+#[test]
+fn what_ends_before_the_probes_come_is_missing() {
+    if skipped() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let postgres = Postgres::builder().auth(AuthMethod::Trust).tls(&authority).start().expect("a server");
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Auto, ..Setup::default() });
+    // It turns to encryption and says no more, where the probes cannot know that.
+    let mut short = TcpStream::connect(("127.0.0.1", postgres.port())).expect("connect");
+    short.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).expect("SSLRequest");
+    short.read_exact(&mut [0; 1]).expect("an answer");
+    drop(short);
+    eventually("the probes", || capture.notes().iter().any(|note| note.starts_with("probes attached")));
+    // Now they are there, and would see what it said.
+    let mut late = TcpStream::connect(("127.0.0.1", postgres.port())).expect("connect");
+    late.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).expect("SSLRequest");
+    late.read_exact(&mut [0; 1]).expect("an answer");
+    drop(late);
+    let trace = capture.end();
+    assert_eq!((trace.summary.totals.encrypted, trace.summary.unseen), (2, 1));
+    let notes = &trace.summary.notes;
+    assert!(notes.iter().any(|note| note.starts_with("of 1 connections that turned to TLS")), "{notes:?}");
+    trace.assert_lacks(&["1 encrypted connections whose beginning, or all, was not seen"]);
+
+    // One that is there from the start is a reason for probes from the start.
+    let local = Client::connect(&postgres.superuser()).expect("connect");
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Auto, ..Setup::default() });
+    drop(local);
+    capture.end().assert_lossless();
+
+    eventually("the session is gone", || !common::server(&postgres).has_local());
+    let capture = Capture::start(&postgres, &Setup { probes: Probes::Auto, ..Setup::default() });
+    let local = Client::connect(&postgres.superuser()).expect("connect");
+    eventually("the probes", || capture.notes().iter().any(|note| note.starts_with("probes attached")));
+    drop(local);
+    capture.end().assert_lacks(&["sessions by Unix sockets, or what they said before the probes came"]);
+}
+
+/// The probes are in every process of the executable: what reaches them must be of the wanted server.
+#[test]
+fn another_cluster_of_the_same_executable_does_not_prove_the_probes() {
+    if skipped() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let postgres = Postgres::builder().auth(AuthMethod::Trust).tls(&authority).start().expect("a server");
+    let other = Postgres::start().expect("another server");
+    let (own, of_other) = (common::server(&postgres), common::server(&other));
+    assert_eq!(own.executable, of_other.executable);
+    let mixed = Server { sockets: of_other.sockets, ..own };
+    let setup = |probes| Setup { probes, ..Setup::default() };
+    let error = Capture::try_of(mixed.clone(), postgres.port(), &setup(Probes::Always)).err();
+    let told = error.expect("an error").to_string();
+    assert!(told.starts_with("the probe of secure_read is attached but silent"), "{told}");
+
+    // The same for probes that come later.
+    let capture = Capture::of(mixed, postgres.port(), &setup(Probes::Auto));
+    let mut client = TcpStream::connect(("127.0.0.1", postgres.port())).expect("connect");
+    client.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).expect("SSLRequest");
+    client.read_exact(&mut [0; 1]).expect("an answer");
+    eventually("the probes", || capture.notes().iter().any(|note| note.starts_with("probes attached")));
+    let trace = capture.end();
+    let lacks = trace.summary.shortcomings();
+    assert!(lacks.iter().any(|what| what.contains("attached but silent")), "{lacks:?}");
+    let notes = &trace.summary.notes;
+    assert!(
+        notes.iter().any(|note| note.contains("the probe of secure_read is attached but silent")),
+        "{notes:?}"
+    );
+}
+
+/// Not every build exports what the probes need. `cat` is stripped, and exports nothing of the kind.
+#[test]
+fn an_executable_without_the_functions_is_named() {
+    if skipped() {
+        return;
+    }
+    let settings = Settings {
+        protocol: Protocol::Postgres,
+        port: None,
+        netns: None,
+        level: ResponseLevel::SUMMARY,
+        ring_bytes: 1 << 20,
+        rings: 1,
+    };
+    for (protocol, symbol) in [(Protocol::Postgres, "secure_write"), (Protocol::Mysql, "vio_delete")] {
+        let mut kernel = Kernel::open(&Settings { protocol, ..settings.clone() }).expect("programs");
+        let error = kernel.attach_probes(Path::new("/bin/cat"), std::process::id()).expect_err("an error");
+        assert!(matches!(&error, Error::NoSymbol { symbol: lacks, .. } if *lacks == symbol), "{error:?}");
+        assert!(error.to_string().contains("this build cannot be probed"), "{error}");
+    }
 }
 
 #[test]

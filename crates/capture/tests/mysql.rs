@@ -491,7 +491,13 @@ fn probes_come_when_a_session_needs_them_and_join_those_under_way() {
     tls.end();
     local.end();
     let trace = capture.end();
-    trace.assert_lossless();
+    // On a busy machine the probes may be there before the login by TLS is over: then its session is whole. The shell that looks for the
+    // marks is short, by the socket, and may be under way when they come.
+    let is_cut = trace.starts().iter().any(|start| start.peer.is_some() && start.midstream);
+    let mut lacks = trace.summary.shortcomings();
+    lacks.retain(|what| !what.starts_with("sessions by Unix sockets"));
+    let expected = is_cut.then_some("1 encrypted connections whose beginning, or all, was not seen");
+    assert_eq!(lacks, Vec::from_iter(expected), "{:?}", trace.starts());
     assert!(
         trace.summary.notes.iter().any(|note| note.starts_with("probes attached")),
         "{:?}",
@@ -506,7 +512,6 @@ fn probes_come_when_a_session_needs_them_and_join_those_under_way() {
             .into_iter()
             .find(|start| told(&trace, start.session).iter().any(|(told, ..)| *told == text))
             .unwrap_or_else(|| panic!("{text} is not there: {:?}", trace.starts()));
-        // On a busy machine the probes may be there before the login by TLS is over: then its session is whole.
         let is_so =
             start.transport == transport && (start.midstream == midstream || transport == Transport::Tls);
         assert!(is_so, "{start:?}");

@@ -71,7 +71,8 @@ pub(crate) struct Trace {
     /// Memory between kernel and recorder, MiB; 64, or 256 with `--level full` and with MariaDB and MySQL. More of it survives longer bursts.
     #[arg(long, value_name = "MIB")]
     ring_size: Option<u64>,
-    /// Exits with status 3 if anything is missing from the trace, or its accounts do not add up.
+    /// Exits with status 3 if anything is missing from the trace, or its accounts do not add up. Where the server can be probed,
+    /// `--probes auto` is then `always`.
     #[arg(long)]
     require_lossless: bool,
     /// No line of progress.
@@ -147,6 +148,8 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
             StageArg::Persist => Stage::Persist,
         },
         probes: match arguments.probes {
+            // What is over before the probes come would be missing, by Unix sockets without a trace of it.
+            ProbesArg::Auto if arguments.require_lossless && server.probes => Probes::Always,
             ProbesArg::Auto => Probes::Auto,
             ProbesArg::Always => Probes::Always,
             ProbesArg::Never => Probes::Never,

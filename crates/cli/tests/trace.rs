@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 use common::{binary, ended, output, skipped, start_recorder, stop_recorder, wait_gone};
+use underpass_capture::Server;
 use underpass_testkit::{Authority, Client, Port, Postgres, SmallDisk};
 use underpass_trace::{Damage, Reader, Record};
 
@@ -112,7 +113,8 @@ fn a_trace_is_new_complete_and_ends_by_a_signal() {
     }
     let site = Site::new();
     let directory = site.path("trace");
-    let recorder = site.record(&directory, &["--require-lossless"]);
+    // Without probes: `wait_gone` asks by a Unix socket.
+    let recorder = site.record(&directory, &["--require-lossless", "--probes", "never"]);
     let mut client = site.connect();
     for _ in 0..10 {
         client.query("select 1").expect("an answer");
@@ -152,6 +154,44 @@ fn a_trace_says_what_was_left_out() {
         assert!(report.contains(sentence), "{sentence}\n{report}");
     }
     assert!(!report.contains("Nothing is known to be missing"), "{report}");
+}
+
+/// Without this demand the probes come when they are needed, which is too late for sessions as short as these.
+#[test]
+fn what_must_be_lossless_is_probed_from_the_start() {
+    if skipped() {
+        return;
+    }
+    let authority = Authority::new("test").expect("an authority");
+    let postgres = Postgres::builder().tls(&authority).start().expect("a server");
+    let site = Site { postgres, parent: tempfile::tempdir().expect("a directory") };
+    let psql = |mode: &str, host: &str, name: &str| {
+        let mut psql = Command::new("psql");
+        psql.args(["-h", host, "-p", &site.port(), "-U", "postgres", "-c", &format!("select '{name}'")]);
+        let said = output(psql.env("PGSSLMODE", mode).env("PGAPPNAME", name));
+        assert!(said.status.success(), "{said:?}");
+    };
+    let sockets = Server::of_process(site.postgres.pid()).expect("a server").sockets;
+    let socket = sockets[0].parent().expect("a directory").display().to_string();
+    let directory = site.path("trace");
+    let recorder = site.record(&directory, &["--require-lossless"]);
+    psql("require", "127.0.0.1", "by TLS");
+    psql("disable", &socket, "by a socket");
+    wait_gone(&site.postgres);
+    let (code, text) = stop_recorder(recorder);
+    assert_eq!(code, Some(0), "{text}");
+    let mut reader = Reader::open(&directory).expect("a trace");
+    let mut starts = Vec::new();
+    while let Some(record) = reader.next().expect("a record") {
+        if let Record::SessionStart(start) = record {
+            let name =
+                start.application_name.as_deref().map(|name| String::from_utf8_lossy(name).into_owned());
+            starts.push((name, start.midstream));
+        }
+    }
+    for name in ["by TLS", "by a socket"] {
+        assert!(starts.contains(&(Some(name.to_owned()), false)), "{starts:?}");
+    }
 }
 
 #[test]
@@ -356,7 +396,8 @@ fn a_server_is_chosen_by_its_container_or_unit() {
         assert!(text.contains(choice), "{text}");
         let directory = site.path("trace");
         let into = directory.display().to_string();
-        let recorder = start_recorder(&[option, choice, "-o", &into, "--require-lossless"]);
+        let recorder =
+            start_recorder(&[option, choice, "-o", &into, "--require-lossless", "--probes", "never"]);
         let mut client = site.connect();
         client.query("select 1").expect("an answer");
         client.terminate().expect("terminate");

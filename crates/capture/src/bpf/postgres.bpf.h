@@ -60,8 +60,10 @@ static __always_inline void decide(struct session *session, struct task_struct__
 		return;
 	session->kind = SESSION_FOREIGN;
 	session->start = BPF_CORE_READ(task, start_boottime);
-	if (read_address(port + PORT_LADDR, &session->family, session->local, &local_port))
+	if (read_address(port + PORT_LADDR, &session->family, session->local, &local_port)) {
+		hit(HIT_LAYOUT);
 		return;
+	}
 	if (session->family == AF_UNIX) {
 		session->kind = SESSION_UNIX;
 		return;
@@ -88,8 +90,11 @@ static __always_inline int is_recorded(struct backend *backend)
 	return backend->session.kind == SESSION_UNIX || backend->session.kind == SESSION_ENCRYPTED;
 }
 
-/* What the call that begins is worth: the process, or NULL when it is not wanted. */
-static __always_inline struct backend *wanted(__u64 port)
+/*
+ * What the call that begins is worth: the process, or NULL when it is not wanted. `key`: the hit that it counts as, if it is one of the
+ * wanted server's: other clusters on the same executable prove nothing.
+ */
+static __always_inline struct backend *wanted(__u64 port, __u32 key)
 {
 	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
 	struct backend *backend =
@@ -99,6 +104,8 @@ static __always_inline struct backend *wanted(__u64 port)
 		return NULL;
 	if (backend->session.kind == SESSION_NEW)
 		decide(&backend->session, task, port);
+	if (backend->session.kind != SESSION_NEW && backend->session.kind != SESSION_FOREIGN)
+		hit(key);
 	/* Without the packets, all of TCP is left to the probes. */
 	if (backend->session.kind == SESSION_TCP &&
 	    (server_port == 0 || bpf_map_lookup_elem(&encrypted, &backend->session.peer)))
@@ -109,10 +116,8 @@ static __always_inline struct backend *wanted(__u64 port)
 SEC("uprobe")
 int read_enter(struct pt_regs *ctx)
 {
-	struct backend *backend;
+	struct backend *backend = wanted(PT_REGS_PARM1(ctx), HIT_READ);
 
-	hit(HIT_READ);
-	backend = wanted(PT_REGS_PARM1(ctx));
 	if (backend)
 		backend->read_buffer = PT_REGS_PARM2(ctx);
 	return 0;
@@ -137,10 +142,8 @@ int read_exit(struct pt_regs *ctx)
 SEC("uprobe")
 int write_enter(struct pt_regs *ctx)
 {
-	struct backend *backend;
+	struct backend *backend = wanted(PT_REGS_PARM1(ctx), HIT_WRITE);
 
-	hit(HIT_WRITE);
-	backend = wanted(PT_REGS_PARM1(ctx));
 	if (backend)
 		backend->write_buffer = PT_REGS_PARM2(ctx);
 	return 0;

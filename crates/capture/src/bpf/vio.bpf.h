@@ -101,7 +101,8 @@ static __always_inline int is_wanted_process(__u32 tgid)
 	return settings && settings->postmaster == tgid;
 }
 
-static __always_inline void vio_enter(__u64 vio, __u64 buffer, __u32 tls)
+/* `key_of_hit`: the hit that it counts as, if the connection is one of the wanted process' that is understood. */
+static __always_inline void vio_enter(__u64 vio, __u64 buffer, __u32 key_of_hit, __u32 tls)
 {
 	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
 	struct vio_key key = { .vio = vio, .tgid = bpf_get_current_pid_tgid() >> 32 };
@@ -124,6 +125,8 @@ static __always_inline void vio_enter(__u64 vio, __u64 buffer, __u32 tls)
 		if (!session)
 			return;
 	}
+	if (session->kind != SESSION_FOREIGN)
+		hit(key_of_hit);
 	if (tls && session->kind == SESSION_TCP)
 		session->kind = SESSION_ENCRYPTED;
 	if (tls)
@@ -159,8 +162,8 @@ static __always_inline void vio_exit(struct pt_regs *ctx, __u32 direction, __u32
 	SEC("uprobe")                                                       \
 	int name##_enter(struct pt_regs *ctx)                               \
 	{                                                                   \
-		hit(direction == DIRECTION_FRONTEND ? HIT_READ : HIT_WRITE); \
-		vio_enter(PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx), tls);     \
+		vio_enter(PT_REGS_PARM1(ctx), PT_REGS_PARM2(ctx),           \
+			  direction == DIRECTION_FRONTEND ? HIT_READ : HIT_WRITE, tls); \
 		return 0;                                                   \
 	}                                                                   \
                                                                             \
