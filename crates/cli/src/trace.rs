@@ -114,7 +114,7 @@ enum ProbesArg {
 pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     let servers = underpass_capture::servers();
     if arguments.list {
-        print!("{}", list(&servers));
+        print!("{}{}", list(&servers), lacking());
         return Ok(ExitCode::SUCCESS);
     }
     let missing = underpass_capture::missing_capabilities();
@@ -250,6 +250,31 @@ fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a S
     }
 }
 
+/// What keeps this process from recording them; empty when nothing does.
+fn lacking() -> String {
+    let mut text = String::new();
+    let missing = underpass_capture::missing_capabilities();
+    if !missing.is_empty() {
+        let _ = writeln!(text, "not permitted yet: this process lacks {}; run as root", missing.join(", "));
+    }
+    if underpass_capture::cgroup2_mount().is_none() {
+        let _ = writeln!(
+            text,
+            "packets need a mounted cgroup version 2 hierarchy (mount -t cgroup2 none /sys/fs/cgroup/unified); \
+             without one, --no-packets records by probes alone"
+        );
+    }
+    text
+}
+
+/// What each way has cost on two busy processors, docs/tracing.md: the best and the worst of its tables.
+const fn cost(protocol: Protocol) -> (&'static str, &'static str) {
+    match protocol {
+        Protocol::Postgres => ("0 to 9 % of throughput where no processor is idle", "4 to 14 %"),
+        Protocol::Mysql => ("4 to 14 % of throughput where no processor is idle", "not measured"),
+    }
+}
+
 /// One block for each server.
 fn list(servers: &[Server]) -> String {
     if servers.is_empty() {
@@ -267,7 +292,7 @@ fn list(servers: &[Server]) -> String {
             "none: does not listen on TCP".to_owned()
         } else {
             let names: Vec<String> = server.addresses.iter().map(ToString::to_string).collect();
-            format!("by packets, no traps in the server  ({})", names.join(", "))
+            format!("by packets, no traps in the server: {}  ({})", cost(server.protocol).0, names.join(", "))
         };
         let _ = writeln!(text, "  {:<14}{tcp}", "TCP");
         let probed = match (server.protocol, server.probes) {
@@ -279,6 +304,10 @@ fn list(servers: &[Server]) -> String {
                 "by probes of vio_read, vio_write and their like, six traps a round trip"
             }
             (Protocol::Mysql, false) => "not possible: the executable does not export vio_read",
+        };
+        let probed = match server.probes {
+            true => format!("{probed}: {}", cost(server.protocol).1),
+            false => probed.to_owned(),
         };
         let _ = writeln!(text, "  {:<14}{probed}", "TCP with TLS");
         if !server.sockets.is_empty() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{binary, ended, output, skipped, start_recorder, stop_recorder, wait_gone};
 use underpass_capture::Server;
-use underpass_testkit::{Authority, Client, Port, Postgres, SmallDisk};
+use underpass_testkit::{Authority, Client, Port, Postgres, SmallDisk, service_user};
 use underpass_trace::{Damage, Reader, Record};
 
 fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
@@ -19,6 +19,17 @@ fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
         String::from_utf8_lossy(&stdout).into_owned(),
         String::from_utf8_lossy(&stderr).into_owned(),
     )
+}
+
+/// The program without the privileges of a recorder, also as root: what a container's root lacks.
+fn unprivileged() -> Command {
+    if service_user().is_none() {
+        return Command::new(binary());
+    }
+    let lacks = "-bpf,-net_admin,-perfmon,-sys_ptrace,-sys_admin";
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", lacks, "--inh-caps", lacks]).arg(binary());
+    command
 }
 
 /// Messages of clients in a trace that is whole.
@@ -75,12 +86,16 @@ impl Site {
 #[test]
 fn refusals_say_what_is_wrong() {
     let free = Port::reserve().expect("a port");
-    let (code, _, text) = run(&["-p", &free.number().to_string(), "-d", "1"]);
-    assert_eq!(code, Some(1));
-    assert!(text.contains("listens on TCP port") || text.contains("not permitted"), "{text}");
+    let port = free.number().to_string();
+    let refused = output(unprivileged().args(["trace", "-p", &port, "-d", "1"]));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("not permitted: this process lacks CAP_BPF, CAP_NET_ADMIN"), "{text}");
     if skipped() {
         return;
     }
+    let (code, _, text) = run(&["-p", &port, "-d", "1"]);
+    assert!(code == Some(1) && text.contains("listens on TCP port"), "{text}");
     let (code, _, text) = run(&["--pid", "4194300"]);
     assert!(code == Some(1) && text.contains("no process 4194300"), "{text}");
     let own = std::process::id().to_string();
@@ -104,6 +119,37 @@ fn the_list_shows_a_server_and_how_it_can_be_recorded() {
     let block: String = text[at..].lines().take(4).collect::<Vec<_>>().join("\n");
     assert!(block.contains(&format!("127.0.0.1:{}", postgres.port())), "{block}");
     assert!(block.contains("by packets") && block.contains("by probes"), "{block}");
+}
+
+/// What it lacks is said where it would be needed, and no more is promised.
+#[test]
+fn the_list_says_what_is_missing_for_a_recording() {
+    let postgres = Postgres::start().expect("a server");
+    let list = |command: &mut Command| {
+        let listed = output(command);
+        assert!(listed.status.success(), "{listed:?}");
+        String::from_utf8_lossy(&listed.stdout).into_owned()
+    };
+    let text = list(unprivileged().args(["trace", "--list"]));
+    assert!(text.contains("not permitted yet: this process lacks CAP_BPF, CAP_NET_ADMIN"), "{text}");
+    if skipped() {
+        return;
+    }
+    let text = list(Command::new(binary()).args(["trace", "--list"]));
+    assert!(!text.contains("not permitted yet") && text.contains("% of throughput"), "{text}");
+
+    let bare = "umount -l -a -t cgroup2 && exec \"$@\"";
+    let without = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", bare, "sh"]).arg(binary()).arg("trace").args(arguments);
+        command
+    };
+    let text = list(&mut without(&["--list"]));
+    assert!(text.contains("packets need a mounted cgroup version 2 hierarchy"), "{text}");
+    let refused = output(&mut without(&["-p", &postgres.port().to_string(), "-d", "1"]));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("no cgroup version 2 is mounted"), "{text}");
 }
 
 #[test]
