@@ -10,6 +10,8 @@ use underpass_testkit::{Account, Batch, Client, Ini, Pooler, Postgres, Result, S
 
 #[path = "lanes/application.rs"]
 mod application;
+#[path = "lanes/elsewhere.rs"]
+mod elsewhere;
 #[path = "lanes/memory.rs"]
 mod memory;
 #[path = "lanes/outside.rs"]

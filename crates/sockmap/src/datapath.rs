@@ -148,7 +148,7 @@ pub enum LaneChoice {
     Remote,
     /// Lane A if the backend's socket can be found, else lane D.
     Auto {
-        /// The process of BackendKeyData: where to look first.
+        /// The process of BackendKeyData, which must hold the socket; `None`: any process may.
         backend_pid: Option<u32>,
     },
     /// Lane A or an error.

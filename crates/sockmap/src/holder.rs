@@ -2,8 +2,9 @@
 //! Lanes A and B: find the socket at the other end of a connection on this host, of a PostgreSQL backend or an application.
 //!
 //! The connection's tuple, reversed, must be in the socket table of *our* network namespace; its inode is unique on
-//! the system and names the socket, whatever process holds it. A peer behind a balancer or NAT, or in another
-//! namespace, has no such entry and is not taken for local. Process identifiers are only where to look first.
+//! the system and names the socket, whatever process holds it. A peer behind a NAT, or in another
+//! namespace, has no such entry and is not taken for local. Nor is a relay or a balancer on this host, which has: what
+//! the server calls its process must be the holder's number, as the holder itself sees it (in a container, another than ours).
 
 use std::collections::HashMap;
 use std::fs;
@@ -50,16 +51,17 @@ impl Connection {
 
 /// Duplicates the socket at the other end of a connection, or says why it cannot be had.
 ///
-/// `pid_hint`: the process to look at first. The duplicate must be closed at once after use: while
+/// `pid`: what the process at the other end calls itself; `None`: any process. The duplicate must be closed at once after use: while
 /// it is open, the death of its owner does not close the connection.
-pub(crate) fn holder_of(near: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Result<OwnedFd> {
+pub(crate) fn holder_of(near: BorrowedFd<'_>, pid: Option<u32>) -> io::Result<OwnedFd> {
     let wanted = Connection::of(near)?.reversed();
     let Some(inode) = inodes_of(&[wanted])?.into_keys().next() else {
         return Err(io::Error::other("the other end of the connection is not in this network namespace"));
     };
-    // The list of processes is made only if the hint does not help.
+    // The list of processes is made only if the number alone does not help.
     let others = std::iter::once_with(processes).flatten().flatten();
-    for pid in pid_hint.into_iter().chain(others) {
+    let is_meant = |&other: &u32| pid.is_none_or(|pid| own_number(other) == Some(pid));
+    for pid in pid.into_iter().chain(others).filter(is_meant) {
         let Some((number, _)) = sockets(pid).find(|&(_, its)| its == inode) else { continue };
         let socket = duplicate(pid, number)?;
         // The process may have ended, or closed and reused the number, since the look.
@@ -68,6 +70,13 @@ pub(crate) fn holder_of(near: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Resu
         }
     }
     Err(io::Error::other("no process that we may look into holds the other end of the connection"))
+}
+
+/// The number of a process in its own, innermost, namespace of processes.
+fn own_number(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
 pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
