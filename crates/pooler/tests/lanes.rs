@@ -12,6 +12,8 @@ use underpass_testkit::{Account, Batch, Client, Ini, Pooler, Postgres, Result, S
 mod application;
 #[path = "lanes/elsewhere.rs"]
 mod elsewhere;
+#[path = "lanes/leftovers.rs"]
+mod leftovers;
 #[path = "lanes/memory.rs"]
 mod memory;
 #[path = "lanes/outside.rs"]
