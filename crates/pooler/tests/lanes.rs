@@ -10,6 +10,8 @@ use underpass_testkit::{Account, Batch, Client, Ini, Pooler, Postgres, Result, S
 
 #[path = "lanes/application.rs"]
 mod application;
+#[path = "lanes/death.rs"]
+mod death;
 #[path = "lanes/elsewhere.rs"]
 mod elsewhere;
 #[path = "lanes/leftovers.rs"]

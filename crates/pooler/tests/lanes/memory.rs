@@ -9,7 +9,7 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use super::*;
 
 /// A client whose own send buffer is small and always the same; user and database are postgres.
-fn login(port: u16) -> std::io::Result<TcpStream> {
+pub(super) fn login(port: u16) -> std::io::Result<TcpStream> {
     let mut socket = TcpStream::connect(("127.0.0.1", port))?;
     set_socket_send_buffer_size(&socket, 128 << 10)?;
     let parameters = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
