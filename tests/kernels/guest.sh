@@ -57,6 +57,12 @@ if [ @KIND@ = underpass ]; then
 		tries=$((tries + 1))
 		sleep 0.5
 	done
+	refused() {
+		told=$(timeout 60 /bin/pooler pooler -u postgres /srv/local.ini 2>&1)
+		echo "$told"
+		echo "$told" | grep -q 'lane A does not work; same_host = off'
+	}
+	check lane-a-required-is-refused refused
 	for mode in simple extended prepared; do
 		check lane-$mode pgbench -n -S -M $mode -c 3 -j 3 -t 40 -p 6433 bench
 	done

@@ -125,6 +125,9 @@ def build(root, which):
               "default_pool_size = 4\nserver_tls_sslmode = disable\n")
     image.write("srv/pooler.ini", common + "listen_port = 6432\nunix_socket_dir = /tmp\nlogfile = /tmp/pooler.log\n")
     image.write("srv/lanes.ini", common + "listen_port = 6433\nunix_socket_dir =\nlogfile = /tmp/lanes.log\n"
+                "[underpass]\nkernel_path = require\nsame_host = off\n")
+    # Lane A needs 6.2: what asks for it must not start here.
+    image.write("srv/local.ini", common + "listen_port = 6434\nunix_socket_dir =\nlogfile = /tmp/local.log\n"
                 "[underpass]\nkernel_path = require\n")
     for library in glob.glob("/lib/x86_64-linux-gnu/libnss_files*"):
         image.copy(library)

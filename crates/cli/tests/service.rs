@@ -182,28 +182,30 @@ fn of_root_only_the_capabilities_of_lanes_are_left() {
     }
 }
 
+/// The pooler as root without some capabilities, as a container's; SYS_ADMIN would stand for others.
+fn lacking(site: &Site, lacks: &str) -> Command {
+    let pooler = site.command(&[]);
+    let mut command = if service_user().is_some() {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", lacks, "--inh-caps", lacks]).arg(pooler.get_program());
+        command
+    } else {
+        Command::new(pooler.get_program())
+    };
+    command.args(pooler.get_args()).current_dir(site.path("")).stdin(Stdio::null());
+    command
+}
+
+/// A pooler with these lines in its section `[underpass]`.
+fn with_lanes(keys: &str) -> Site {
+    Site::with_database("x = host=127.0.0.1", "logfile = {dir}/log", keys)
+}
+
 #[test]
 fn without_the_privilege_for_lanes_user_space_serves_and_require_refuses() {
-    // As root, but as a container's: SYS_ADMIN would stand for the others.
     let lacks = "-bpf,-net_admin,-perfmon,-sys_ptrace,-sys_admin";
-    let unprivileged = |site: &Site| {
-        let pooler = site.command(&[]);
-        let mut command = if service_user().is_some() {
-            let mut command = Command::new("setpriv");
-            command.args(["--bounding-set", lacks, "--inh-caps", lacks]).arg(pooler.get_program());
-            command
-        } else {
-            Command::new(pooler.get_program())
-        };
-        command.args(pooler.get_args()).current_dir(site.path("")).stdin(Stdio::null());
-        command
-    };
-    let site = |path: &str| {
-        let keys = format!("kernel_path = {path}");
-        Site::with_database("x = host=127.0.0.1", "logfile = {dir}/log", &keys)
-    };
-    let serves = site("auto");
-    let _pooler = Running(unprivileged(&serves).stderr(Stdio::null()).spawn().unwrap());
+    let serves = with_lanes("kernel_path = auto");
+    let _pooler = Running(lacking(&serves, lacks).stderr(Stdio::null()).spawn().unwrap());
     serves.wait_serving();
     let log = serves.read("log");
     assert!(
@@ -211,10 +213,55 @@ fn without_the_privilege_for_lanes_user_space_serves_and_require_refuses() {
         "{log}"
     );
 
-    let refuses = output(&mut unprivileged(&site("require")));
+    let refuses = output(&mut lacking(&with_lanes("kernel_path = require"), lacks));
     let text = String::from_utf8(refuses.stderr).unwrap();
     assert_eq!(refuses.status.code(), Some(1), "{text}");
-    assert!(text.contains("kernel_path = require, but the lanes do not work: missing CAP_BPF"), "{text}");
+    assert!(text.contains("kernel_path = require, but lanes D, A do not work"), "{text}");
+    assert!(text.contains("missing CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_PTRACE; see"), "{text}");
+}
+
+#[test]
+fn each_capability_that_is_missing_is_named_alone() {
+    if service_user().is_none() {
+        println!("skipped: not root");
+        return;
+    }
+    for capability in ["bpf", "net_admin", "perfmon", "sys_ptrace"] {
+        let (lacks, name) =
+            (format!("-{capability},-sys_admin"), format!("CAP_{}", capability.to_uppercase()));
+        let is_local = capability == "sys_ptrace";
+        let serves = with_lanes("kernel_path = auto");
+        let _pooler = Running(lacking(&serves, &lacks).stderr(Stdio::null()).spawn().unwrap());
+        serves.wait_serving();
+        let log = serves.read("log");
+        let told = if is_local {
+            assert!(log.contains("kernel lanes: D on\n"), "{log}");
+            format!("kernel lanes: no lane A: missing {name}; see `underpass check`")
+        } else {
+            format!("all traffic goes through user space: missing {name}; see `underpass check`")
+        };
+        assert!(log.contains(&told), "{log}");
+
+        let refuses = output(&mut lacking(&with_lanes("kernel_path = require"), &lacks));
+        let text = String::from_utf8(refuses.stderr).unwrap();
+        assert_eq!(refuses.status.code(), Some(1), "{text}");
+        let (lanes, remedy) = if is_local {
+            ("lane A does not work", "same_host = off does without")
+        } else {
+            ("lanes D, A do not work", "kernel_path = auto")
+        };
+        assert!(text.contains(lanes) && text.contains(remedy), "{text}");
+        assert!(text.contains(&format!("missing {name}; see")), "{text}");
+
+        // What nobody asks for need not work.
+        if is_local {
+            let serves = with_lanes("kernel_path = require\nsame_host = off");
+            let _pooler = Running(lacking(&serves, &lacks).stderr(Stdio::null()).spawn().unwrap());
+            serves.wait_serving();
+            let log = serves.read("log");
+            assert!(log.contains("kernel lanes: D on\n") && !log.contains("no lane"), "{log}");
+        }
+    }
 }
 
 #[test]

@@ -53,7 +53,9 @@ pub use underpass::UnderpassConfig;
 pub use url::Upstream;
 pub use user::User;
 pub use userlist::{Parsed, Userlist};
-pub use value::{CheckQuery, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir};
+pub use value::{
+    CheckQuery, LaneBytes, LanePlaces, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir,
+};
 pub use words::{
     AuthType, CompareRows, KernelPath, LoadBalanceHosts, LogFormat, MirrorMode, MirrorOverflow, MirrorSend,
     PoolMode, SameHost, SslMode, TraceLevel,

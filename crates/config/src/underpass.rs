@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use crate::config::Config;
 use crate::key::keys;
+use crate::value::{LaneBytes, LanePlaces};
 use crate::words::{KernelPath, LogFormat, SameHost, TraceLevel};
 
 keys! {
@@ -24,7 +25,7 @@ keys! {
         /// `text` writes PgBouncer's log lines, `json` one object a line with the same facts.
         log_format: LogFormat = Some("text"), Reload;
         /// Forwarding of established links inside the kernel. `auto`: where the self-test passes; `off`: never;
-        /// `require`: refuse to start where no lane works.
+        /// `require`: refuse to start where one of the lanes that `same_host` asks for does not work.
         kernel_path: KernelPath = Some("auto"), Restart;
         /// Which processes of this host take part in kernel lanes by their own sockets: `off`, `server` (PostgreSQL's
         /// backends) or `both` (applications, too: what they send and are answered goes straight from socket to socket, and they must read by plain
@@ -37,6 +38,28 @@ keys! {
         /// Transactions that find no room are dropped as a whole, and counted. Rounded up to a power of two. 0: mirrored databases
         /// stay in user space. \[bytes\]
         mirror_ring_bytes: u64 = Some("4194304"), Restart;
+        /// Clients that can be in kernel lanes at once, for about 0.6 KiB of memory each. Others are in user space (`client_refused` in SHOW KERNEL).
+        lane_clients_max: LanePlaces = Some("16384"), Restart;
+        /// Server connections, likewise (`server_refused`).
+        lane_servers_max: LanePlaces = Some("4096"), Restart;
+        /// Pools, likewise, for 4.2 KiB each (`no_place`). A pair of database and user keeps its place until the process ends.
+        lane_pools_max: LanePlaces = Some("256"), Restart;
+        /// Names of clients' prepared statements that kernel lanes know at once, and statements of servers, likewise. Uses of others are
+        /// in user space (`named_statement`, `unprepared`).
+        lane_statements_max: LanePlaces = Some("65536"), Restart;
+        /// Requests that a client may send through a kernel lane before all that it asked for is answered. Beyond that they go through
+        /// user space, and a server that does not read stops the client (`request_budget`). \[bytes\]
+        lane_request_bytes: LaneBytes = Some("262144"), Restart;
+        /// Responses that may wait for a slow client outside of its TCP queue (lane D), or in an application's own socket (lane B). Beyond
+        /// that they go through user space, and the client stops the server (`response_queue`, `room`). \[bytes\]
+        lane_response_bytes: LaneBytes = Some("262144"), Restart;
+        /// Ring in which kernel lanes tell what is user space's to do, 32 bytes each time. One that is full costs a look at all
+        /// clients (`events_lost`). Rounded up to a power of two. \[bytes\]
+        lane_ring_bytes: LaneBytes = Some("262144"), Restart;
+        /// 1: the kernel measures the run time of BPF programs while the pooler runs, of all on this machine, for some 20 ns a run, and SHOW KERNEL and the metrics
+        /// tell what those of the lanes cost. Needs a start as root (CAP_SYS_ADMIN, which the pooler does not keep); without, `sysctl
+        /// -w kernel.bpf_stats_enabled=1` does the same at any time.
+        lane_statistics: bool = Some("0"), Restart;
         /// Largest Parse message of a named statement in transaction and statement pooling, which is held in memory as a
         /// whole. A larger one ends the client with SQLSTATE 54000. 0: as large as `max_packet_size`. \[bytes\]
         max_prepared_statement_bytes: u64 = Some("16777216"), Reload;

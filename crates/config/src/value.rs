@@ -103,6 +103,34 @@ impl Value for PeerId {
     }
 }
 
+/// Places in a table of the kernel lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LanePlaces(pub u32);
+
+impl Value for LanePlaces {
+    const TYPE: &'static str = "integer, 1 to 1048576";
+    fn parse(text: &str) -> Result<Self, String> {
+        int_in(text, 1, 1 << 20).map(|n| LanePlaces(n as u32))
+    }
+    fn show(&self) -> Option<String> {
+        Some(self.0.to_string())
+    }
+}
+
+/// A limit of bytes in the kernel lanes. Less than 64 KiB would not hold what comes in one piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LaneBytes(pub u32);
+
+impl Value for LaneBytes {
+    const TYPE: &'static str = "bytes, 65536 to 1073741824";
+    fn parse(text: &str) -> Result<Self, String> {
+        int_in(text, 1 << 16, 1 << 30).map(|n| LaneBytes(n as u32))
+    }
+    fn show(&self) -> Option<String> {
+        Some(self.0.to_string())
+    }
+}
+
 /// `threads`: `None` is one per core.
 impl Value for Option<u32> {
     const TYPE: &'static str = "integer, 0 = automatic";

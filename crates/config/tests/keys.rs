@@ -212,6 +212,9 @@ fn set_refuses_with_what_was_expected() {
         ("auth_dbname", "pgbouncer"),
         ("client_tls_protocols", "sslv3"),
         ("underpass.threads", "2000"),
+        ("underpass.lane_clients_max", "0"),
+        ("underpass.lane_pools_max", "1048577"),
+        ("underpass.lane_response_bytes", "65535"),
         ("underpass.metrics_listen", "9127"),
     ] {
         let error = c.set(key, value).expect_err(key);

@@ -51,6 +51,9 @@ const STALL_VARIABLE: &str = "UNDERPASS_TEST_STALL";
 /// looks for such transactions must find them.
 const UNEXPLAINED_VARIABLE: &str = "UNDERPASS_TEST_UNEXPLAINED";
 
+/// What has the kernel measure programs, for messages.
+pub(crate) const SWITCH_STATISTICS_ON: &str = "sysctl -w kernel.bpf_stats_enabled=1";
+
 /// Transactions in the lane that make up for a refusal, and refusals in a row that nothing made up for before a client is left alone.
 const CARRIED_MIN: u64 = 4;
 const REFUSALS_MAX: u32 = 8;
@@ -62,6 +65,8 @@ type IdleSet = Box<dyn SharedIdle<Box<Server>>>;
 pub(crate) struct Lanes {
     pub datapath: Arc<Datapath>,
     local: bool,
+    /// Lane D works.
+    remote: bool,
     /// Lane B is wanted and works.
     applications: bool,
     /// What its thread needs, until [`Self::start_finder`] takes it.
@@ -84,59 +89,77 @@ pub(crate) struct Lanes {
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
     /// Servers that are to be closed when they are claimed: see [`Datapath::free_client`], and those of a client that could not be taken.
     doubted: Mutex<HashSet<ServerSlot, RandomState>>,
+    /// While it is open the kernel measures programs (`lane_statistics`).
+    _measuring: Option<OwnedFd>,
 }
 
 impl Lanes {
     /// Opens the lanes as configured. `Ok(None)` with a log line where the kernel or a privilege is missing and `kernel_path = auto`.
     ///
     /// # Errors
-    /// `kernel_path = require`, and a lane does not work.
+    /// `kernel_path = require`, and a lane that `same_host` asks for does not work.
     pub fn open(config: &Config) -> anyhow::Result<Option<Self>> {
         let required = match config.underpass.kernel_path {
             KernelPath::Off => return Ok(None),
             KernelPath::Auto => false,
             KernelPath::Require => true,
         };
-        let mut sizes = underpass_sockmap::Config {
-            message_length_max: config.max_packet_size.min(MAX_MESSAGE_LEN),
-            tap_ring_bytes: tap_ring_bytes(config),
-            applications: config.underpass.same_host == SameHost::Both,
-            stall_rounds: number_of(STALL_VARIABLE),
-            ..underpass_sockmap::Config::default()
-        };
+        let mut sizes = sizes(config);
         let message_max = sizes.message_length_max;
+        let same_host = config.underpass.same_host;
         let (mut report, mut tested) = selftest::open(&sizes);
         if sizes.tap_ring_bytes > 0 && !report.works(Lane::D) {
-            log::warn!("kernel lanes: mirrored databases stay in user space: {}", why_not(&report));
+            log::warn!("kernel lanes: mirrored databases stay in user space: {}", report.why_not(Lane::D));
             sizes.tap_ring_bytes = 0;
             (report, tested) = selftest::open(&sizes);
         }
+        if required {
+            refuse_unless_all_work(&report, same_host)?;
+        }
         if sizes.applications && !report.works(Lane::B) {
-            log::warn!("kernel lanes: no lane B: {}", why_not(&report));
+            log::warn!("kernel lanes: no lane B: {}", report.why_not(Lane::B));
             sizes.applications = false;
             (report, tested) = selftest::open(&sizes);
         }
-        let wants_local = config.underpass.same_host != SameHost::Off;
+        let wants_local = same_host != SameHost::Off;
         let local = wants_local && report.works(Lane::A);
         let usable = report.works(Lane::D) || local;
         let opened = match tested {
             Some(datapath) => Ok(datapath),
             None if usable => Datapath::open(&sizes).map_err(|e| e.to_string()),
-            None => Err(why_not(&report)),
+            None => Err(why_no_lane_works(&report, same_host)),
         };
         match opened {
             Ok(datapath) => {
                 let holders = (local && sizes.applications).then(Holders::open).transpose();
-                let holders = holders.unwrap_or_else(|error| {
-                    log::warn!("kernel lanes: no lane B: {error}");
-                    None
-                });
+                let holders = match holders {
+                    Err(error) if required => anyhow::bail!("{}", refusal(&[Lane::B], &error.to_string())),
+                    Err(error) => {
+                        log::warn!("kernel lanes: no lane B: {error}");
+                        None
+                    }
+                    Ok(holders) => holders,
+                };
                 let applications = holders.is_some();
                 log::info!(
-                    "kernel lanes: D on{}{}",
+                    "kernel lanes: {}{}{}",
+                    if report.works(Lane::D) { "D on" } else { "no lane D" },
                     if local { ", A for servers on this host" } else { "" },
                     if applications { ", B for applications on this host too" } else { "" }
                 );
+                for (lane, wanted) in [(Lane::D, true), (Lane::A, wants_local)] {
+                    if wanted && !report.works(lane) {
+                        log::warn!("kernel lanes: no lane {lane:?}: {}", report.why_not(lane));
+                    }
+                }
+                let measuring = config.underpass.lane_statistics.then(underpass_sockmap::measure_programs);
+                let measuring = measuring.transpose().unwrap_or_else(|error| {
+                    log::warn!(
+                        "lane_statistics: only a pooler that root starts may switch the kernel's statistics on ({error}); `{SWITCH_STATISTICS_ON}` does, \
+                         at any time"
+                    );
+                    None
+                });
                 if let Some(names) = by_unix_socket(config) {
                     log::info!(
                         "kernel lanes: in user space, because their servers are at a unix socket: {names}; at host = 127.0.0.1 \
@@ -146,6 +169,7 @@ impl Lanes {
                 Ok(Some(Self {
                     datapath: Arc::new(datapath),
                     local,
+                    remote: report.works(Lane::D),
                     applications,
                     holders: Mutex::new(holders),
                     finder: OnceLock::new(),
@@ -160,6 +184,7 @@ impl Lanes {
                     slots: Mutex::default(),
                     pools: Mutex::default(),
                     doubted: Mutex::default(),
+                    _measuring: measuring,
                 }))
             }
             Err(why) if required => anyhow::bail!("kernel_path = require, but the lanes do not work: {why}"),
@@ -204,6 +229,11 @@ impl Lanes {
             let _ = self.finder.set(Mutex::new(applications::start(holders, shared)?));
         }
         Ok(())
+    }
+
+    /// Whether lane D is on.
+    pub fn is_remote(&self) -> bool {
+        self.remote
     }
 
     /// Whether lane A is on.
@@ -322,10 +352,11 @@ impl Lanes {
         if server.lane_refused.is_some() {
             return;
         }
-        let lane = if self.local {
-            LaneChoice::Auto { backend_pid: Some(server.process_id()) }
-        } else {
-            LaneChoice::Remote
+        let backend_pid = Some(server.process_id());
+        let lane = match (self.remote, self.local) {
+            (true, true) => LaneChoice::Auto { backend_pid },
+            (false, true) => LaneChoice::Local { backend_pid },
+            (_, false) => LaneChoice::Remote,
         };
         let spec = ServerSpec {
             pool,
@@ -398,15 +429,57 @@ fn number_of(variable: &str) -> u32 {
     std::env::var(variable).ok().and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
-fn why_not(report: &Report) -> String {
-    let missing = report.privileges.missing();
-    if !missing.is_empty() {
-        return format!("missing {}; see `underpass check`", missing.join(", "));
+/// Sizes and limits as configured.
+fn sizes(config: &Config) -> underpass_sockmap::Config {
+    let keys = &config.underpass;
+    underpass_sockmap::Config {
+        clients_max: keys.lane_clients_max.0,
+        servers_max: keys.lane_servers_max.0,
+        pools_max: keys.lane_pools_max.0,
+        statements_max: keys.lane_statements_max.0,
+        request_budget_bytes: keys.lane_request_bytes.0,
+        response_queue_bytes_max: keys.lane_response_bytes.0,
+        application_queue_bytes_max: keys.lane_response_bytes.0,
+        event_ring_bytes: keys.lane_ring_bytes.0.next_power_of_two(),
+        message_length_max: config.max_packet_size.min(MAX_MESSAGE_LEN),
+        tap_ring_bytes: tap_ring_bytes(config),
+        applications: keys.same_host == SameHost::Both,
+        stall_rounds: number_of(STALL_VARIABLE),
+        ..underpass_sockmap::Config::default()
     }
-    report.features.iter().find(|feature| !feature.works).map_or_else(
-        || "no lane works".to_owned(),
-        |feature| format!("{}: {}", feature.name, feature.why_not),
-    )
+}
+
+/// `kernel_path = require`: all lanes that `same_host` asks for, or no start.
+fn refuse_unless_all_work(report: &Report, same_host: SameHost) -> anyhow::Result<()> {
+    let wanted: &[Lane] = match same_host {
+        SameHost::Off => &[Lane::D],
+        SameHost::Server => &[Lane::D, Lane::A],
+        SameHost::Both => &[Lane::D, Lane::A, Lane::B],
+    };
+    let failing: Vec<Lane> = wanted.iter().copied().filter(|&lane| !report.works(lane)).collect();
+    match failing.first() {
+        None => Ok(()),
+        Some(Lane::D) => anyhow::bail!("{}", refusal(&failing, &why_no_lane_works(report, same_host))),
+        Some(&first) => anyhow::bail!("{}", refusal(&failing, &report.why_not(first))),
+    }
+}
+
+/// Why lane D does not work, and with it none. Of capabilities all that are missing are named, lane A's too if it is wanted.
+fn why_no_lane_works(report: &Report, same_host: SameHost) -> String {
+    let lacks = !report.privileges.missing_for(Lane::D).is_empty();
+    report.why_not(if lacks && same_host != SameHost::Off { Lane::A } else { Lane::D })
+}
+
+/// Why `kernel_path = require` refuses to start, and what would start.
+fn refusal(failing: &[Lane], why: &str) -> String {
+    let names: Vec<String> = failing.iter().map(|lane| format!("{lane:?}")).collect();
+    let (noun, verb) = if failing.len() == 1 { ("lane", "does") } else { ("lanes", "do") };
+    let remedy = match failing.first() {
+        Some(Lane::B) => "same_host = server does without lane B",
+        Some(Lane::A) => "same_host = off does without lanes A and B",
+        _ => "kernel_path = auto would start without lanes",
+    };
+    format!("kernel_path = require, but {noun} {} {verb} not work; {remedy}. {why}", names.join(", "))
 }
 
 /// A client's place in the lanes. Dropped before its socket is closed.

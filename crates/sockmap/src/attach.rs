@@ -85,6 +85,20 @@ impl Drop for Log {
     }
 }
 
+/// Has the kernel measure programs, all on this machine, until the descriptor is closed.
+///
+/// # Errors
+/// The process lacks CAP_SYS_ADMIN.
+pub fn measure_programs() -> io::Result<OwnedFd> {
+    // SAFETY: takes and writes no memory.
+    let fd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Verified instructions, runs, nanoseconds of a loaded program; zeros when the kernel does not tell.
 pub(crate) fn cost<T>(program: &ProgramImpl<'_, T>) -> (u32, u64, u64) {
     let mut info = libbpf_sys::bpf_prog_info::default();

@@ -122,6 +122,7 @@ mod taps;
 mod view;
 mod words;
 
+pub use attach::measure_programs;
 pub use datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec};
 pub use error::Error;
 pub use events::Event;

@@ -21,6 +21,8 @@ use crate::taps::TapBatch;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Transactions that are timed per lane.
 const TIMED_TRANSACTIONS: u32 = 200;
+/// Clients, servers and pools that the tests need one after the other: a freed slot rests.
+const PLACES_MIN: u32 = 4;
 /// Send buffer towards a client that reads late, and what it is sent: more than that and its window of 64 KiB hold, less than
 /// `response_queue_bytes_max`.
 const LATE_BUFFER_BYTES: usize = 16 << 10;
@@ -52,6 +54,12 @@ impl Privileges {
             perfmon: admin || has(Capability::CAP_PERFMON),
             sys_ptrace: has(Capability::CAP_SYS_PTRACE),
         }
+    }
+
+    /// Names of what a lane lacks.
+    pub fn missing_for(&self, lane: Lane) -> Vec<&'static str> {
+        let needs = |name: &&'static str| lane != Lane::D || *name != "CAP_SYS_PTRACE";
+        self.missing().into_iter().filter(needs).collect()
     }
 
     /// Names of what is missing.
@@ -95,12 +103,26 @@ pub struct Report {
 impl Report {
     /// May this lane be used?
     pub fn works(&self, lane: Lane) -> bool {
-        let name = match lane {
-            Lane::D => LANE_D,
-            Lane::A => LANE_A,
-            Lane::B => LANE_B,
-        };
-        self.features.iter().any(|f| f.works && f.name == name)
+        self.features.iter().any(|f| f.works && f.name == name_of(lane))
+    }
+
+    /// Why a lane does not work: what it lacks, or what its test met.
+    pub fn why_not(&self, lane: Lane) -> String {
+        let missing = self.privileges.missing_for(lane);
+        if !missing.is_empty() {
+            return format!("missing {}; see `underpass check`", missing.join(", "));
+        }
+        let load = self.features.iter().find(|f| !f.works && f.name == LOAD);
+        load.or_else(|| self.features.iter().find(|f| !f.works && f.name == name_of(lane)))
+            .map_or_else(|| "not tested".to_owned(), |f| format!("{}: {}", f.name, f.why_not))
+    }
+}
+
+fn name_of(lane: Lane) -> &'static str {
+    match lane {
+        Lane::D => LANE_D,
+        Lane::A => LANE_A,
+        Lane::B => LANE_B,
     }
 }
 
@@ -132,24 +154,35 @@ pub fn run() -> Report {
 
 /// Opens lanes as configured and sends transactions through each, on loopback. The lanes come along, their counters at 0, if all of it
 /// worked: the verifier takes most of the time, so they are worth keeping. After a failure their state is unknown; [`Datapath::open`] makes
-/// new ones for a lane that works. Needs room for three clients, servers and pools.
+/// new ones for a lane that works. Likewise for sizes below what the tests need: those are made with more.
 pub fn open(config: &Config) -> (Report, Option<Datapath>) {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let privileges = Privileges::probe();
     let mut features = Vec::new();
     let mut opened = None;
-    match Datapath::open(config) {
+    let sizes = sizes_for_tests(config);
+    let fits = sizes.clients_max == config.clients_max
+        && sizes.servers_max == config.servers_max
+        && sizes.pools_max == config.pools_max
+        && sizes.response_queue_bytes_max == config.response_queue_bytes_max;
+    match Datapath::open(&sizes) {
         Ok(datapath) => {
             features.push(feature(LOAD, Ok(None)));
             let lanes = [(LANE_D, Lane::D), (LANE_A, Lane::A), (LANE_B, Lane::B)];
             for (name, lane) in lanes.into_iter().filter(|&(_, l)| l != Lane::B || config.applications) {
+                // The test looks into its own process, which needs no privilege; a backend is another user's.
+                if lane != Lane::D && !privileges.sys_ptrace {
+                    let why_not = "missing CAP_SYS_PTRACE".to_owned();
+                    features.push(Feature { name, works: false, why_not, cost: None });
+                    continue;
+                }
                 let mut outcome = feature(name, round_trips(&datapath, lane).map(Some));
                 if !outcome.works {
                     outcome.why_not += &counted(&datapath);
                 }
                 features.push(outcome);
             }
-            if features.iter().all(|feature| feature.works) && datapath.reset_counters().is_ok() {
+            if fits && features.iter().all(|feature| feature.works) && datapath.reset_counters().is_ok() {
                 opened = Some(datapath);
             }
         }
@@ -166,6 +199,19 @@ pub fn open(config: &Config) -> (Report, Option<Datapath>) {
         }
     }
     (Report { kernel, privileges, features }, opened)
+}
+
+/// As configured, but for what the tests need more of.
+fn sizes_for_tests(config: &Config) -> Config {
+    Config {
+        clients_max: config.clients_max.max(PLACES_MIN),
+        servers_max: config.servers_max.max(PLACES_MIN),
+        pools_max: config.pools_max.max(PLACES_MIN),
+        response_queue_bytes_max: config
+            .response_queue_bytes_max
+            .max(Config::default().response_queue_bytes_max),
+        ..config.clone()
+    }
 }
 
 /// What the programs counted, which tells how far the bytes came.

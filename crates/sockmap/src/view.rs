@@ -73,7 +73,7 @@ impl ClientStats {
     }
 }
 
-/// Run-time statistics of one program; zero unless the kernel's `bpf_stats_enabled` is on.
+/// Run-time statistics of one program; zero unless the kernel measures: `kernel.bpf_stats_enabled`, [`crate::measure_programs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgramCost {
     /// Name in the object.
@@ -190,6 +190,23 @@ impl Datapath {
             let written = self.client_written(c).ok().flatten();
             written.map_or(0, |written| missing(expected, written))
         })
+    }
+
+    /// Request bytes that programs redirected and that are not in the TCP send queues of the pooler's sockets to servers yet, over all
+    /// servers of lane D. (In lane A the kernel counts segments, no bytes.)
+    pub fn queued_request_bytes(&self) -> u64 {
+        let figure = |s: u32| {
+            let slot = self.server_slot(s);
+            if self.servers.in_use(s).load(SeqCst) == 0 || self.server_fd(s) < 0 || self.is_local(s) {
+                return 0;
+            }
+            let expected = self.servers.tx_expect(s).load(SeqCst) as u32;
+            let written = self.server_written(s).ok().flatten();
+            let figure = written.map_or(0, |written| missing(expected, written));
+            // As in `sum_of_clients`.
+            if self.check_server(slot).is_err() { 0 } else { figure.into() }
+        };
+        (0..self.server_side.len() as u32).map(figure).sum()
     }
 
     /// Response bytes that went straight into applications' own sockets (lane B) and that these have not read, as the kernel charges them, over
