@@ -12,11 +12,16 @@ const LOG_LINES: usize = 16;
 /// Runs the self-test of the kernel lanes and prints it. Success if at least one lane works.
 pub fn run() -> ExitCode {
     let report = selftest::run();
-    print!("{}", text(&report));
+    print!("{}", text(&report, is_measuring()));
     if report.works(Lane::D) || report.works(Lane::A) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn text(report: &Report) -> String {
+/// Whether the kernel measures BPF programs; not when one keeps it to himself by a descriptor.
+fn is_measuring() -> bool {
+    std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1")
+}
+
+fn text(report: &Report, is_measuring: bool) -> String {
     let missing = report.privileges.missing();
     let mut text = format!("kernel        {}\n", report.kernel);
     text += &format!(
@@ -54,6 +59,13 @@ fn text(report: &Report) -> String {
         text += ", B for applications on this host too (same_host = both)";
     }
     text.push('\n');
+    if report.works(Lane::D) || report.works(Lane::A) {
+        text += if is_measuring {
+            "statistics    on: SHOW KERNEL and the metrics tell what the programs cost\n"
+        } else {
+            "statistics    off: what the programs cost is told after `sysctl -w kernel.bpf_stats_enabled=1`, or with lane_statistics = 1\n"
+        };
+    }
     // Nothing that a kernel could have or lack: docs/lanes.md, "Unix sockets".
     let by_tcp = match (report.works(Lane::D), report.works(Lane::A)) {
         (_, true) => "A",
@@ -85,11 +97,11 @@ mod tests {
                 cost: None,
             }],
         };
-        let text = text(&report);
+        let text = text(&report, false);
         assert!(text.contains("missing CAP_BPF\n"), "{text}");
         assert!(text.contains("load programs  fails: not permitted\n"), "{text}");
         assert!(text.contains("none: all traffic"), "{text}");
-        assert!(!text.contains("unix sockets"), "{text}");
+        assert!(!text.contains("unix sockets") && !text.contains("statistics"), "{text}");
     }
 
     #[test]
@@ -100,9 +112,11 @@ mod tests {
             privileges: Privileges { bpf: true, net_admin: true, perfmon: true, sys_ptrace: true },
             features: vec![works("lane D")],
         };
-        assert!(text(&report).contains("unix sockets  in user space"), "{}", text(&report));
-        assert!(text(&report).contains("has lane D\n"), "{}", text(&report));
+        assert!(text(&report, false).contains("unix sockets  in user space"), "{}", text(&report, false));
+        assert!(text(&report, false).contains("has lane D\n"), "{}", text(&report, false));
+        assert!(text(&report, false).contains("kernel.bpf_stats_enabled=1"));
+        assert!(text(&report, true).contains("statistics    on"));
         report.features.push(works("lane A"));
-        assert!(text(&report).contains("has lane A\n"), "{}", text(&report));
+        assert!(text(&report, false).contains("has lane A\n"), "{}", text(&report, false));
     }
 }

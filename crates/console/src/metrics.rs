@@ -46,6 +46,8 @@ pub struct Metrics {
     pub lane_exits: Vec<(&'static str, u64)>,
     /// Bytes that a kernel lane forwarded and that slow readers have not taken, by name of the queue.
     pub lane_queued_bytes: Vec<(&'static str, u64)>,
+    /// BPF programs of the lanes since start: name, runs, seconds in them. Zeros while the kernel does not measure.
+    pub lane_programs: Vec<(&'static str, u64, f64)>,
     /// Mirrors; no pair of mirror and database may come twice.
     pub mirrors: Vec<MirrorMetrics>,
 }
@@ -309,6 +311,21 @@ impl Metrics {
             encoder.encode_descriptor("lane_queued", help, Some(&Unit::Bytes), MetricType::Gauge)?;
         for (queue, bytes) in &self.lane_queued_bytes {
             family.encode_family(&[("queue", *queue)])?.encode_gauge(bytes)?;
+        }
+        let help = "Runs of the kernel lanes' BPF programs, 0 while the kernel does not measure.";
+        let mut family = encoder.encode_descriptor("lane_program_runs", help, None, MetricType::Counter)?;
+        for (program, runs, _) in &self.lane_programs {
+            plain_counter(&mut family.encode_family(&[("program", *program)])?, runs)?;
+        }
+        let help = "Time in the kernel lanes' BPF programs, 0 while the kernel does not measure.";
+        let mut family = encoder.encode_descriptor(
+            "lane_program_time",
+            help,
+            Some(&Unit::Seconds),
+            MetricType::Counter,
+        )?;
+        for (program, _, seconds) in &self.lane_programs {
+            plain_counter(&mut family.encode_family(&[("program", *program)])?, seconds)?;
         }
         Ok(())
     }

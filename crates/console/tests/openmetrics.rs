@@ -57,6 +57,7 @@ fn metrics() -> Metrics {
         lane_user_xacts: vec![("no_server", 10)],
         lane_exits: vec![("parameter_changed", 12), ("unknown_message", 13)],
         lane_queued_bytes: vec![("responses", 14), ("applications", 15)],
+        lane_programs: vec![("request_skb", 16, 0.5)],
         mirrors: vec![MirrorMetrics {
             mirror: "m".to_owned(),
             database: ODD_NAME.to_owned(),
@@ -120,12 +121,18 @@ fn an_exposition_obeys_the_format_and_holds_the_values() {
         of("underpass_lane_queued_bytes", "underpass_lane_queued_bytes", &[("queue", "applications")]),
         15.0
     );
+    let program = [("program", "request_skb")];
+    assert_eq!(of("underpass_lane_program_runs", "underpass_lane_program_runs_total", &program), 16.0);
+    assert_eq!(
+        of("underpass_lane_program_time_seconds", "underpass_lane_program_time_seconds_total", &program),
+        0.5
+    );
     assert_eq!(of("underpass_build", "underpass_build_info", &[("version", "0.1.0")]), 1.0);
     assert_eq!(of("underpass_start_time_seconds", "underpass_start_time_seconds", &[]), 1_795_294_481.5);
     // Whole counters are printed in full, beyond what a float holds.
     assert!(text.contains("underpass_xacts_total{database=\"d\",user=\"u\"} 9007199254740993\n"));
     let units: Vec<_> = families.values().filter_map(|family| family.unit.as_deref()).collect();
-    assert_eq!((units.len(), units.contains(&"bytes"), units.contains(&"seconds")), (12, true, true));
+    assert_eq!((units.len(), units.contains(&"bytes"), units.contains(&"seconds")), (13, true, true));
 }
 
 #[test]
@@ -133,7 +140,7 @@ fn without_pools_the_families_are_there() {
     let text = Metrics { pools: Vec::new(), databases: Vec::new(), ..metrics() }.encode();
     let families = parse(&text);
     assert!(families["underpass_xacts"].samples.is_empty());
-    assert_eq!(families.len(), 40);
+    assert_eq!(families.len(), 42);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use underpass_console::rows::{KernelKind, KernelRow};
 use underpass_console::{Show, Table};
 use underpass_sockmap::{Counter, Reason};
 
+use crate::lanes::SWITCH_STATISTICS_ON;
 use crate::shared::Shared;
 use crate::why::Tally;
 
@@ -27,7 +28,7 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
         return table;
     };
     let path = &lanes.datapath;
-    row(KernelKind::Lane, "D", "on", 1, "count");
+    row(KernelKind::Lane, "D", "on", lanes.is_remote().into(), "count");
     row(KernelKind::Lane, "A", "on", lanes.is_local().into(), "count");
     row(KernelKind::Lane, "B", "on", lanes.has_applications().into(), "count");
     for (name, xacts, requests, responses) in [
@@ -60,7 +61,13 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     for (queue, bytes) in queued(shared) {
         row(KernelKind::Queue, queue, "queued", bytes, "bytes");
     }
-    for program in path.program_costs() {
+    let costs = path.program_costs();
+    // A kernel that does not measure counts no runs.
+    if costs.iter().all(|program| program.runs == 0) {
+        let how = format!("off; {SWITCH_STATISTICS_ON}");
+        row(KernelKind::Program, "statistics", &how, 0, "count");
+    }
+    for program in costs {
         row(KernelKind::Program, program.name, "runs", program.runs, "count");
         row(KernelKind::Program, program.name, "time", program.run_ns, "ns");
         row(KernelKind::Program, program.name, "verified", program.verified_instructions.into(), "count");
@@ -91,11 +98,49 @@ fn total(counts: &[(&str, u64)]) -> u64 {
 /// What programs forwarded and slow readers have not taken, by where it waits, in bytes.
 pub(crate) fn queued(shared: &Shared) -> Vec<(&'static str, u64)> {
     let Some(lanes) = &shared.lanes else { return Vec::new() };
-    let mut queues = vec![("responses", lanes.datapath.queued_bytes())];
+    let path = &lanes.datapath;
+    let mut queues = vec![("responses", path.queued_bytes()), ("requests", path.queued_request_bytes())];
     if lanes.has_applications() {
-        queues.push(("applications", lanes.datapath.applications_unread_bytes()));
+        queues.push(("applications", path.applications_unread_bytes()));
     }
     queues
+}
+
+/// What programs cost so far: name, runs, seconds in them. Zeros while the kernel does not measure.
+pub(crate) fn costs(shared: &Shared) -> Vec<(&'static str, u64, f64)> {
+    let Some(lanes) = &shared.lanes else { return Vec::new() };
+    let costs = lanes.datapath.program_costs();
+    costs.iter().map(|program| (program.name, program.runs, program.run_ns as f64 / 1e9)).collect()
+}
+
+/// What lanes carried in one `stats_period` after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Periodic {
+    seen: Vec<(&'static str, u64)>,
+}
+
+impl Periodic {
+    /// The line of `log_stats` for a period that ends now, if a lane carried anything in it.
+    pub fn line(&mut self, shared: &Shared) -> Option<String> {
+        let now = xacts(shared);
+        let before = std::mem::replace(&mut self.seen, now.clone());
+        let queued: u64 = queued(shared).iter().map(|(_, bytes)| bytes).sum();
+        share_line(&before, &now, queued)
+    }
+}
+
+/// What is new in counts of transactions by lane, the last of them user space's.
+fn share_line(before: &[(&str, u64)], now: &[(&str, u64)], queued: u64) -> Option<String> {
+    let then = |name: &str| before.iter().find(|(its, _)| *its == name).map_or(0, |(_, count)| *count);
+    let new: Vec<(&str, u64)> =
+        now.iter().map(|(name, count)| (*name, count - then(name).min(*count))).collect();
+    let all = total(&new);
+    let carried = all - new.last().map_or(0, |(_, count)| *count);
+    let words: Vec<String> = new.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    (carried > 0).then(|| {
+        let share = 100.0 * carried as f64 / all as f64;
+        format!("kernel lanes: xacts {}, {share:.1} % in lanes, {queued} B queued", words.join(", "))
+    })
 }
 
 /// How often links left the kernel, by reason; those that never happened are left out.
@@ -126,4 +171,17 @@ pub(crate) fn summary(shared: &Shared) -> Option<String> {
         lanes.given.load(Ordering::Relaxed),
         if exits.is_empty() { "none" } else { &exits },
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_periodic_line_tells_what_is_new() {
+        let line = share_line(&[("D", 5), ("A", 0), ("user", 3)], &[("D", 8), ("A", 0), ("user", 4)], 7);
+        assert_eq!(line.unwrap(), "kernel lanes: xacts D 3, A 0, user 1, 75.0 % in lanes, 7 B queued");
+        assert!(share_line(&[], &[("D", 0), ("user", 4)], 0).is_none(), "nothing in lanes, no line");
+        assert!(share_line(&[], &[], 0).is_none(), "no lanes");
+    }
 }

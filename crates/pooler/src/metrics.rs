@@ -196,6 +196,7 @@ fn collect(shared: &Shared) -> Option<Metrics> {
         lane_user_xacts: kernel_rows::user_xacts(shared),
         lane_exits: kernel_rows::exits(shared),
         lane_queued_bytes: kernel_rows::queued(shared),
+        lane_programs: kernel_rows::costs(shared),
         mirrors: mirror_rows::metrics(shared),
     })
 }

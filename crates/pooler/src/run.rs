@@ -332,6 +332,7 @@ impl Signals {
 fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyhow::Result<()> {
     let period = || shared.settings.load().config.stats_period.max(Duration::from_secs(1));
     let mut period_began = Instant::now();
+    let mut lanes_before = kernel_rows::Periodic::default();
     loop {
         // A RELOAD that changes the period takes effect at the end of the present one.
         let left = (period_began + period()).saturating_duration_since(Instant::now());
@@ -355,7 +356,7 @@ fn main_loop(shared: &Arc<Shared>, signals: &Signals, workers: &Workers) -> anyh
         }
         if period_began.elapsed() >= period() {
             period_began = Instant::now();
-            end_period(shared);
+            end_period(shared, &mut lanes_before);
         }
     }
 }
@@ -374,12 +375,15 @@ fn obey(shared: &Arc<Shared>, signal: Signal) -> bool {
 }
 
 /// A `stats_period` is over: snapshots for the averages, the line of `log_stats`, the status that systemd shows.
-fn end_period(shared: &Arc<Shared>) {
+fn end_period(shared: &Arc<Shared>, lanes_before: &mut kernel_rows::Periodic) {
     let Some(parts) = gather::wait(shared, Duration::from_secs(2), Part::of) else { return };
     let facts = Facts::merge(shared, &parts, Instant::now());
     let averages = lock(&shared.periods).roll(&facts, logging::now());
     if shared.settings.load().config.log_stats {
         logging::write(Level::Log, None, Some("stats"), &averages.log_line());
+        if let Some(line) = lanes_before.line(shared) {
+            logging::write(Level::Log, None, Some("stats"), &line);
+        }
     }
     let status = averages.status_line();
     process::notify(Life::Status(status.strip_prefix("STATUS=").unwrap_or(&status)));

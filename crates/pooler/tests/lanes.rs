@@ -16,6 +16,8 @@ mod death;
 mod elsewhere;
 #[path = "lanes/leftovers.rs"]
 mod leftovers;
+#[path = "lanes/limits.rs"]
+mod limits;
 #[path = "lanes/memory.rs"]
 mod memory;
 #[path = "lanes/outside.rs"]
