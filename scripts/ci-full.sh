@@ -133,7 +133,7 @@ part() {
 
 # Runs a part and keeps `result|count|skipped|seconds|date`.
 run() {
-    local state log begin=$SECONDS status result counts skips
+    local state log begin=$SECONDS status result counts carried skips
     state=$(state_of "$1")
     log=$state/$1.log
     mkdir -p "$state"
@@ -148,6 +148,9 @@ run() {
     esac
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
     [ -n "$counts" ] || counts=$(grep -E '^[0-9]+ transactions in ' "$log" | tail -n 1)
+    # What soak.sh says of a lane.
+    carried=$(grep -oE 'lane [ABD]: [0-9]+ transactions carried, [0-9]+ in user space' "$log" | tail -n 1)
+    [ -z "$carried" ] || counts+="; $carried"
     skips=$(grep -hE '^skipped: ' "$log" | sed 's/^skipped: //; s/|/,/g' | sort -u | paste -sd ';' | sed 's/;/; /g')
     echo "$result|${counts:--}|${skips:-none}|$((SECONDS - begin)) s|$(date -u '+%F %H:%M')" >"$state/$1.row"
     say "$result ${counts:-} in $((SECONDS - begin)) s"
