@@ -280,3 +280,36 @@ fn descriptors_are_raised_to_what_may_be_needed() {
     assert!(log.contains("kernel file descriptor limit: 800 (hard: 800); max_client_conn: 700"), "{log}");
     assert!(log.contains("raise LimitNOFILE"), "{log}");
 }
+
+#[test]
+fn descriptors_are_raised_for_the_pools_that_are_named_and_at_reload() {
+    let pools = |size: u32| format!("x = host=127.0.0.1 user=a pool_size={size}\ny = host=127.0.0.1 user=b");
+    let keys = "max_client_conn = 20\ndefault_pool_size = 5\nlogfile = {dir}/log";
+    let site = Site::with_database(&pools(10), keys, "");
+    let pooler = site.command(&["-q"]);
+    let mut command = Command::new("/bin/bash");
+    command.args(["-c", "ulimit -S -n 256; ulimit -H -n 2000; exec \"$@\"", "limits"]);
+    command.arg(pooler.get_program()).args(pooler.get_args()).current_dir(site.path(""));
+    let pooler = Running(command.spawn().unwrap());
+    site.wait_serving();
+    let allowed = || {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", pooler.0.id())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        line.split_whitespace().nth(3).unwrap().to_owned()
+    };
+    // 20 clients, 10 and 5 servers, and some more of its own.
+    let said = |phrase: &str| {
+        wait(phrase, || Some(site.read("log")).filter(|log| log.contains(phrase)));
+    };
+    said("kernel file descriptor limit: 256 (hard: 2000); max_client_conn: 20, max expected fd use: 235");
+    assert_eq!(allowed(), "256");
+
+    let ini = site.read("pgbouncer.ini").replace("pool_size=10", "pool_size=100");
+    std::fs::write(site.path("pgbouncer.ini"), ini).unwrap();
+    site.console("RELOAD");
+    said("kernel file descriptor limit: 2000 (hard: 2000); max_client_conn: 20, max expected fd use: 325");
+    assert_eq!(allowed(), "2000");
+
+    site.console("SET max_client_conn = 3000");
+    said("3305 file descriptors may be needed, 2000 are allowed: raise LimitNOFILE (ulimit -n)");
+}

@@ -16,6 +16,7 @@ use underpass_console::text::{self, Phrase, SignalAction, reason};
 use underpass_console::{ConsoleError, ShutdownMode};
 use underpass_pool::PoolId;
 
+use crate::descriptors::{self, Need};
 use crate::listeners::SocketFile;
 use crate::logging;
 use crate::pool::{DatabaseState, Pool};
@@ -314,6 +315,7 @@ pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let is_server_tls_changed = diff.touches("server_tls");
     settings.config = diff.config;
     keep_auth_context(&old, &mut settings);
+    descriptors::raise_limit(&settings);
     apply(shared, settings, is_server_tls_changed);
     Ok(())
 }
@@ -374,6 +376,9 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
     match old.with(config.clone(), key) {
         Ok(mut settings) => {
             keep_auth_context(&old, &mut settings);
+            if Need::of(&settings) != Need::of(&old) {
+                descriptors::raise_limit(&settings);
+            }
             apply(shared, settings, key.starts_with("server_tls"));
             Ok(SetDone::Done)
         }

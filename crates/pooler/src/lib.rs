@@ -9,6 +9,7 @@ mod applications;
 mod client;
 mod control;
 mod deriver;
+mod descriptors;
 mod gather;
 mod hosts;
 mod kernel_rows;

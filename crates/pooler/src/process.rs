@@ -99,29 +99,6 @@ pub(crate) fn restrict(lanes: Option<&Lanes>) -> anyhow::Result<()> {
     limit().context("cannot give up capabilities")
 }
 
-/// Raises the limit of open files to what the configuration may need, and says so if that is not allowed.
-pub(crate) fn raise_descriptor_limit(config: &Config) {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    /// Log, listeners, epoll instances, DNS, metrics, and the connections that carry cancel requests.
-    const OTHERS: u64 = 200;
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    let pools = config.databases.len().max(1) as u64;
-    let servers = pools * u64::from(config.default_pool_size.saturating_add(config.reserve_pool_size));
-    let needed = u64::from(config.max_client_conn) + servers + OTHERS;
-    let wanted = needed.max(soft).min(hard);
-    let allowed =
-        if wanted > soft && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok() { wanted } else { soft };
-    log::info!(
-        "kernel file descriptor limit: {allowed} (hard: {hard}); max_client_conn: {}, max expected fd use: {needed}",
-        config.max_client_conn
-    );
-    if allowed < needed {
-        log::warn!(
-            "{needed} file descriptors may be needed, {allowed} are allowed: raise LimitNOFILE (ulimit -n)"
-        );
-    }
-}
-
 /// The PID file, removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PidFile(PathBuf);

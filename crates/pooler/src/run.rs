@@ -34,7 +34,7 @@ use crate::resolver::Resolver;
 use crate::settings::{self, Settings};
 use crate::shared::{Mailbox, Names, Shared, lock, phase};
 use crate::worker::{Listener, Worker};
-use crate::{listeners, logging, metrics};
+use crate::{descriptors, listeners, logging, metrics};
 
 /// How the pooler is started.
 #[derive(Debug, Clone, Default)]
@@ -132,7 +132,7 @@ fn start(options: &Options) -> anyhow::Result<()> {
     // Before the first thread: all inherit the mask, and signals come to the main thread alone. One that comes during the start waits.
     let signals = Signals::take()?;
     // What root may do better comes first; then the process is the user's, and so is every file it makes.
-    process::raise_descriptor_limit(config);
+    descriptors::raise_limit(&settings);
     let mut open = listeners::inherited(config)?;
     let is_activated = !open.is_empty();
     if !is_activated {
