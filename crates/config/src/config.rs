@@ -189,7 +189,7 @@ keys! {
     group "Timeouts" {
         /// Longest time for a client's login. \[seconds\]
         client_login_timeout: Duration = Some("60"), Reload;
-        /// Forget a database made from `*` that was unused this long. \[seconds\]
+        /// Forget a database made from `*` that was unused this long. One that no server has let anybody into yet: after `server_login_retry`. \[seconds\]
         autodb_idle_timeout: Duration = Some("3600"), Reload;
         /// Forget a pool that was empty this long. 0: never. \[seconds\]
         pool_idle_timeout: Duration = Some("0"), Reload;

@@ -26,9 +26,21 @@ use closing::Old;
 pub use counts::PoolCounts;
 use parked::Idle;
 
-/// Index of a pool, valid for the life of the process.
+/// A pool, by its place. The generation tells the pools apart that had one place one after the other: who still names one that is gone
+/// ([`Core::remove`]) names an empty pool that grants nothing and opens nothing, never its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolId(pub u32);
+pub struct PoolId {
+    index: u32,
+    generation: u32,
+}
+
+impl PoolId {
+    /// The pool's place. No two pools that exist have the same; a later one may have it again.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+}
 
 /// A server connection of a pool. The generation tells successive connections in one slot apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,6 +94,23 @@ pub struct PoolLimits {
     pub login_retry: Duration,
 }
 
+impl PoolLimits {
+    /// Of a pool that has nothing.
+    pub const NONE: Self = Self {
+        size: 0,
+        size_min: 0,
+        reserve: 0,
+        reserve_timeout: Duration::ZERO,
+        database_max: 0,
+        user_max: 0,
+        lifetime: Duration::ZERO,
+        idle_timeout: Duration::ZERO,
+        check_delay: None,
+        round_robin: false,
+        login_retry: Duration::ZERO,
+    };
+}
+
 /// What a slot is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -131,6 +160,8 @@ struct Waiter {
 
 #[derive(Debug)]
 struct Pool<S> {
+    /// Of the [`PoolId`].
+    generation: u32,
     database: u32,
     user: u32,
     limits: PoolLimits,
@@ -150,7 +181,6 @@ struct Pool<S> {
     old: Option<Old<S>>,
     /// When the last connection was given up because its lifetime was over.
     last_over: Option<Instant>,
-    last_used: Instant,
 }
 
 /// Answer to [`Core::acquire`].
@@ -229,6 +259,10 @@ pub enum Launch<S> {
 #[derive(Debug)]
 pub struct Core<S> {
     pools: Vec<Pool<S>>,
+    /// Places in `pools` of those that were removed.
+    free: Vec<u32>,
+    /// What a removed pool is to those who still name it.
+    gone: Pool<S>,
     by_name: HashMap<(u32, u32), PoolId, RandomState>,
     next_ticket: Ticket,
     database_connections: HashMap<u32, u32, RandomState>,
@@ -242,6 +276,8 @@ impl<S> Default for Core<S> {
     fn default() -> Self {
         Self {
             pools: Vec::new(),
+            free: Vec::new(),
+            gone: Pool::gone(0),
             by_name: HashMap::default(),
             next_ticket: 1 << 32, // room below for those put back to the head
             database_connections: HashMap::default(),
@@ -252,60 +288,77 @@ impl<S> Default for Core<S> {
 
 impl<S> Core<S> {
     /// The pool of a database and user (numbers given by the caller), made if there is none.
-    pub fn pool(
-        &mut self,
-        database: u32,
-        user: u32,
-        limits: impl FnOnce() -> PoolLimits,
-        now: Instant,
-    ) -> PoolId {
+    pub fn pool(&mut self, database: u32, user: u32, limits: impl FnOnce() -> PoolLimits) -> PoolId {
         if let Some(&id) = self.by_name.get(&(database, user)) {
             return id;
         }
-        let id = PoolId(self.pools.len() as u32);
-        self.pools.push(Pool {
+        let index = self.free.pop().unwrap_or(self.pools.len() as u32);
+        if index as usize == self.pools.len() {
+            self.pools.push(Pool::gone(0));
+        }
+        let place = &mut self.pools[index as usize];
+        let id = PoolId { index, generation: place.generation };
+        *place = Pool {
             database,
             user,
             limits: limits(),
-            slots: Vec::new(),
-            idle: Idle::Own(IdleSet::default()),
-            waiting: BTreeMap::new(),
-            connections: 0,
-            logins: 0,
-            next_round: 0,
             paused: false,
             keeps_minimum: true,
-            failed_at: None,
-            old: None,
-            last_over: None,
-            last_used: now,
-        });
+            ..Pool::gone(id.generation)
+        };
         self.by_name.insert((database, user), id);
         id
     }
 
-    /// All pools with their database and user numbers.
-    pub fn pools(&self) -> impl Iterator<Item = (PoolId, u32, u32)> + '_ {
-        self.pools.iter().enumerate().map(|(i, pool)| (PoolId(i as u32), pool.database, pool.user))
+    /// Forgets a pool that has no connection and no queue; another one may have its place then. False if it has any.
+    pub fn remove(&mut self, id: PoolId) -> bool {
+        let Some(place) = self.existing(id) else { return true };
+        if place.connections > 0 || !place.waiting.is_empty() {
+            return false;
+        }
+        let name = (place.database, place.user);
+        // After four billion pools a place is given up rather than let a number mean two.
+        let next = place.generation.checked_add(1);
+        *place = Pool::gone(next.unwrap_or(u32::MAX));
+        self.by_name.remove(&name);
+        self.free.extend(next.map(|_| id.index));
+        true
     }
 
     /// New limits after a reload.
     pub fn set_limits(&mut self, pool: PoolId, limits: PoolLimits) {
-        self.at(pool).limits = limits;
+        if let Some(pool) = self.existing(pool) {
+            pool.limits = limits;
+        }
     }
 
     /// Whether connections are opened for `min_pool_size`: not for a pool that nobody would use them of.
     pub fn keep_minimum(&mut self, pool: PoolId, keeps: bool) {
-        self.at(pool).keeps_minimum = keeps;
+        if let Some(pool) = self.existing(pool) {
+            pool.keeps_minimum = keeps;
+        }
     }
 
     /// The limits of a pool.
     pub fn limits(&self, pool: PoolId) -> &PoolLimits {
-        &self.pools[pool.0 as usize].limits
+        &self.get(pool).limits
+    }
+
+    fn get(&self, pool: PoolId) -> &Pool<S> {
+        let place = self.pools.get(pool.index());
+        place.filter(|place| place.generation == pool.generation).unwrap_or(&self.gone)
     }
 
     fn at(&mut self, pool: PoolId) -> &mut Pool<S> {
-        &mut self.pools[pool.0 as usize]
+        match self.pools.get_mut(pool.index()) {
+            Some(place) if place.generation == pool.generation => place,
+            _ => &mut self.gone,
+        }
+    }
+
+    /// For what would change the pool that stands for those that are gone.
+    fn existing(&mut self, pool: PoolId) -> Option<&mut Pool<S>> {
+        self.pools.get_mut(pool.index()).filter(|place| place.generation == pool.generation)
     }
 
     /// Asks for a server for `client`; with `lane`, its place in a kernel lane, for one that it can be fed to.
@@ -320,7 +373,6 @@ impl<S> Core<S> {
         self.next_ticket += 1;
         let pool_id = pool;
         let pool = self.at(pool);
-        pool.last_used = now;
         if !pool.paused && pool.waiting.is_empty() {
             if let Some(granted) = pool.grant_idle(pool_id, client.worker, lane, now) {
                 return granted;
@@ -359,7 +411,6 @@ impl<S> Core<S> {
                 Grant::Server { server, check: p.is_check_due(ordinal, now) }
             }
         };
-        p.last_used = now;
         p.waiting.pop_first();
         p.tell_waiters();
         Some((first.client, first.since, grant))
@@ -404,7 +455,7 @@ impl<S> Core<S> {
         if !stranded.is_empty() {
             return Launch::Refuse(stranded);
         }
-        let p = &self.pools[pool.0 as usize];
+        let p = self.get(pool);
         let limits = &p.limits;
         let is_waited_for = p.waiting.len() as u32 > p.logins;
         let lacks = p.keeps_minimum && p.connections < limits.size_min && p.logins == 0;
@@ -444,7 +495,7 @@ impl<S> Core<S> {
             }
             let of = |for_database: bool, for_user: bool| {
                 self.pools.iter().enumerate().position(|(index, other)| {
-                    index != pool.0 as usize
+                    index != pool.index()
                         && other.waiting.is_empty()
                         && !other.idle.ordinals().is_empty()
                         && (!for_database || other.database == database)
@@ -461,8 +512,9 @@ impl<S> Core<S> {
     /// Takes the idle connection of a pool (by its index) that was used longest ago, to be closed.
     fn evict(&mut self, index: usize) -> Launch<S> {
         let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { return Launch::Not };
+        let pool = PoolId { index: index as u32, generation: self.pools[index].generation };
         let generation = self.pools[index].slots[ordinal as usize].generation;
-        let id = ServerId { pool: PoolId(index as u32), ordinal, generation };
+        let id = ServerId { pool, ordinal, generation };
         self.free(id);
         Launch::Evict(id, server)
     }
@@ -509,7 +561,7 @@ impl<S> Core<S> {
     /// A slot for a connection that serves one client only and is never pooled (replication). [`Launch::Not`] if the limits allow no more and no
     /// idle connection can make room.
     pub fn open_dedicated(&mut self, pool: PoolId, now: Instant) -> Launch<S> {
-        let p = &self.pools[pool.0 as usize];
+        let p = self.get(pool);
         let full = |max: u32, have: u32| max > 0 && have >= max;
         let pool_full = p.connections >= p.limits.size + p.limits.reserve;
         let database_full = full(p.limits.database_max, count(&self.database_connections, p.database));
@@ -518,7 +570,7 @@ impl<S> Core<S> {
             return Launch::Open { id: self.open(pool, now), from_reserve: false };
         }
         let has_idle = |p: &Pool<S>| p.waiting.is_empty() && !p.idle.ordinals().is_empty();
-        let own = pool.0 as usize;
+        let own = pool.index();
         let victim = if has_idle(p) {
             Some(own)
         } else if pool_full {
@@ -542,7 +594,7 @@ impl<S> Core<S> {
     }
 
     fn slot(&mut self, id: ServerId) -> Option<&mut Slot<S>> {
-        let slot = self.pools.get_mut(id.pool.0 as usize)?.slots.get_mut(id.ordinal as usize)?;
+        let slot = self.at(id.pool).slots.get_mut(id.ordinal as usize)?;
         (slot.generation == id.generation && slot.state != State::Free).then_some(slot)
     }
 
@@ -637,7 +689,7 @@ impl<S> Core<S> {
 
     /// Stops or starts granting. Clients queue meanwhile.
     pub fn set_paused(&mut self, pool: PoolId, paused: bool) {
-        let pool = self.at(pool);
+        let Some(pool) = self.existing(pool) else { return };
         pool.paused = paused;
         if let Idle::Shared(idle) = &pool.idle {
             idle.set_closed(paused);
@@ -646,7 +698,7 @@ impl<S> Core<S> {
 
     /// Whether the pool is paused.
     pub fn is_paused(&self, pool: PoolId) -> bool {
-        self.pools[pool.0 as usize].paused
+        self.get(pool).paused
     }
 
     /// Whether this connection is still counted as logging in.
@@ -660,6 +712,27 @@ fn count(counts: &HashMap<u32, u32, RandomState>, key: u32) -> u32 {
 }
 
 impl<S> Pool<S> {
+    /// A pool of nothing for nobody, which it stays: it is paused, and keeps no minimum.
+    fn gone(generation: u32) -> Self {
+        Self {
+            generation,
+            database: u32::MAX,
+            user: u32::MAX,
+            limits: PoolLimits::NONE,
+            slots: Vec::new(),
+            idle: Idle::Own(IdleSet::default()),
+            waiting: BTreeMap::new(),
+            connections: 0,
+            logins: 0,
+            next_round: 0,
+            paused: true,
+            keeps_minimum: false,
+            failed_at: None,
+            old: None,
+            last_over: None,
+        }
+    }
+
     /// Programs take nothing while somebody waits.
     fn tell_waiters(&self) {
         if let Idle::Shared(idle) = &self.idle {

@@ -4,7 +4,7 @@
 //! These functions may run on any thread. They change what all workers share and leave the rest to the workers as tasks; none waits
 //! for a worker. What takes until transactions are over (PAUSE, SHUTDOWN) is watched by the sweep of the workers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -201,7 +201,7 @@ fn apply_pauses(shared: &Arc<Shared>) {
     {
         // A pool that is being made sees the new state already, or is in this list.
         let names = shared.names.read().unwrap_or_else(PoisonError::into_inner);
-        for pool in &names.pools {
+        for pool in names.pools() {
             let paused = shared.is_paused(&pool.database);
             lock(&shared.core).set_paused(pool.id, paused);
         }
@@ -405,7 +405,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
         match settings.config.database(&database.name) {
             None => {
                 say(&text::database_dropped(&database.name));
-                forget(shared, &database);
+                forget(shared, std::slice::from_ref(&database));
                 let number = database.number;
                 shared.broadcast(move |worker| {
                     worker.kill(Some(number), reason::DATABASE_REMOVED);
@@ -446,13 +446,19 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
 }
 
-/// The database is not known any more, until somebody asks for it again.
-pub(crate) fn forget(shared: &Shared, database: &DatabaseState) {
-    database.forgotten.store(true, Ordering::Release);
-    database.paused.store(false, Ordering::Release);
-    database.disabled.store(false, Ordering::Release);
+/// These databases are not known any more, until somebody asks for them again.
+pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>]) {
+    if databases.is_empty() {
+        return;
+    }
+    for database in databases {
+        database.forgotten.store(true, Ordering::Release);
+        database.paused.store(false, Ordering::Release);
+        database.disabled.store(false, Ordering::Release);
+    }
+    let numbers: HashSet<u32> = databases.iter().map(|database| database.number).collect();
     let mut pools = shared.pools();
-    pools.retain(|pool| pool.database.number == database.number);
+    pools.retain(|pool| numbers.contains(&pool.database.number));
     for pool in &pools {
         pool.forgotten.store(true, Ordering::Release);
         // What a server told may not be true of the next one.
@@ -461,8 +467,8 @@ pub(crate) fn forget(shared: &Shared, database: &DatabaseState) {
         pool.proved.store(None);
         let mut core = lock(&shared.core);
         core.keep_minimum(pool.id, false);
-        core.set_paused(pool.id, shared.is_held(database));
+        core.set_paused(pool.id, shared.is_held(&pool.database));
     }
-    // If it comes again it may be another: no connection made for this one is left to it, wherever it is now.
+    // One that comes again may be another: no connection made for this one is left to it, wherever it is now.
     make_obsolete(shared, pools, reason::DATABASE_REMOVED);
 }

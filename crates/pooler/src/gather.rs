@@ -4,13 +4,17 @@
 //! Nobody waits while workers are asked, unless he has a thread of his own ([`wait`]): each worker does its part between two events and
 //! the last one goes on with all parts.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use underpass_console::rows::{Lists, PoolCounts};
 use underpass_console::stats::PoolLatency;
 use underpass_console::{Averages, PoolStats, StatsClock, StatsWindow, Timestamp};
+
+use underpass_pool::PoolId;
 
 use crate::client::Phase;
 use crate::pool::Pool;
@@ -66,10 +70,10 @@ struct PoolPart {
     cancels: u64,
 }
 
-/// What one worker knows: pools by number, and its sockets.
+/// What one worker knows: its pools and its sockets.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
-    pools: Vec<PoolPart>,
+    pools: HashMap<PoolId, PoolPart, RandomState>,
     clients: u64,
     login_clients: u64,
 }
@@ -79,14 +83,17 @@ impl Part {
     pub fn of(worker: &mut Worker) -> Self {
         worker.lanes_collect();
         let mut part = Self::default();
-        for (index, meter) in worker.meters.iter().enumerate() {
-            part.pool(index).meter = meter.clone();
+        part.pools.reserve(worker.meters.len());
+        for (pool, meter) in &worker.meters {
+            if let Some(pool) = *pool {
+                part.pool(pool).meter = meter.clone();
+            }
         }
         for (_, client) in worker.clients.iter() {
             part.clients += u64::from(!client.is_silent);
             part.login_clients += u64::from(client.is_login());
             let Some(pool) = &client.pool else { continue };
-            let pool = part.pool(pool.id.0 as usize);
+            let pool = part.pool(pool.id);
             match client.phase {
                 Phase::Idle | Phase::Lane | Phase::Linked(_) => pool.clients_active += 1,
                 Phase::Waiting { .. } => pool.clients_waiting += 1,
@@ -95,17 +102,14 @@ impl Part {
         }
         for (_, cancel) in worker.cancels.iter() {
             if let Some(pool) = cancel.pool() {
-                part.pool(pool.0 as usize).cancels += 1;
+                part.pool(pool).cancels += 1;
             }
         }
         part
     }
 
-    fn pool(&mut self, index: usize) -> &mut PoolPart {
-        if index >= self.pools.len() {
-            self.pools.resize_with(index + 1, PoolPart::default);
-        }
-        &mut self.pools[index]
+    fn pool(&mut self, id: PoolId) -> &mut PoolPart {
+        self.pools.entry(id).or_default()
     }
 }
 
@@ -120,7 +124,7 @@ pub(crate) struct PoolFacts {
     pub size: u32,
 }
 
-/// All pools in the order of their numbers, and the counts of SHOW LISTS.
+/// All pools in the order of their places, and the counts of SHOW LISTS.
 pub(crate) struct Facts {
     pub pools: Vec<PoolFacts>,
     pub lists: Lists,
@@ -156,7 +160,7 @@ impl Facts {
                     size,
                     pool,
                 };
-                for part in parts.iter().filter_map(|part| part.pools.get(facts.pool.id.0 as usize)) {
+                for part in parts.iter().filter_map(|part| part.pools.get(&facts.pool.id)) {
                     facts.stats.merge(&part.meter.stats);
                     facts.latency.merge(&part.meter.latency);
                     facts.counts.cl_active += part.clients_active;
@@ -184,42 +188,40 @@ impl Facts {
     }
 }
 
-/// The windows of `stats_period`: one for each pool by number, and the clock they share.
+/// The windows of `stats_period`: one for each pool, and the clock they share.
 #[derive(Debug)]
 pub(crate) struct Periods {
     pub clock: StatsClock,
-    windows: Vec<StatsWindow>,
+    windows: HashMap<PoolId, StatsWindow, RandomState>,
 }
 
 impl Periods {
     /// Begins at `now`.
     pub fn new(now: Timestamp) -> Self {
-        Self { clock: StatsClock::new(now), windows: Vec::new() }
+        Self { clock: StatsClock::new(now), windows: HashMap::default() }
     }
 
     /// The window of a pool with `current` counters, for SHOW STATS. Sum over pools with [`StatsWindow::merge`].
-    pub fn window(&self, pool: usize, current: PoolStats) -> StatsWindow {
-        let mut window = self.windows.get(pool).copied().unwrap_or_default();
+    pub fn window(&self, pool: PoolId, current: PoolStats) -> StatsWindow {
+        let mut window = self.windows.get(&pool).copied().unwrap_or_default();
         window.current = current;
         window
     }
 
-    /// A period ends with these counters; the answer is the averages of all pools together.
+    /// A period ends with these counters; the answer is the averages of all pools together. Those that are gone have no part in it.
     pub fn roll(&mut self, facts: &Facts, now: Timestamp) -> Averages {
         let mut total = StatsWindow::default();
-        for (index, pool) in facts.pools.iter().enumerate() {
-            let window = self.window(index, pool.stats);
-            match self.windows.get_mut(index) {
-                Some(known) => *known = window,
-                None => self.windows.push(window),
-            }
+        let of = |facts: &PoolFacts| (facts.pool.id, self.window(facts.pool.id, facts.stats));
+        self.windows = facts.pools.iter().map(of).collect();
+        for pool in &facts.pools {
+            let window = self.windows[&pool.pool.id];
             if !pool.pool.database.is_mirror {
                 total.merge(&window);
             }
         }
         let averages = total.averages(&self.clock, now);
         self.clock.roll(now);
-        self.windows.iter_mut().for_each(StatsWindow::roll);
+        self.windows.values_mut().for_each(StatsWindow::roll);
         averages
     }
 }
@@ -233,7 +235,9 @@ mod tests {
         let second = |s: u64| Timestamp(s * 1_000_000);
         let mut periods = Periods::new(second(10));
         periods.clock.roll(second(20));
-        let window = periods.window(3, PoolStats { xact_count: 50, ..PoolStats::default() });
+        let pool =
+            underpass_pool::Core::<()>::default().pool(1, 1, || underpass_pool::core::PoolLimits::NONE);
+        let window = periods.window(pool, PoolStats { xact_count: 50, ..PoolStats::default() });
         assert_eq!(window.averages(&periods.clock, second(20)).0.xact_count, 5);
     }
 }

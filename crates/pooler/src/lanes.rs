@@ -87,6 +87,8 @@ pub(crate) struct Lanes {
     servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
     slots: Mutex<HashMap<ServerId, ServerSlot, RandomState>>,
     pools: Mutex<HashMap<PoolSlot, underpass_pool::PoolId, RandomState>>,
+    /// Places of pools that are gone, and since when: see [`Self::leave_pool`].
+    left: Mutex<Vec<(PoolSlot, Instant)>>,
     /// Servers that are to be closed when they are claimed: see [`Datapath::free_client`], and those of a client that could not be taken.
     doubted: Mutex<HashSet<ServerSlot, RandomState>>,
     /// While it is open the kernel measures programs (`lane_statistics`).
@@ -183,6 +185,7 @@ impl Lanes {
                     servers: Mutex::default(),
                     slots: Mutex::default(),
                     pools: Mutex::default(),
+                    left: Mutex::default(),
                     doubted: Mutex::default(),
                     _measuring: measuring,
                 }))
@@ -242,10 +245,9 @@ impl Lanes {
     }
 
     /// Makes a pool of the lanes and the idle set for the core.
-    pub fn add_pool(&self, id: underpass_pool::PoolId) -> Option<(LanePool, IdleSet)> {
+    pub fn add_pool(&self, id: underpass_pool::PoolId, now: Instant) -> Option<(LanePool, IdleSet)> {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
-        let now = Instant::now();
         let pressure = Arc::new(if self.flip > 0 { Pressure::never(now) } else { Pressure::new(now) });
         let idle = LaneIdle {
             datapath: self.datapath.clone(),
@@ -255,6 +257,23 @@ impl Lanes {
             own: BTreeSet::new(),
         };
         Some((LanePool { slot, pressure, servers: Arc::default() }, Box::new(idle)))
+    }
+
+    /// A pool without clients and servers is gone. Its place waits a second for the next one: a program may be about to say something of a
+    /// server that it had, and runs for microseconds.
+    pub fn leave_pool(&self, place: &LanePool, now: Instant) {
+        lock(&self.pools).remove(&place.slot);
+        lock(&self.left).push((place.slot, now));
+    }
+
+    /// Makes the places free that have waited.
+    pub fn free_pools(&self, now: Instant) {
+        let mut left = lock(&self.left);
+        for (slot, _) in left.extract_if(.., |(_, at)| now.saturating_duration_since(*at).as_secs() >= 1) {
+            if let Err(error) = self.datapath.free_pool(slot) {
+                log::error!("kernel lanes: free_pool: {error}");
+            }
+        }
     }
 
     pub fn client_of(&self, slot: ClientSlot) -> Option<ClientRef> {

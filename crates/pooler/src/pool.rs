@@ -32,7 +32,7 @@ pub(crate) struct DatabaseState {
     pub disabled: AtomicBool,
     pub paused: AtomicBool,
     /// Not configured any more, or automatic and unused for `autodb_idle_timeout`: not shown, new again when a client asks for it.
-    /// The entry stays, so that numbers and pools are not used up by names that come and go.
+    /// The entry stays while something of it is left, a busy server for instance.
     pub forgotten: AtomicBool,
     /// Logged-in clients and those logging in.
     pub clients: AtomicU32,
@@ -96,7 +96,7 @@ pub(crate) struct Pool {
     pub wanted: ArcSwapOption<Wanted>,
     /// Its clients were given this user by `user=`, and did not name it.
     pub is_forced: AtomicBool,
-    /// Unused for `pool_idle_timeout`: not shown, until a client comes.
+    /// Unused for `pool_idle_timeout`, or of a forgotten database: not shown, until a client comes, and let go with its last server.
     pub forgotten: AtomicBool,
 }
 
@@ -264,6 +264,11 @@ impl Pool {
     pub fn is_of_forced_user(&self) -> bool {
         !self.database.is_auto.load(Ordering::Relaxed)
             && self.database.settings.load().user.as_ref() == Some(&self.user.name)
+    }
+
+    /// Whether a server of it has ever logged in.
+    pub fn has_logged_in(&self) -> bool {
+        self.logged_in_ms.load(Ordering::Relaxed) > 0
     }
 
     /// `pool_mode`

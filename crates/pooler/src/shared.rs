@@ -137,13 +137,14 @@ pub(crate) struct Shared {
     pub periods: Mutex<Periods>,
 }
 
-/// Databases, users and pools by name. Pools live as long as the process, with their databases and users; names that never came to a pool are
-/// dropped, because anybody can say one.
+/// Databases, users and pools by name. What nobody uses any more is let go, because anybody can say a name: a pool when it is forgotten
+/// ([`Shared::release_pools`]), names that no pool and no client has when there are many.
 #[derive(Default)]
 pub(crate) struct Names {
     pub databases: HashMap<String, Arc<DatabaseState>, RandomState>,
     pub users: HashMap<String, Arc<UserState>, RandomState>,
-    pub pools: Vec<Arc<Pool>>,
+    /// By place.
+    pools: Vec<Option<Arc<Pool>>>,
     pub pool_of: HashMap<(u32, u32), PoolId, RandomState>,
     /// Numbers given to users and databases. None is given twice.
     numbered: u32,
@@ -159,6 +160,20 @@ impl Names {
         let number = self.numbered;
         self.numbered = number.checked_add(1).expect("4 billion names of users and databases");
         number
+    }
+
+    /// The pool, if it exists.
+    pub fn pool(&self, id: PoolId) -> Option<&Arc<Pool>> {
+        self.pools.get(id.index())?.as_ref().filter(|pool| pool.id == id)
+    }
+
+    pub fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        self.pools.iter().flatten()
+    }
+
+    /// The pool that a database and a user have.
+    fn pool_of(&self, database: &DatabaseState, user: &UserState) -> Option<&Arc<Pool>> {
+        self.pool_of.get(&(database.number, user.number)).and_then(|id| self.pool(*id))
     }
 
     /// Whether there may be so many unused names that looking for them pays.
@@ -253,8 +268,9 @@ impl Shared {
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         names.users.retain(|_, user| Arc::strong_count(user) > 1);
         names.databases.retain(|_, database| {
+            let is_gone = |it: &AtomicBool| it.load(Ordering::Relaxed);
             Arc::strong_count(database) > 1
-                || !database.is_auto.load(Ordering::Relaxed)
+                || !(is_gone(&database.is_auto) || is_gone(&database.forgotten))
                 || database.paused.load(Ordering::Relaxed)
                 || database.disabled.load(Ordering::Relaxed)
         });
@@ -293,8 +309,8 @@ impl Shared {
     pub fn pool(&self, database: &Arc<DatabaseState>, user: &Arc<UserState>, now: Instant) -> Arc<Pool> {
         {
             let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(id) = names.pool_of.get(&(database.number, user.number)) {
-                let pool = names.pools[id.0 as usize].clone();
+            if let Some(pool) = names.pool_of(database, user) {
+                let pool = pool.clone();
                 if pool.forgotten.swap(false, Ordering::AcqRel) {
                     self.refresh(&pool);
                     lock(&self.core).keep_minimum(pool.id, true);
@@ -303,19 +319,15 @@ impl Shared {
             }
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(id) = names.pool_of.get(&(database.number, user.number)) {
-            return names.pools[id.0 as usize].clone();
+        if let Some(pool) = names.pool_of(database, user) {
+            return pool.clone();
         }
         let settings = self.settings.load();
         let configured = database.settings.load();
         let id = {
             let mut core = lock(&self.core);
-            let id = core.pool(
-                database.number,
-                user.number,
-                || settings.pool_limits(&configured, &user.name),
-                now,
-            );
+            let limits = || settings.pool_limits(&configured, &user.name);
+            let id = core.pool(database.number, user.number, limits);
             core.set_paused(id, self.is_held(database));
             id
         };
@@ -323,7 +335,7 @@ impl Shared {
         // It keeps its place while a recording or a mirror keeps it out.
         let may = |lanes: &&Arc<Lanes>| lanes.refuses(&pool_settings).is_none() && !database.is_mirror;
         let lane = self.lanes.as_ref().filter(may).and_then(|lanes| {
-            let (place, idle) = lanes.add_pool(id)?;
+            let (place, idle) = lanes.add_pool(id, now)?;
             lanes.configure_pool(&place, &pool_settings);
             lock(&self.core).share_idle(id, idle);
             Some(place)
@@ -331,8 +343,10 @@ impl Shared {
         let refused = self.lanes_refuse(&settings, database, &pool_settings);
         let pool = Arc::new(Pool::new(id, lane, database.clone(), user.clone(), pool_settings));
         pool.set_lane_refused(refused);
-        debug_assert_eq!(names.pools.len(), id.0 as usize);
-        names.pools.push(pool.clone());
+        if id.index() >= names.pools.len() {
+            names.pools.resize(id.index() + 1, None);
+        }
+        names.pools[id.index()] = Some(pool.clone());
         names.pool_of.insert((database.number, user.number), id);
         pool
     }
@@ -383,7 +397,37 @@ impl Shared {
     }
 
     pub fn pools(&self) -> Vec<Arc<Pool>> {
-        self.names.read().unwrap_or_else(PoisonError::into_inner).pools.clone()
+        self.names.read().unwrap_or_else(PoisonError::into_inner).pools().cloned().collect()
+    }
+
+    /// Lets go of forgotten pools that nobody has: no client, no server, no message on its way. Whoever gets a pool gets it under the lock
+    /// of the names and keeps it while it has to do with it, so that a pool is let go as a whole or not at all, and its name leads to a new
+    /// one. What knows a pool by its number alone finds nothing then: see [`PoolId`].
+    pub fn release_pools(&self, now: Instant) {
+        if let Some(lanes) = &self.lanes {
+            lanes.free_pools(now);
+        }
+        let is_over = |pool: &Arc<Pool>| {
+            let is_forgotten = |forgotten: &AtomicBool| forgotten.load(Ordering::Acquire);
+            (is_forgotten(&pool.forgotten) || is_forgotten(&pool.database.forgotten))
+                && Arc::strong_count(pool) == 1
+        };
+        if !self.names.read().unwrap_or_else(PoisonError::into_inner).pools().any(is_over) {
+            return;
+        }
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let Names { pools, pool_of, .. } = &mut *names;
+        for place in pools {
+            let Some(pool) = place.take_if(|pool| is_over(pool) && lock(&self.core).remove(pool.id)) else {
+                continue;
+            };
+            pool_of.remove(&(pool.database.number, pool.user.number));
+            lock(&self.control.idle_pools).remove(&pool.id);
+            if let (Some(lanes), Some(place)) = (&self.lanes, &pool.lane) {
+                lanes.leave_pool(place, now);
+            }
+        }
+        pool_of.shrink_to(2 * pool_of.len());
     }
 
     pub fn databases(&self) -> Vec<Arc<DatabaseState>> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How connections end: why, and which are due.
 
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::time::Instant;
 
@@ -77,7 +78,7 @@ impl<S> Core<S> {
     }
 
     pub(super) fn free(&mut self, id: ServerId) {
-        let pool = &mut self.pools[id.pool.0 as usize];
+        let pool = self.at(id.pool);
         let slot = &mut pool.slots[id.ordinal as usize];
         slot.state = State::Free;
         slot.parked = None;
@@ -85,11 +86,15 @@ impl<S> Core<S> {
             idle.forget(id.ordinal);
         }
         pool.connections -= 1;
-        for (counts, key) in
-            [(&mut self.database_connections, pool.database), (&mut self.user_connections, pool.user)]
+        let (database, user) = (pool.database, pool.user);
+        for (counts, key) in [(&mut self.database_connections, database), (&mut self.user_connections, user)]
         {
-            if let Some(count) = counts.get_mut(&key) {
-                *count -= 1;
+            if let Entry::Occupied(mut count) = counts.entry(key) {
+                *count.get_mut() -= 1;
+                // Databases and users come and go.
+                if *count.get() == 0 {
+                    count.remove();
+                }
             }
         }
     }
@@ -161,7 +166,7 @@ impl<S> Core<S> {
 
     /// Connections that are obsolete and still there, for WAIT_CLOSE.
     pub fn close_needed(&self, pool: PoolId) -> u32 {
-        let slots = &self.pools[pool.0 as usize].slots;
+        let slots = &self.get(pool).slots;
         slots.iter().filter(|slot| slot.state != State::Free && slot.close_needed).count() as u32
     }
 

@@ -29,12 +29,12 @@ pub struct PoolCounts {
 impl<S> Core<S> {
     /// Connections of the pool in any state.
     pub fn connections(&self, pool: PoolId) -> u32 {
-        self.pools[pool.0 as usize].connections
+        self.get(pool).connections
     }
 
     /// Whether the pool has connections that are past their login.
     pub fn has_servers(&self, pool: PoolId) -> bool {
-        let pool = &self.pools[pool.0 as usize];
+        let pool = self.get(pool);
         pool.connections > pool.logins
     }
 
@@ -50,12 +50,12 @@ impl<S> Core<S> {
 
     /// Whether clients wait in the pool.
     pub fn has_waiting(&self, pool: PoolId) -> bool {
-        !self.pools[pool.0 as usize].waiting.is_empty()
+        !self.get(pool).waiting.is_empty()
     }
 
     /// Counters for `SHOW POOLS`.
     pub fn counts(&self, pool: PoolId, now: Instant) -> PoolCounts {
-        let pool = &self.pools[pool.0 as usize];
+        let pool = self.get(pool);
         let mut counts = PoolCounts {
             clients_waiting: pool.waiting.len() as u32,
             max_wait: pool
@@ -86,10 +86,5 @@ impl<S> Core<S> {
             }
         }
         counts
-    }
-
-    /// Since when a pool has had neither client nor server use.
-    pub fn last_used(&self, pool: PoolId) -> Instant {
-        self.pools[pool.0 as usize].last_used
     }
 }

@@ -15,12 +15,12 @@ use super::{ClientRef, Core, Pool, PoolId, ServerId, State, Ticket, count};
 impl<S> Core<S> {
     /// Whether the last attempt to connect failed, and nothing has succeeded since.
     pub fn last_connect_failed(&self, pool: PoolId) -> bool {
-        self.pools[pool.0 as usize].failed_at.is_some()
+        self.get(pool).failed_at.is_some()
     }
 
     /// Whether an attempt to connect has failed after `since`, and nothing has succeeded after that.
     pub fn has_failed_since(&self, pool: PoolId, since: Instant) -> bool {
-        self.pools[pool.0 as usize].failed_at.is_some_and(|at| at > since)
+        self.get(pool).failed_at.is_some_and(|at| at > since)
     }
 
     /// PostgreSQL has refused this login, before that is told or logged: [`Core::closed`] follows, or a second try.
@@ -32,19 +32,19 @@ impl<S> Core<S> {
 
     /// Whether connecting fails and the pool has no connection: a client that asks now would wait for nothing.
     pub fn is_failing(&self, pool: PoolId) -> bool {
-        let pool = &self.pools[pool.0 as usize];
+        let pool = self.get(pool);
         pool.failed_at.is_some() && pool.connections == pool.logins && !pool.paused
     }
 
     /// Whether no connection of the pool is opened now because one has failed within `login_retry`.
     pub fn pauses(&self, pool: PoolId, now: Instant) -> bool {
-        let pool = &self.pools[pool.0 as usize];
+        let pool = self.get(pool);
         pool.failed_at.is_some_and(|at| now.saturating_duration_since(at) < pool.limits.login_retry)
     }
 
     /// A slot for the next attempt of a pool that [is failing](Core::is_failing), if `login_retry` has passed since the last one.
     pub fn retry(&mut self, pool: PoolId, now: Instant) -> Option<ServerId> {
-        let p = &self.pools[pool.0 as usize];
+        let p = self.get(pool);
         let failed_at = p.failed_at?;
         let full = |max: u32, have: u32| max > 0 && have >= max;
         if p.logins > 0

@@ -104,7 +104,7 @@ impl<S> Core<S> {
     /// The server, if the core does not know it any more, or without [`Core::share_idle`]: only there, what is parked and not in the
     /// set is linked.
     pub fn park_linked(&mut self, id: ServerId, server: S) -> Result<(), S> {
-        if !self.pools.get(id.pool.0 as usize).is_some_and(|pool| pool.idle.is_shared()) {
+        if !self.get(id.pool).idle.is_shared() {
             return Err(server);
         }
         let Some(slot) = self.slot(id) else { return Err(server) };
@@ -124,7 +124,7 @@ impl<S> Core<S> {
 
     /// Takes a parked server out because its socket has something to say, if it is still the caller's.
     pub fn unpark(&mut self, id: ServerId, is_mine: impl FnOnce(&S) -> bool) -> Option<S> {
-        let pool = self.pools.get_mut(id.pool.0 as usize)?;
+        let pool = self.at(id.pool);
         let slot = pool.slots.get_mut(id.ordinal as usize)?;
         if slot.generation != id.generation
             || slot.state != State::Idle
@@ -143,7 +143,7 @@ impl<S> Core<S> {
     ///
     /// With each: since when it is idle, and whether it is obsolete. Obsolete ones are parked only while a lane has them linked.
     pub fn parked(&self, pool: PoolId) -> impl Iterator<Item = (ServerId, &S, Instant, bool)> {
-        self.pools[pool.0 as usize].slots.iter().enumerate().filter_map(move |(ordinal, slot)| {
+        self.get(pool).slots.iter().enumerate().filter_map(move |(ordinal, slot)| {
             let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
             slot.parked.as_ref().map(|server| (id, server, slot.idle_since, slot.close_needed))
         })

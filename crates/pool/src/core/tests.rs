@@ -40,7 +40,7 @@ fn queue(core: &mut Core<u32>, pool: PoolId, who: u32, now: Instant) -> Ticket {
 #[test]
 fn first_come_first_served() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     (1..=4).for_each(|who| {
         queue(&mut core, pool, who, now);
     });
@@ -61,7 +61,7 @@ fn first_come_first_served() {
 #[test]
 fn a_client_that_left_is_not_granted() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     let ticket = queue(&mut core, pool, 1, now);
     queue(&mut core, pool, 2, now);
     assert!(core.cancel_wait(pool, ticket, client(1)));
@@ -73,7 +73,7 @@ fn a_client_that_left_is_not_granted() {
 #[test]
 fn reserve_opens_after_the_timeout_only() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     (1..=3).for_each(|who| {
         queue(&mut core, pool, who, now);
     });
@@ -93,7 +93,7 @@ fn reserve_opens_after_the_timeout_only() {
 #[test]
 fn reserve_connections_stay_until_they_are_idle_for_too_long() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     (1..=3).for_each(|who| {
         queue(&mut core, pool, who, now);
     });
@@ -113,8 +113,8 @@ fn reserve_connections_stay_until_they_are_idle_for_too_long() {
 fn a_full_database_evicts_from_another_pool() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let two = || PoolLimits { database_max: 1, ..limits() };
-    let first = core.pool(1, 1, two, now);
-    let second = core.pool(1, 2, two, now);
+    let first = core.pool(1, 1, two);
+    let second = core.pool(1, 2, two);
     queue(&mut core, first, 1, now);
     let (id, _) = open(&mut core, first, 10, now);
     queue(&mut core, second, 2, now);
@@ -129,7 +129,7 @@ fn a_full_database_evicts_from_another_pool() {
 fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let one = || PoolLimits { database_max: 1, size_min: 1, ..limits() };
-    let [first, second] = [1, 2].map(|user| core.pool(1, user, one, now));
+    let [first, second] = [1, 2].map(|user| core.pool(1, user, one));
     let (id, _) = open(&mut core, first, 10, now);
     assert!(matches!(core.release(id, 10, now), Released::Parked));
     assert!(matches!(core.launch(second, now), Launch::Not), "the other's idle connection is left alone");
@@ -137,7 +137,7 @@ fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
     assert!(matches!(core.launch(second, now), Launch::Evict(victim, 10) if victim == id));
 
     let small = || PoolLimits { size: 1, size_min: 2, reserve_timeout: Duration::ZERO, ..limits() };
-    let third = core.pool(2, 1, small, now);
+    let third = core.pool(2, 1, small);
     open(&mut core, third, 20, now);
     assert!(matches!(core.launch(third, now), Launch::Not), "nobody waits for the reserve");
 }
@@ -145,7 +145,7 @@ fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
 #[test]
 fn a_pool_that_nobody_uses_keeps_no_minimum() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, || PoolLimits { size_min: 1, ..limits() }, now);
+    let pool = core.pool(1, 1, || PoolLimits { size_min: 1, ..limits() });
     core.keep_minimum(pool, false);
     assert!(matches!(core.launch(pool, now), Launch::Not));
     core.keep_minimum(pool, true);
@@ -155,7 +155,7 @@ fn a_pool_that_nobody_uses_keeps_no_minimum() {
 #[test]
 fn a_cancelled_server_is_held_until_the_request_is_done() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let (id, _) = open(&mut core, pool, 10, now);
     assert!(core.cancel_begun(id));
@@ -169,7 +169,7 @@ fn a_cancelled_server_is_held_until_the_request_is_done() {
 #[test]
 fn failed_logins_are_retried_one_at_a_time_after_a_pause() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     queue(&mut core, pool, 2, now);
     let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
@@ -182,7 +182,7 @@ fn failed_logins_are_retried_one_at_a_time_after_a_pause() {
 #[test]
 fn who_asks_whether_there_is_a_server_waits_for_the_next_attempt() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
     core.closed(id, true, now);
@@ -200,7 +200,7 @@ fn who_asks_whether_there_is_a_server_waits_for_the_next_attempt() {
 #[test]
 fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let (old, _) = open(&mut core, pool, 10, now);
     core.obsolete(pool);
@@ -229,7 +229,7 @@ fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes
 #[test]
 fn who_queues_between_a_refusal_and_its_second_try_is_refused_with_it() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     let before = queue(&mut core, pool, 1, now);
     let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
     core.refused(id);
@@ -246,7 +246,7 @@ fn who_queues_between_a_refusal_and_its_second_try_is_refused_with_it() {
 #[test]
 fn who_queues_between_a_refusal_and_a_second_try_that_succeeds_waits_as_any_other() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
     core.refused(id);
@@ -263,7 +263,7 @@ fn who_queues_between_a_refusal_and_a_second_try_that_succeeds_waits_as_any_othe
 #[test]
 fn lifetime_idle_timeout_and_obsolete() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let (id, _) = open(&mut core, pool, 10, now);
     assert!(matches!(core.release(id, 10, now), Released::Parked));
@@ -283,7 +283,7 @@ fn lifetime_idle_timeout_and_obsolete() {
 #[test]
 fn connections_made_together_do_not_end_together() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, || PoolLimits { size: 3, idle_timeout: Duration::ZERO, ..limits() }, now);
+    let pool = core.pool(1, 1, || PoolLimits { size: 3, idle_timeout: Duration::ZERO, ..limits() });
     let after = |seconds| now + Duration::from_secs(seconds);
     (1..=3).for_each(|who| {
         queue(&mut core, pool, who, now);
@@ -304,7 +304,7 @@ fn connections_made_together_do_not_end_together() {
 #[test]
 fn old_servers_close_wherever_they_are_and_the_others_stay() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, || PoolLimits { size: 4, ..limits() }, now);
+    let pool = core.pool(1, 1, || PoolLimits { size: 4, ..limits() });
     (1..=4).for_each(|who| {
         queue(&mut core, pool, who, now);
     });
@@ -331,7 +331,7 @@ fn old_servers_close_wherever_they_are_and_the_others_stay() {
 #[test]
 fn pause_queues_and_resume_grants() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let (id, _) = open(&mut core, pool, 10, now);
     core.set_paused(pool, true);
@@ -351,7 +351,7 @@ fn a_client_gets_the_lowest_server_that_is_at_home_at_its_worker() {
         Acquired::Granted { id, server, .. } => (id, server),
         other => panic!("{other:?}"),
     };
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     for (worker, name) in [(0, 100), (1, 101)] {
         assert!(matches!(core.acquire(pool, of_worker(worker, 1), None, now), Acquired::Queued(_)));
         let (id, granted) = open(&mut core, pool, name, now);
@@ -378,7 +378,7 @@ fn two_limits_may_take_two_victims() {
     let one = || PoolLimits { database_max: 1, user_max: 1, ..limits() };
     // Database 1 is full by another user, user 1 by another database.
     let [of_database, of_user, wanted] =
-        [(1, 2), (2, 1), (1, 1)].map(|(database, user)| core.pool(database, user, one, now));
+        [(1, 2), (2, 1), (1, 1)].map(|(database, user)| core.pool(database, user, one));
     for (pool, server) in [(of_database, 10), (of_user, 20)] {
         queue(&mut core, pool, server, now);
         let (id, _) = open(&mut core, pool, server, now);
@@ -393,7 +393,7 @@ fn two_limits_may_take_two_victims() {
 #[test]
 fn a_dedicated_connection_takes_the_place_of_an_idle_one() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, || PoolLimits { size: 1, reserve: 0, ..limits() }, now);
+    let pool = core.pool(1, 1, || PoolLimits { size: 1, reserve: 0, ..limits() });
     queue(&mut core, pool, 1, now);
     let (id, _) = open(&mut core, pool, 10, now);
     assert!(matches!(core.open_dedicated(pool, now), Launch::Not), "it is in use");
@@ -449,12 +449,8 @@ impl SharedIdle<u32> for Lane {
 }
 
 /// A pool in a lane, and what the lane is told.
-fn in_lane(
-    core: &mut Core<u32>,
-    lane: Lane,
-    now: Instant,
-) -> (PoolId, std::sync::Arc<std::sync::Mutex<Told>>) {
-    let pool = core.pool(1, 1, limits, now);
+fn in_lane(core: &mut Core<u32>, lane: Lane) -> (PoolId, std::sync::Arc<std::sync::Mutex<Told>>) {
+    let pool = core.pool(1, 1, limits);
     let told = lane.shared.clone();
     core.share_idle(pool, Box::new(lane));
     (pool, told)
@@ -463,7 +459,7 @@ fn in_lane(
 #[test]
 fn a_place_that_a_closed_server_still_has_is_not_given_to_another() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let (pool, told) = in_lane(&mut core, Lane::default(), now);
+    let (pool, told) = in_lane(&mut core, Lane::default());
     queue(&mut core, pool, 1, now);
     let (first, _) = open(&mut core, pool, 100, now);
     core.closed(first, false, now);
@@ -480,7 +476,7 @@ fn a_place_that_a_closed_server_still_has_is_not_given_to_another() {
 #[test]
 fn an_obsolete_server_is_not_lent_to_a_lane() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let (pool, told) = in_lane(&mut core, Lane::default(), now);
+    let (pool, told) = in_lane(&mut core, Lane::default());
     queue(&mut core, pool, 1, now);
     let (id, _) = open(&mut core, pool, 100, now);
     assert!(core.obsolete(pool).is_empty());
@@ -490,15 +486,15 @@ fn an_obsolete_server_is_not_lent_to_a_lane() {
 
 #[test]
 fn a_stale_bit_holds_nobody_up() {
-    let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let (pool, _) = in_lane(&mut core, Lane { stale: vec![7], ..Lane::default() }, now);
+    let mut core = Core::<u32>::default();
+    let (pool, _) = in_lane(&mut core, Lane { stale: vec![7], ..Lane::default() });
     assert!(core.take_all_idle(pool).is_empty());
 }
 
 #[test]
 fn servers_that_a_lane_passes_on_are_retired_when_there_are_too_many() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let (pool, told) = in_lane(&mut core, Lane::default(), now);
+    let (pool, told) = in_lane(&mut core, Lane::default());
     (1..=2).for_each(|who| {
         queue(&mut core, pool, who, now);
     });
@@ -520,7 +516,7 @@ fn servers_that_a_lane_passes_on_are_retired_when_there_are_too_many() {
 #[test]
 fn who_waited_gets_a_server_checked_that_rested_for_long() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
-    let pool = core.pool(1, 1, limits, now);
+    let pool = core.pool(1, 1, limits);
     queue(&mut core, pool, 1, now);
     let (id, _) = open(&mut core, pool, 100, now);
     assert!(matches!(core.release(id, 100, now), Released::Parked));
@@ -529,4 +525,46 @@ fn who_waited_gets_a_server_checked_that_rested_for_long() {
     core.set_paused(pool, false);
     let due = |after| now + Duration::from_secs(after);
     assert!(matches!(core.grant_next(pool, due(31)), Some((_, _, Grant::Server { check: true, .. }))));
+}
+
+#[test]
+fn who_names_a_removed_pool_does_not_reach_its_successor() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let old = core.pool(1, 1, limits);
+    let ticket = queue(&mut core, old, 1, now);
+    assert!(!core.remove(old), "somebody waits");
+    let (stale, _) = open(&mut core, old, 100, now);
+    assert!(!core.remove(old), "it has a connection");
+    core.closed(stale, false, now);
+    assert!(core.remove(old) && core.remove(old));
+    assert_eq!((core.database_connections.len(), core.user_connections.len()), (0, 0));
+
+    let new = core.pool(2, 1, limits);
+    assert_eq!((new.index(), core.pools.len()), (old.index(), 1), "the place is used again");
+    assert_ne!(new, old);
+    let queued = queue(&mut core, new, 2, now);
+    let (id, _) = open(&mut core, new, 200, now);
+    assert!(matches!(core.release(id, 200, now), Released::Parked));
+
+    // All that a late message may say.
+    assert!(matches!(core.launch(old, now), Launch::Not));
+    assert!(core.grant_next(old, now).is_none());
+    assert!(!core.cancel_wait(old, ticket, client(1)) && !core.cancel_wait(old, queued, client(2)));
+    assert!(matches!(core.release(stale, 100, now), Released::Close(100, CloseReason::CloseNeeded)));
+    assert!(!core.cancel_begun(stale) && !core.cancel_done(stale) && core.is_close_needed(stale));
+    assert!(core.unpark(stale, |_| true).is_none() && core.unpark_claimed(stale).is_none());
+    assert_eq!((core.counts(old, now), core.connections(old)), (PoolCounts::default(), 0));
+    core.set_paused(old, true);
+    core.set_paused(new, false);
+    core.set_limits(old, PoolLimits { size_min: 1, ..limits() });
+    core.keep_minimum(old, true);
+    core.retire(stale);
+    assert!(core.obsolete(old).is_empty() && core.take_all_idle(old).is_empty());
+    assert!(core.expire(old, now).is_empty() && core.retry(old, now).is_none());
+    core.closed(stale, true, now);
+    assert!(!core.last_connect_failed(new) && !core.is_paused(new));
+    // One who asks anyway gets nothing, and nothing is opened for it.
+    queue(&mut core, old, 3, now);
+    assert!(matches!(core.launch(old, now), Launch::Not));
+    assert!(matches!(core.acquire(new, client(4), None, now), Acquired::Granted { server: 200, .. }));
 }

@@ -631,7 +631,7 @@ impl Worker {
     fn refuse_waiting(&mut self, key: Key, pool: PoolId) -> bool {
         let error = {
             let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-            names.pools.get(pool.0 as usize).and_then(|pool| pool.last_error.load_full())
+            names.pool(pool).and_then(|pool| pool.last_error.load_full())
         };
         let Some(error) = error.filter(|error| error.refused.is_some()) else { return false };
         if lock(&self.shared.core).has_servers(pool) {

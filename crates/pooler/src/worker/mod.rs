@@ -43,7 +43,7 @@ use crate::table::{Key, Table};
 
 pub(crate) use cancel::CancelConnection;
 pub(crate) use listen::Listener;
-pub(crate) use stats::{Observed, PoolMeter};
+pub(crate) use stats::{Meters, Observed, PoolMeter};
 
 /// Bytes read at a time. A read that fills it is followed by another one.
 const SCRATCH_BYTES: usize = 64 * 1024;
@@ -117,7 +117,7 @@ pub(crate) struct Worker {
     again_soon: Vec<Again>,
     /// Clients whose lane tells what it forwards, by the index of their slot.
     tapped: HashMap<u32, Key, RandomState>,
-    pub meters: Vec<PoolMeter>,
+    pub meters: Meters,
     /// Transactions that mirrors have answered, not passed on for comparison yet.
     compared: Vec<Compared>,
     pub stopping: bool,

@@ -53,9 +53,10 @@ pub(super) struct Plan {
 impl Worker {
     /// The core wants a connection for this slot.
     pub(super) fn open_server(&mut self, id: ServerId, from_reserve: bool) {
-        let pools = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let pool = pools.pools[id.pool.0 as usize].clone();
-        drop(pools);
+        let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // With a connection, which it has in the core since this one was asked for, a pool is not let go.
+        let Some(pool) = names.pool(id.pool).cloned() else { return };
+        drop(names);
         if from_reserve {
             say(&text::reserve_pool(&pool.database.name, &pool.user.name));
         }

@@ -15,6 +15,9 @@ pub(crate) struct PoolMeter {
     pub latency: PoolLatency,
 }
 
+/// The meters of a worker by the places of their pools, and whose each is.
+pub(crate) type Meters = Vec<(Option<PoolId>, PoolMeter)>;
+
 /// Collects what the tracker saw in a chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
@@ -59,10 +62,15 @@ impl Worker {
 }
 
 /// The same for callers that hold other parts of the worker.
-pub(super) fn meter(meters: &mut Vec<PoolMeter>, pool: PoolId) -> &mut PoolMeter {
-    let index = pool.0 as usize;
+pub(super) fn meter(meters: &mut Meters, pool: PoolId) -> &mut PoolMeter {
+    let index = pool.index();
     if index >= meters.len() {
-        meters.resize_with(index + 1, PoolMeter::default);
+        meters.resize_with(index + 1, || (None, PoolMeter::default()));
     }
-    &mut meters[index]
+    let (of, meter) = &mut meters[index];
+    // Another pool was here before. Who counts has a client or a server of the pool, so it is the one that exists.
+    if *of != Some(pool) {
+        (*of, *meter) = (Some(pool), PoolMeter::default());
+    }
+    meter
 }

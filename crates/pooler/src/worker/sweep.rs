@@ -219,7 +219,7 @@ impl Worker {
     /// What a client is told when connecting for `pool` has failed.
     pub(super) fn login_failing(&self, pool: underpass_pool::PoolId) -> Farewell {
         let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let error = names.pools.get(pool.0 as usize).and_then(|pool| pool.last_error.load_full());
+        let error = names.pool(pool).and_then(|pool| pool.last_error.load_full());
         error.map_or_else(
             || {
                 let message = "server login has been failing, try again later (server_login_retry)";
@@ -235,7 +235,7 @@ impl Worker {
             return None;
         }
         let names = self.shared.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let pool = names.pools.get(pool.0 as usize)?;
+        let pool = names.pool(pool)?;
         let error = pool.last_error.load_full()?;
         lock(&self.shared.core).last_connect_failed(pool.id).then(|| error.farewell())
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What workers do for the control plane: pauses, kills, drains, statistics periods, forgetting what nobody uses.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +15,7 @@ use underpass_wire::SqlState;
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::Phase;
 use crate::control::{self, say};
+use crate::pool::Pool;
 use crate::server::Work;
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -156,6 +158,7 @@ impl Worker {
             self.close_paused();
         }
         self.forget_unused(settings);
+        self.shared.release_pools(self.now);
         self.shared.drop_unused_names();
         self.make_forced_pools(settings);
         for name in self.shared.resolver.take_moved() {
@@ -231,7 +234,9 @@ impl Worker {
         };
         let shared = self.shared.clone();
         let mut idle_pools = lock(&shared.control.idle_pools);
-        for pool in shared.pools() {
+        let pools = shared.pools();
+        let of_database = |pool: &Arc<Pool>| pool.database.number;
+        for pool in &pools {
             let is_used = pool.clients.load(Ordering::Acquire) > 0 || {
                 let core = lock(&shared.core);
                 let counts = core.counts(pool.id, now);
@@ -247,14 +252,18 @@ impl Worker {
             if is_over(since, config.pool_idle_timeout) {
                 let age = now.saturating_duration_since(since).as_secs();
                 say(&text::pool_idle(&pool.user.name, &pool.database.name, age));
-                self.forget_pool(&pool);
+                self.forget_pool(pool);
             }
         }
+        drop(idle_pools);
         let mut idle_databases = lock(&shared.control.idle_databases);
         let databases = shared.databases();
         if idle_databases.len() > databases.len() {
             idle_databases.retain(|number, _| databases.iter().any(|database| database.number == *number));
         }
+        // Anybody can name a database: what no server has let in yet is kept for no longer than its failure counts.
+        let known: HashSet<u32> = pools.iter().filter(|pool| pool.has_logged_in()).map(of_database).collect();
+        let mut over = Vec::new();
         for database in databases {
             let is_candidate =
                 database.is_auto.load(Ordering::Relaxed) && !database.forgotten.load(Ordering::Relaxed);
@@ -267,11 +276,14 @@ impl Worker {
                 continue;
             }
             let since = *idle_databases.entry(database.number).or_insert(now);
-            if is_over(since, config.autodb_idle_timeout) {
+            let is_stillborn = !known.contains(&database.number)
+                && now.saturating_duration_since(since) >= config.server_login_retry;
+            if is_stillborn || is_over(since, config.autodb_idle_timeout) {
                 say(&text::database_dropped(&database.name));
-                control::forget(&shared, &database);
+                over.push(database);
             }
         }
+        control::forget(&shared, &over);
     }
 
     /// A forced user's `min_pool_size` needs no client: the pool is made when the database is known.
@@ -295,7 +307,7 @@ impl Worker {
         }
     }
 
-    fn forget_pool(&mut self, pool: &crate::pool::Pool) {
+    fn forget_pool(&mut self, pool: &Pool) {
         pool.forgotten.store(true, Ordering::Release);
         let idle = {
             let mut core = lock(&self.shared.core);

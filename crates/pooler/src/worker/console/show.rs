@@ -147,7 +147,7 @@ fn stats_table(shared: &Shared, facts: &Facts, show: Show, now: Instant) -> Tabl
     let mut total = StatsWindow::default();
     let mut by_database: BTreeMap<&str, StatsWindow> = BTreeMap::from([(CONSOLE, StatsWindow::default())]);
     for facts in &facts.pools {
-        let window = periods.window(facts.pool.id.0 as usize, facts.stats);
+        let window = periods.window(facts.pool.id, facts.stats);
         // What mirrors do is shown, but is nothing that clients asked for.
         if !facts.pool.database.is_mirror {
             total.merge(&window);
@@ -367,7 +367,7 @@ fn lists_table(shared: &Shared, counted: Lists) -> Table {
 fn mem_table(shared: &Shared, buffers: u64) -> Table {
     let (users, databases, pools) = {
         let names = shared.names.read().unwrap_or_else(PoisonError::into_inner);
-        (names.users.len(), names.databases.len(), names.pools.len())
+        (names.users.len(), names.databases.len(), names.pools().count())
     };
     let peers = shared.settings.load().config.peers.len();
     let mut table = Table::new(Show::Mem.columns());
