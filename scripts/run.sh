@@ -1,24 +1,29 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # `make run`: from a bare Debian to a pooler that serves. Ctrl-C stops and removes all that was started.
+# UNDERPASS_BIN names a program to use instead of building one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 
-# --- what is needed
-# Both are looked at, so that one who is not root hears of all that is missing at once.
-is_ready=yes
-scripts/install.sh run || is_ready=no
-(need_rust) || is_ready=no
-[ "$is_ready" = yes ] || exit 1
+if [ -n "${UNDERPASS_BIN:-}" ]; then
+    binary=$(realpath "$UNDERPASS_BIN") && [ -x "$binary" ] || die "UNDERPASS_BIN is no program: $UNDERPASS_BIN"
+else
+    # --- what is needed
+    # Both are looked at, so that one who is not root hears of all that is missing at once.
+    is_ready=yes
+    scripts/install.sh run || is_ready=no
+    (need_rust) || is_ready=no
+    [ "$is_ready" = yes ] || exit 1
 
-say "building ..."
-cargo build --release -p underpass
-target=${CARGO_TARGET_DIR:-target}
-binary=$(realpath "$target/release/underpass" 2>/dev/null) && [ -x "$binary" ] || die "the build made no underpass"
+    say "building ..."
+    cargo build --release -p underpass
+    target=${CARGO_TARGET_DIR:-target}
+    binary=$(realpath "$target/release/underpass" 2>/dev/null) && [ -x "$binary" ] || die "the build made no underpass"
+fi
 
 # --- our own directory, readable by the user that serves
-directory=$(mktemp -d /tmp/underpass-run.XXXXXX)
+directory=$(mktemp -d "${TMPDIR:-/tmp}/underpass-run.XXXXXX")
 chmod 755 "$directory"
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"
 POSTGRES_PID= POOLER_PID=
@@ -38,13 +43,26 @@ set -m
 # An ini value in single quotes doubles them.
 quote() { printf "'%s'" "${1//\'/\'\'}"; }
 decode() { local text=${1//+/%2B}; printf '%b' "${text//%/\\x}"; }
+# A port is looked for and then used: two runs at once would find the same.
+exec 9</tmp
+until flock -w 1 9; do :; done
+tls=
 if [ -n "${UPSTREAM:-}" ]; then
-    url='^postgres(ql)?://(([^:@/]+)(:([^@/]*))?@)?([^:/?]+)(:([0-9]+))?(/([^?]*))?'
+    url='^postgres(ql)?://(([^:@/]+)(:([^@/]*))?@)?([^:/?]+)(:([0-9]+))?(/([^?]*))?(\?(.*))?$'
     [[ $UPSTREAM =~ $url ]] || die "UPSTREAM is not postgres://user:password@host:port/database"
     user=$(decode "${BASH_REMATCH[3]:-postgres}")
     password=$(decode "${BASH_REMATCH[5]:-}")
     host=${BASH_REMATCH[6]} server_port=${BASH_REMATCH[8]:-5432}
     database=$(decode "${BASH_REMATCH[10]:-$user}")
+    IFS='&' read -ra parameters <<<"${BASH_REMATCH[12]:-}"
+    for parameter in "${parameters[@]}"; do
+        value=$(decode "${parameter#*=}")
+        case $parameter in
+            sslmode=*) tls+="server_tls_sslmode = $(quote "$value")"$'\n' ;;
+            sslrootcert=*) tls+="server_tls_ca_file = $(quote "$(realpath -m "$value")")"$'\n' ;;
+            *) die "UPSTREAM: ${parameter%%=*} is not passed on: sslmode and sslrootcert are. Leave it out, or write a pgbouncer.ini" ;;
+        esac
+    done
     say "server: $host port $server_port, as given by UPSTREAM"
 else
     user=postgres password='' host=127.0.0.1 database=postgres
@@ -70,7 +88,7 @@ auth_type = any
 admin_users = admin
 pool_mode = transaction
 max_client_conn = 1000
-[underpass]
+$tls[underpass]
 metrics_listen = 127.0.0.1:$metrics_port
 INI
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory/pgbouncer.ini"
@@ -80,6 +98,7 @@ become=()
 (cd "$directory" && exec "$binary" pooler "${become[@]}" "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
 POOLER_PID=$!
 wait_port "$port" "$POOLER_PID" 30 || { cat "$directory/pooler.log" >&2; die "the pooler did not start"; }
+flock -u 9
 
 cat <<TEXT
 

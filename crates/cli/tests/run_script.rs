@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `make run`: scripts/run.sh as a newcomer uses it, without the build.
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use common::{binary, output, wait};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use underpass_testkit::{Client, Options};
+
+fn script() -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/run.sh"));
+    // A process group of its own is what a terminal gives it, and sends the signal of Ctrl-C to.
+    command.env("UNDERPASS_BIN", binary()).env_remove("UPSTREAM").stdin(Stdio::null()).process_group(0);
+    command
+}
+
+/// A run in the foreground of its terminal, interrupted when this is dropped.
+struct Run {
+    child: Child,
+    printed: Vec<String>,
+}
+
+impl Run {
+    fn start() -> Self {
+        let child = script().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash");
+        Self { child, printed: Vec::new() }
+    }
+
+    /// Reads until it is ready.
+    fn wait_ready(&mut self) {
+        let mut lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
+        while self.printed.last().is_none_or(|line| line != "Ctrl-C stops it.") {
+            let Some(line) = lines.next() else {
+                let mut said = String::new();
+                self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+                panic!("it ended: {:?} {said}", self.printed);
+            };
+            self.printed.push(line.unwrap());
+        }
+    }
+
+    /// What stands behind this word, which a line begins with.
+    fn told(&self, word: &str) -> &str {
+        let lines = self.printed.iter().map(|line| line.trim());
+        lines.filter_map(|line| line.strip_prefix(word)).next().expect(word).trim()
+    }
+
+    fn directory(&self) -> PathBuf {
+        Path::new(self.told("config")).parent().unwrap().to_owned()
+    }
+
+    /// Where the printed psql line leads.
+    fn options(&self) -> Options {
+        let line = self.told("try");
+        let key = |key: &str| {
+            let value = line.split([' ', '"']).find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+            value.unwrap_or_else(|| panic!("no {key}: {line}"))
+        };
+        assert_eq!(key("host"), "127.0.0.1");
+        Options::new(key("port").parse().unwrap(), key("user"), key("dbname"))
+    }
+
+    fn interrupt(&self) {
+        killpg(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
+    }
+
+    /// After Ctrl-C: what it leaves.
+    fn leaves_nothing(mut self) {
+        let directory = self.directory();
+        self.interrupt();
+        let status = wait("the end of scripts/run.sh", || self.child.try_wait().unwrap());
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(status.success() && said.contains("stopped, nothing left behind"), "{status}: {said}");
+        assert!(!directory.exists(), "{}", directory.display());
+        assert_eq!(processes_of(&directory), Vec::<String>::new());
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.interrupt();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Command lines and working directories that name it.
+fn processes_of(directory: &Path) -> Vec<String> {
+    let name = directory.to_str().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let of = |process: PathBuf| {
+        let command = std::fs::read(process.join("cmdline")).ok()?;
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        let is_in = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+        (is_in || command.contains(name)).then_some(command)
+    };
+    processes.filter_map(of).collect()
+}
+
+#[test]
+fn two_runs_at_once_serve_and_leave_nothing_behind() {
+    let mut runs = [Run::start(), Run::start()];
+    runs.iter_mut().for_each(Run::wait_ready);
+    assert_ne!(runs[0].directory(), runs[1].directory());
+    assert_ne!(runs[0].told("try"), runs[1].told("try"), "busy ports are stepped over");
+    for run in &runs {
+        assert!(!processes_of(&run.directory()).is_empty());
+        let mut client = Client::connect(&run.options()).unwrap();
+        assert_eq!(client.query("select 41 + 1").unwrap().ok().unwrap().value(), Some("42"));
+        // Whoever is connected does not keep it from ending.
+        std::mem::forget(client);
+    }
+    runs.into_iter().for_each(Run::leaves_nothing);
+}
+
+#[test]
+fn a_run_that_is_interrupted_while_it_starts_leaves_nothing_behind() {
+    let scratch = tempfile::tempdir().unwrap();
+    // PostgreSQL runs as another user than root.
+    std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = script();
+    command.env("TMPDIR", scratch.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let directory = wait("initdb", || {
+        let mut entries = std::fs::read_dir(scratch.path()).unwrap().flatten().map(|entry| entry.path());
+        entries.find(|entry| !processes_of(entry).is_empty())
+    });
+    killpg(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    wait("the end of scripts/run.sh", || child.try_wait().unwrap());
+    assert!(!directory.exists(), "{}", directory.display());
+    assert_eq!(processes_of(&directory), Vec::<String>::new());
+}
+
+#[test]
+fn what_upstream_says_is_passed_on_or_refused() {
+    let said = |upstream: &str| {
+        let ended = output(script().env("UPSTREAM", upstream));
+        assert_eq!(ended.status.code(), Some(1));
+        String::from_utf8(ended.stderr).unwrap()
+    };
+    let unknown = said("postgres://app:secret@db.example/app?sslmode=require&application_name=x");
+    assert!(unknown.contains("error: UPSTREAM: application_name is not passed on"), "{unknown}");
+    let wrong = said("postgres://app:secret@db.example/app?sslmode=perhaps");
+    assert!(wrong.contains("server_tls_sslmode") && wrong.contains("perhaps"), "{wrong}");
+    let none = said("mysql://db.example/app");
+    assert!(none.contains("UPSTREAM is not postgres://"), "{none}");
+}
