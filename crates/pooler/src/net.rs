@@ -338,6 +338,37 @@ mod tests {
         assert_eq!((send, receive), (128 << 10, 128 << 10));
     }
 
+    #[test]
+    fn keepalive_and_user_timeout_are_set_where_they_are_configured() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let of = |options: TcpOptions| {
+            let socket = TcpStream::connect(address).unwrap();
+            options.apply(&socket, address, Inherited::default()).unwrap();
+            (
+                sockopt::socket_keepalive(&socket).unwrap(),
+                sockopt::tcp_keepcnt(&socket).unwrap(),
+                sockopt::tcp_keepidle(&socket).unwrap().as_secs(),
+                sockopt::tcp_keepintvl(&socket).unwrap().as_secs(),
+                sockopt::tcp_user_timeout(&socket).unwrap(),
+            )
+        };
+        let default = TcpOptions::from_config(&Config::default());
+        let (_, count, idle, interval, timeout) = of(default);
+        let config = Config {
+            tcp_keepcnt: count + 1,
+            tcp_keepidle: idle as u32 + 2,
+            tcp_keepintvl: interval as u32 + 3,
+            tcp_user_timeout: timeout + 4000,
+            ..Config::default()
+        };
+        let all = TcpOptions::from_config(&config);
+        assert_eq!(of(all), (true, count + 1, idle + 2, interval + 3, timeout + 4000));
+        // Without keep-alive its times mean nothing.
+        let off = TcpOptions { keepalive: false, ..all };
+        assert_eq!(of(off), (false, count, idle, interval, timeout + 4000));
+    }
+
     /// A connection to a socket that was prepared with `first`, when `then` is in force.
     fn accepted(first: TcpOptions, then: TcpOptions) -> (TcpStream, Inherited) {
         let listener = listen_tcp("127.0.0.1:0".parse().unwrap(), 16, false).unwrap();

@@ -750,3 +750,25 @@ fn replication_goes_through() -> Result<()> {
     assert_eq!(plain.query("show application_name")?.ok()?.value(), Some(""));
     Ok(())
 }
+
+#[test]
+fn a_client_is_told_what_login_notify_message_says() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = Ini::for_server(&server).set("login_notify_message", "maintenance at noon");
+    let pooler = Underpass::start(&ini)?;
+    let mut client = Client::open(&pooler.options("postgres", "postgres"))?;
+    client.startup()?;
+    client.authenticate()?;
+    let mut notices = Vec::new();
+    loop {
+        let message = client.recv()?;
+        match message.tag {
+            b'N' => notices.push((message.field(b'S'), message.field(b'M'))),
+            b'Z' => break,
+            _ => {}
+        }
+    }
+    assert_eq!(notices, [(Some("NOTICE".into()), Some("maintenance at noon".into()))]);
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"));
+    Ok(())
+}
