@@ -509,6 +509,11 @@ impl Link {
         self.copy_in || self.skip_until_sync
     }
 
+    /// Whether the server waits for COPY data or their end.
+    pub fn is_copy_in(&self) -> bool {
+        self.copy_in
+    }
+
     /// Whether bytes pass unseen because the connection is a replication stream.
     pub fn is_copy_both(&self) -> bool {
         self.copy_both

@@ -2,6 +2,7 @@
 //! Mirroring with two real PostgreSQL: what reaches the mirror, what is counted, what is found, and what a bad mirror does to clients.
 
 mod bad;
+mod copy;
 mod differences;
 mod lanes;
 mod pair;

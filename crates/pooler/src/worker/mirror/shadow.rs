@@ -7,14 +7,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use underpass_mirror::{Answers, DropReason, Transaction};
+use underpass_wire::frontend::build;
 
-use super::Restore;
+use super::{Restore, Role};
 use crate::client::Phase;
 use crate::mirrors::{Compared, MirrorState, State};
 use crate::server::Work;
 use crate::shared::phase;
 use crate::table::Key;
 use crate::worker::{Again, Entry, Farewell, Worker};
+
+/// What a mirror is told that is at a COPY which the primary refused; its error says so in SHOW MIRROR_DIFF.
+const COPY_REFUSED: &[u8] = b"the primary did not take this COPY";
 
 /// A transaction for a mirror.
 pub(crate) struct Unit {
@@ -268,6 +272,47 @@ impl Worker {
         self.post(index, Box::new(move |worker| worker.close_client(key, Farewell::quiet("mirror changed"))));
     }
 
+    /// What the mirror waits for and will not be told: the primary refused a COPY FROM STDIN, or ended it with an error, and here it goes on. Then it
+    /// is said in the client's place, CopyFail first, and the Sync that PostgreSQL wants behind an error when that has come. Without
+    /// it the shadow would be at this transaction for ever.
+    fn shadow_owed(&self, key: Key) -> Option<Vec<u8>> {
+        let client = self.clients.get(key)?;
+        let Phase::Linked(server) = client.phase else { return None };
+        let Some(Entry::Here(server)) = self.servers.get(server) else { return None };
+        let is_asked = matches!(server.work, Work::Client(_)) && server.link.awaits_client();
+        if !is_asked || client.transport.unread() > 0 || !client.inbox.is_empty() {
+            return None;
+        }
+        let Some(Role::Shadow(shadow)) = client.mirror.as_deref() else { return None };
+        let is_copy = server.link.is_copy_in();
+        let goes_on =
+            match shadow.running.front() {
+                // Its client has left it in the middle, and so will the shadow.
+                Some(unit) if unit.transaction.abandoned.is_some() => {
+                    shadow.answers.len() >= unit.transaction.answers.len()
+                }
+                Some(_) => false,
+                // `mode = sync`: the transaction goes on, and the client may still be about to say it.
+                None => self.clients.get(shadow.owner).and_then(|owner| owner.phase_server()).is_some_and(
+                    |primary| match self.servers.get(primary) {
+                        Some(Entry::Here(primary)) if is_copy => primary.link.is_busy(),
+                        Some(Entry::Here(primary)) => !primary.link.is_settled(),
+                        _ => false,
+                    },
+                ),
+            };
+        if goes_on {
+            return None;
+        }
+        let mut out = Vec::new();
+        if is_copy {
+            build::copy_fail(&mut out, COPY_REFUSED);
+        } else {
+            build::sync(&mut out);
+        }
+        Some(out)
+    }
+
     /// Cancels that are due, transactions that their client left, mirrors that were switched off.
     pub(super) fn shadow_sweep(&mut self, key: Key) {
         let now = self.now;
@@ -283,6 +328,9 @@ impl Worker {
         }
         if shadow.state.is_sync() {
             self.shadow_finish_answered(key);
+        }
+        if let Some(owed) = self.shadow_owed(key) {
+            return self.shadow_put(key, Arc::new(owed));
         }
         let Some(shadow) = self.shadow(key) else { return };
         let ran = shadow.answers.running_for(now);
