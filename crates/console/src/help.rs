@@ -42,7 +42,10 @@ pub const CONTROL_COMMANDS: &[(&str, &str)] = &[
         "DISABLE MIRROR <mirror>",
         "Sends nothing more to the mirror, and drops what waits for it. Of all databases.",
     ),
-    ("ENABLE MIRROR <mirror>", "Ends DISABLE MIRROR, and takes a mirror back that was switched off."),
+    (
+        "ENABLE MIRROR <mirror>",
+        "Ends DISABLE MIRROR, with SHOW MIRROR_DIFF empty then, and takes a mirror back that was switched off.",
+    ),
     (
         "RECONNECT [<db>]",
         "Closes every server connection when it is released, so that new ones are made: after a failover or a \

@@ -71,6 +71,20 @@ pub struct MirrorMetrics {
     pub differing: u64,
     /// Executions that took much longer there.
     pub slower: u64,
+    /// Cycles whose answers were compared.
+    pub compared: u64,
+    /// Transactions that were executed and not compared.
+    pub not_compared: u64,
+    /// Statements that were timed on both.
+    pub timed: u64,
+    /// Their time on the primary, and on the mirror, in microseconds.
+    pub here_us: u64,
+    /// See `here_us`.
+    pub there_us: u64,
+    /// Times a client was held (`mode = sync`), and for how long altogether, in microseconds.
+    pub holds: u64,
+    /// See `holds`.
+    pub held_us: u64,
 }
 
 /// A pool, all threads merged.
@@ -342,16 +356,35 @@ impl Metrics {
             }
         }
         type Counted = (&'static str, &'static str, fn(&MirrorMetrics) -> u64);
-        let counters: [Counted; 2] = [
+        let counters: [Counted; 6] = [
             ("mirror_differences", "Results of mirrors that differ and should not.", |mirror| {
                 mirror.differing
             }),
             ("mirror_slower", "Statements that took twice as long on a mirror.", |mirror| mirror.slower),
+            ("mirror_compared", "Answers of mirrors that were compared.", |mirror| mirror.compared),
+            ("mirror_not_compared", "Transactions that a mirror executed and nobody compared.", |mirror| {
+                mirror.not_compared
+            }),
+            ("mirror_timed", "Statements whose time was taken on both.", |mirror| mirror.timed),
+            ("mirror_holds", "Times a client waited for a mirror in mode = sync.", |mirror| mirror.holds),
         ];
         for (name, help, value) in counters {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for mirror in &self.mirrors {
                 plain_counter(&mut family.encode_family(&mirror.labels())?, &value(mirror))?;
+            }
+        }
+        let times: [Counted; 3] = [
+            ("mirror_time_here", "Time of the timed statements on the primary.", |mirror| mirror.here_us),
+            ("mirror_time_there", "Time of the timed statements on the mirror.", |mirror| mirror.there_us),
+            ("mirror_held", "Time that clients waited for a mirror in mode = sync.", |mirror| mirror.held_us),
+        ];
+        for (name, help, value) in times {
+            let mut family =
+                encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Counter)?;
+            for mirror in &self.mirrors {
+                let seconds = value(mirror) as f64 / US_PER_S;
+                plain_counter(&mut family.encode_family(&mirror.labels())?, &seconds)?;
             }
         }
         type Gauge = (&'static str, &'static str, Option<Unit>, fn(&MirrorMetrics) -> u64);

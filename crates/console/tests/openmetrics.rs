@@ -67,6 +67,13 @@ fn metrics() -> Metrics {
             queued_bytes: 4096,
             differing: 5,
             slower: 6,
+            compared: 7,
+            not_compared: 8,
+            timed: 9,
+            here_us: 1_500_000,
+            there_us: 2_500_000,
+            holds: 10,
+            held_us: 500_000,
         }],
     }
 }
@@ -89,7 +96,19 @@ fn an_exposition_obeys_the_format_and_holds_the_values() {
     assert_eq!(of("underpass_mirror_transactions", "underpass_mirror_transactions_total", &full), 1.0);
     assert_eq!(of("underpass_mirror_on", "underpass_mirror_on", &mirror), 1.0);
     assert_eq!(of("underpass_mirror_queued_bytes", "underpass_mirror_queued_bytes", &mirror), 4096.0);
-    assert_eq!(of("underpass_mirror_slower", "underpass_mirror_slower_total", &mirror), 6.0);
+    for (name, expected) in [
+        ("slower", 6.0),
+        ("compared", 7.0),
+        ("not_compared", 8.0),
+        ("timed", 9.0),
+        ("time_here_seconds", 1.5),
+        ("time_there_seconds", 2.5),
+        ("holds", 10.0),
+        ("held_seconds", 0.5),
+    ] {
+        let family = format!("underpass_mirror_{name}");
+        assert_eq!(of(&family, &format!("{family}_total"), &mirror), expected, "{name}");
+    }
     let pool = [("database", "d"), ("user", ODD_NAME)];
     assert_eq!(of("underpass_received_bytes", "underpass_received_bytes_total", &pool), 5.0);
     assert_eq!(of("underpass_xact_time_seconds", "underpass_xact_time_seconds_total", &pool), 2.5);

@@ -22,5 +22,5 @@ pub use answer::{Answer, Answers, CommandResult, RowHash, RowHashes};
 pub use compare::{Difference, compare};
 pub use request::{Requests, Text};
 pub use snapshot::{Account, Snapshot};
-pub use table::{Differences, Example, Row, Texts};
+pub use table::{Differences, Example, Row, Texts, Times};
 pub use transaction::{Cancel, Transaction, statements_of};

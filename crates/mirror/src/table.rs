@@ -136,6 +136,17 @@ struct Entry {
     example: Option<Example>,
 }
 
+/// Times of all statements of a mirror.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Times {
+    /// Cycles that were timed.
+    pub timed: u64,
+    /// Their time on the primary.
+    pub here: Duration,
+    /// Their time on the mirror.
+    pub there: Duration,
+}
+
 /// Mirror, database, fingerprint.
 type Key = (Arc<str>, Arc<str>, u64);
 
@@ -220,9 +231,23 @@ impl Differences {
         })
     }
 
-    /// Forgets a mirror, or all of them.
-    pub fn clear(&mut self, mirror: Option<&str>) {
-        self.rows.retain(|(name, ..), _| mirror.is_some_and(|mirror| mirror != &**name));
+    /// Forgets a mirror, of one database or of all.
+    pub fn clear(&mut self, mirror: &str, database: Option<&str>) {
+        self.rows.retain(|(name, of, _), _| {
+            mirror != &**name || database.is_some_and(|database| database != &**of)
+        });
+    }
+
+    /// What was timed, by mirror and database.
+    pub fn times(&self) -> HashMap<(Arc<str>, Arc<str>), Times> {
+        let mut all: HashMap<_, Times> = HashMap::new();
+        for ((mirror, database, _), entry) in &self.rows {
+            let times = all.entry((mirror.clone(), database.clone())).or_default();
+            times.timed += entry.timed;
+            times.here += entry.here;
+            times.there += entry.there;
+        }
+        all
     }
 
     /// All rows: those with differences first, then by how much slower they are there.
@@ -458,9 +483,10 @@ mod tests {
         }
         assert_eq!(table.rows.len(), ROWS_MAX + 1);
         assert!(table.rows().iter().any(|row| row.compared == 10));
-        table.clear(Some("other"));
+        table.clear("other", None);
+        table.clear("m", Some("other"));
         assert_eq!(table.rows.len(), ROWS_MAX + 1);
-        table.clear(None);
+        table.clear("m", Some("d"));
         assert!(table.rows.is_empty());
     }
 

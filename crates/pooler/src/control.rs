@@ -270,6 +270,7 @@ fn stop_listening(shared: &Shared) {
 /// RECONNECT: every server connection is closed when it is released, idle ones now.
 pub(crate) fn reconnect(shared: &Arc<Shared>, database: Option<&DatabaseState>) {
     let number = database.map(|database| database.number);
+    shared.mirrors.forget_servers(database);
     let pools =
         shared.pools().into_iter().filter(|pool| number.is_none_or(|number| pool.database.number == number));
     make_obsolete(shared, pools.collect(), reason::OBSOLETE);

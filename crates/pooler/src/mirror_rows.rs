@@ -120,10 +120,11 @@ pub(crate) fn metrics(shared: &Shared) -> Vec<MirrorMetrics> {
     if states.is_empty() {
         return Vec::new();
     }
-    let rows = shared.mirrors.rows();
+    let (rows, times) = (shared.mirrors.rows(), shared.mirrors.times());
     let metrics = |state: &Arc<MirrorState>| {
         let own = |row: &&Row| row.mirror == *state.name && row.database == *state.database;
         let counters = &state.counters;
+        let times = times.get(&(state.name.clone(), state.database.clone())).copied().unwrap_or_default();
         let mut transactions =
             vec![("executed", value(&counters.executed)), ("filtered", value(&counters.filtered))];
         transactions.extend(DropReason::ALL.map(|reason| (reason.name(), counters.dropped(reason))));
@@ -136,6 +137,13 @@ pub(crate) fn metrics(shared: &Shared) -> Vec<MirrorMetrics> {
             queued_bytes: state.budget.used(),
             differing: rows.iter().filter(own).map(Row::differing).sum(),
             slower: rows.iter().filter(own).map(|row| row.slower).sum(),
+            compared: value(&counters.compared),
+            not_compared: value(&counters.not_compared),
+            timed: times.timed,
+            here_us: times.here.as_micros() as u64,
+            there_us: times.there.as_micros() as u64,
+            holds: value(&counters.holds),
+            held_us: value(&counters.held_us),
         }
     };
     states.iter().map(metrics).collect()

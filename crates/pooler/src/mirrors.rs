@@ -3,7 +3,7 @@
 //!
 //! What one client says is mirrored by its own worker (`worker/mirror`), over servers of an ordinary pool whose database is the mirror.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -13,7 +13,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use underpass_config::{
     CompareRows, Config, Database, HostList, Mirror, MirrorMode, MirrorOverflow, MirrorSend,
 };
-use underpass_mirror::{Answer, Budget, Counters, Differences, DropReason, Row, RowHash, Texts, Transaction};
+use underpass_mirror::{
+    Answer, Budget, Counters, Differences, DropReason, Row, RowHash, Texts, Times, Transaction,
+};
 
 use crate::pool::{DatabaseState, Pool, UserState};
 use crate::shared::{Shared, lock};
@@ -45,6 +47,10 @@ pub(crate) enum State {
     Same,
 }
 
+/// Servers of a primary or a mirror that are remembered: more than there are hosts behind a name.
+const IDENTITIES_MAX: usize = 16;
+/// Why a mirror is [`State::Same`].
+const SAME_SERVER: &str = "primary and mirror are the same server";
 /// Why a mirror is [`State::Disabled`].
 const SWITCHED_OFF: &str = "DISABLE MIRROR";
 
@@ -167,12 +173,13 @@ impl MirrorState {
         if identities.attempt != attempt {
             return;
         }
+        if let Ok(identity) = &identity {
+            identities.note(side, identity);
+        }
         identities.told[side] = Some(identity);
         let [Some(here), Some(there)] = &identities.told else { return };
         let (state, why) = match (here, there) {
-            (Ok(here), Ok(there)) if here == there => {
-                (State::Same, Some("primary and mirror are the same server".to_owned()))
-            }
+            (Ok(_), Ok(_)) if identities.are_same() => (State::Same, Some(SAME_SERVER.to_owned())),
             (Ok(_), Ok(_)) => (State::On, None),
             (Err(error), _) => (State::Down, Some(format!("primary: {error}"))),
             (_, Err(error)) => (State::Down, Some(format!("mirror: {error}"))),
@@ -185,12 +192,59 @@ impl MirrorState {
         let (name, database) = (&self.name, &self.database);
         match &why {
             None => log::info!("mirror {name} of {database}: on"),
-            Some(why) if state == State::Same => log::error!(
-                "mirror {name} of {database}: {why}: it stays off; correct host or port and RELOAD"
-            ),
+            Some(_) if state == State::Same => self.log_same(),
             Some(why) => log::warn!("mirror {name} of {database}: down: {why}"),
         }
         self.why.store(why.map(Arc::new));
+    }
+
+    fn log_same(&self) {
+        log::error!(
+            "mirror {} of {}: {SAME_SERVER}: it stays off; correct host or port and RELOAD, or RECONNECT and ENABLE MIRROR {} if a name led there",
+            self.name,
+            self.database,
+            self.name
+        );
+    }
+
+    /// A connection of the primary (0) or the mirror (1) that nobody has used yet has told who it leads to, or has not: returns why nothing is to
+    /// be mirrored.
+    fn server_told(
+        &self,
+        side: usize,
+        told: &Result<String, String>,
+        retry: Duration,
+        now: Instant,
+    ) -> Result<(), String> {
+        match told {
+            Ok(identity) => {
+                let mut identities = lock(&self.identities);
+                identities.note(side, identity);
+                if !identities.are_same() {
+                    return Ok(());
+                }
+                if matches!(self.state(), State::Same | State::Disabled | State::Failed) {
+                    return Err(SAME_SERVER.to_owned());
+                }
+                // What is queued is for nobody, either.
+                self.generation.fetch_add(1, Ordering::Release);
+                self.set(State::Same, Some(SAME_SERVER.to_owned()));
+                self.log_same();
+                Err(SAME_SERVER.to_owned())
+            }
+            Err(error) => {
+                let why = format!("{}: {error}", if side == 0 { "primary" } else { "mirror" });
+                if self.is_sync() {
+                    self.fail(&why);
+                } else if self.change(State::On, State::Down) {
+                    self.generation.fetch_add(1, Ordering::Release);
+                    log::warn!("mirror {} of {}: down: {why}", self.name, self.database);
+                    self.why.store(Some(Arc::new(why)));
+                    *lock(&self.retry_at) = Some(now + retry);
+                }
+                Err(error.clone())
+            }
+        }
     }
 
     /// A session with the mirror broke. In `mode = sync` that is the end: its data are not the primary's any more.
@@ -238,6 +292,27 @@ struct Identities {
     attempt: u32,
     /// The primary, the mirror.
     told: [Option<Result<String, String>>; 2],
+    /// Whoever the connections of either lead to, the latest last: since RELOAD changed where they lead, or RECONNECT.
+    known: [VecDeque<String>; 2],
+}
+
+impl Identities {
+    fn note(&mut self, side: usize, identity: &str) {
+        let known = &mut self.known[side];
+        if known.iter().any(|one| one == identity) {
+            return;
+        }
+        if known.len() >= IDENTITIES_MAX {
+            known.pop_front();
+        }
+        known.push_back(identity.to_owned());
+    }
+
+    /// Whether a server is the primary and the mirror.
+    fn are_same(&self) -> bool {
+        let [here, there] = &self.known;
+        here.iter().any(|one| there.contains(one))
+    }
 }
 
 /// A transaction that both servers have answered.
@@ -284,6 +359,7 @@ impl Mirrors {
         lock(&self.all).retain(|(name, database), state| {
             let wanted = config.mirrors.get(name).filter(|mirror| mirror.covers(database));
             let (Some(mirror), Some((configured, _))) = (wanted, config.database(database)) else {
+                lock(&self.differences).clear(name, Some(database));
                 obsolete.push(state.target.number);
                 return false;
             };
@@ -300,6 +376,7 @@ impl Mirrors {
                 obsolete.push(state.target.number);
             }
             if is_other || has_primary_moved {
+                lock(&state.identities).known = Default::default();
                 state.generation.fetch_add(1, Ordering::Release);
             }
             // Whoever they are now has not been asked. The primary may have come to be where the mirror is.
@@ -315,6 +392,47 @@ impl Mirrors {
     pub fn of(&self, config: &Config, database: &DatabaseState) -> Vec<Arc<MirrorState>> {
         let configured = config.mirrors.values().filter(|mirror| mirror.covers(&database.name));
         configured.map(|mirror| self.state(mirror, database)).collect()
+    }
+
+    /// Whether new connections to servers of a database are asked who they lead to: it is mirrored, or a mirror.
+    pub fn concern(&self, config: &Config, database: &DatabaseState) -> bool {
+        self.is_any()
+            && (database.is_mirror || config.mirrors.values().any(|mirror| mirror.covers(&database.name)))
+    }
+
+    /// A new connection has told who it leads to, or has not.
+    ///
+    /// # Errors
+    /// It is of a mirror, and is not to be used: somebody may wait for it with what the primary has executed.
+    pub fn server_told(
+        &self,
+        config: &Config,
+        database: &DatabaseState,
+        told: &Result<String, String>,
+        retry: Duration,
+        now: Instant,
+    ) -> Result<(), String> {
+        if !database.is_mirror {
+            // The primary serves its clients in any case.
+            for state in self.of(config, database) {
+                let _ = state.server_told(0, told, retry, now);
+            }
+            return Ok(());
+        }
+        let all = self.all();
+        let own = all.iter().find(|state| state.target.number == database.number);
+        own.map_or(Ok(()), |state| state.server_told(1, told, retry, now))
+    }
+
+    /// RECONNECT of a database, or of all with the mirrors: whoever their connections led to, others come.
+    pub fn forget_servers(&self, database: Option<&DatabaseState>) {
+        for state in self.all() {
+            match database {
+                Some(database) if *state.database != *database.name => {}
+                Some(_) => lock(&state.identities).known[0].clear(),
+                None => lock(&state.identities).known = Default::default(),
+            }
+        }
     }
 
     /// Whether kernel lanes may carry a database. They tell what they forward if `is_told`; but a client of a mirror in
@@ -335,6 +453,8 @@ impl Mirrors {
             let primary = database.settings.load_full();
             let target = target(mirror, &primary);
             let is_off = lock(&self.off).contains(&mirror.name);
+            // Of one of before, of the same name.
+            lock(&self.differences).clear(&mirror.name, Some(&database.name));
             let state = if is_off { State::Disabled } else { State::Unchecked };
             Arc::new(MirrorState {
                 primary: ArcSwap::new(primary),
@@ -381,7 +501,10 @@ impl Mirrors {
         }
         // For the databases of which no client has come yet.
         if on {
-            lock(&self.off).remove(name);
+            if lock(&self.off).remove(name) {
+                // A new beginning: what was found before has been seen, and is perhaps mended.
+                lock(&self.differences).clear(name, None);
+            }
         } else {
             lock(&self.off).insert(name.to_owned());
         }
@@ -482,7 +605,17 @@ impl Mirrors {
 
     /// The table of differences.
     pub fn rows(&self) -> Vec<Row> {
-        lock(&self.differences).rows()
+        let all: HashSet<_> =
+            self.all().into_iter().map(|state| (state.name.clone(), state.database.clone())).collect();
+        let mut rows = lock(&self.differences).rows();
+        // What a mirror was at when RELOAD removed it may have been compared since.
+        rows.retain(|row| all.contains(&(row.mirror.as_str().into(), row.database.as_str().into())));
+        rows
+    }
+
+    /// What was timed, by mirror and database.
+    pub fn times(&self) -> HashMap<(Arc<str>, Arc<str>), Times> {
+        lock(&self.differences).times()
     }
 }
 

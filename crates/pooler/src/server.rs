@@ -30,6 +30,8 @@ pub(crate) enum Work {
     Preparing { client: Key, step: PrepareStep },
     /// Runs `auth_query` for a client that logs in; the answer is collected.
     AuthQuery { client: Key, answer: Vec<u8> },
+    /// Has logged in, and tells who it is because mirrors are concerned; the answer is collected.
+    Identifying { answer: Vec<u8> },
     /// Has no client: comes to rest, then rolls back, resets, and goes back to the pool.
     Settling { step: SettleStep, since: Instant },
     /// Idle in the core, or held for a cancel request.

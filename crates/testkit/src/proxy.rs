@@ -5,8 +5,8 @@
 //! changed while connections are open: they take effect with the next chunk read.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -54,6 +54,8 @@ struct Way {
 #[derive(Debug, Default)]
 struct Shared {
     ways: [Way; 2],
+    /// Port that connections lead to.
+    target: AtomicU16,
     stopping: AtomicBool,
     refusing: AtomicBool,
     accepted: AtomicUsize,
@@ -119,10 +121,10 @@ impl FaultProxy {
     pub fn start(target: u16) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("listen"))?;
         let port = listener.local_addr().map_err(Error::io("local address"))?.port();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { target: target.into(), ..Shared::default() });
         let acceptor = thread::spawn({
             let shared = Arc::clone(&shared);
-            move || accept(&listener, &shared, SocketAddr::from(([127, 0, 0, 1], target)))
+            move || accept(&listener, &shared)
         });
         Ok(Self { port, shared, acceptor: Some(acceptor) })
     }
@@ -130,6 +132,11 @@ impl FaultProxy {
     /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// New connections lead to another port of 127.0.0.1, as after a failover.
+    pub fn lead_to(&self, target: u16) {
+        self.shared.target.store(target, Ordering::Release);
     }
 
     /// Sets the fault of one direction.
@@ -181,7 +188,7 @@ impl Drop for FaultProxy {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>, target: SocketAddr) {
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     while let Ok((client, _)) = listener.accept() {
         if shared.stopping.load(Ordering::Acquire) {
             return;
@@ -190,7 +197,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, target: SocketAddr) {
         if shared.refusing.load(Ordering::Acquire) {
             continue;
         }
-        let Ok(server) = TcpStream::connect(target) else { continue };
+        let target = shared.target.load(Ordering::Acquire);
+        let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
         for socket in [&client, &server] {
             let _ = socket.set_nodelay(true);
             // A blocked write looks now and then whether the link is over.

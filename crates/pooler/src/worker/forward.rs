@@ -544,7 +544,9 @@ impl Worker {
                         client_failed = client.outbox.send(&mut client.transport, passed).err();
                     }
                 }
-                (_, Work::AuthQuery { answer, .. }) => answer.extend_from_slice(passed),
+                (_, Work::AuthQuery { answer, .. } | Work::Identifying { answer }) => {
+                    answer.extend_from_slice(passed)
+                }
                 _ => {}
             }
             if let Some(body) = observed.hidden_error.take() {
@@ -664,6 +666,7 @@ impl Worker {
                 false
             }
             Work::AuthQuery { .. } => self.auth_query_answered(key),
+            Work::Identifying { .. } => self.identify_answered(key),
             // Its answers are kept count of; `lane_unclear` goes on.
             Work::Settling { step: SettleStep::Leaving, .. } => true,
             Work::Settling { .. } => {

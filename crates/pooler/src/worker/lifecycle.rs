@@ -561,7 +561,9 @@ impl Worker {
         // A host that refuses the user is there: the others are not asked, as libpq does.
         let tries_next = matches!(&error, Some((turn, ConnectError { refused: None, .. }))
             if self.tries_next_host(&pool, *turn));
-        let has_failed = error.is_some() && !tries_next;
+        let stayed_unknown =
+            matches!(server.work, Work::Identifying { .. }) && lock(&self.shared.core).is_login(id);
+        let has_failed = (error.is_some() && !tries_next) || stayed_unknown;
         let is_refused = matches!(&error, Some((_, error)) if error.refused.is_some());
         // Whoever sees the failure can tell what it was.
         if let Some((_, error)) = error {
@@ -580,7 +582,7 @@ impl Worker {
             Work::Login(login) if !tries_next => {
                 login.replication.as_ref().map(|(client, _)| (*client, false))
             }
-            Work::Login(_) | Work::Settling { .. } | Work::Resting => None,
+            Work::Login(_) | Work::Identifying { .. } | Work::Settling { .. } | Work::Resting => None,
         };
         if let Some((client, _)) = affected {
             self.lane_unlink(client);

@@ -473,10 +473,24 @@ impl Worker {
         if settings.config.log_connections {
             log_socket!(Debug, server.label(), "login_finished", "login finished");
         }
+        if self.shared.mirrors.concern(&self.shared.settings.load().config, &pool.database) {
+            self.identify(key);
+        } else {
+            self.begin_serving(key);
+        }
+        self.launch(pool.id);
+    }
+
+    /// A server that has logged in goes into its pool, behind `connect_query`.
+    pub(super) fn begin_serving(&mut self, key: Key) {
+        let Some(server) = self.server(key) else { return };
+        let pool = server.pool.clone();
         let connect_query = pool.database.settings.load().connect_query.clone().filter(|sql| !sql.is_empty());
         match connect_query {
             Some(query) => {
-                server.work = Work::Settling { step: SettleStep::Connecting, since: self.now };
+                let now = self.now;
+                let Some(server) = self.server(key) else { return };
+                server.work = Work::Settling { step: SettleStep::Connecting, since: now };
                 let mut out = Vec::new();
                 server.link.inject_query(&query, &mut out);
                 if let Err(reason) = send(server, &out) {
@@ -485,7 +499,6 @@ impl Worker {
             }
             None => self.give_back(key),
         }
-        self.launch(pool.id);
     }
 
     /// A replication client gets a connection of its own, which counts as one of its pool but serves nobody else.

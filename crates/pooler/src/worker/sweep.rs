@@ -290,7 +290,7 @@ impl Worker {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let elapsed = |since: Instant| self.now.saturating_duration_since(since);
             let reason = match &server.work {
-                Work::Login(_)
+                Work::Login(_) | Work::Identifying { .. }
                     if !config.server_connect_timeout.is_zero()
                         && elapsed(server.connected_at) >= config.server_connect_timeout =>
                 {

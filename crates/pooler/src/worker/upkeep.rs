@@ -95,7 +95,7 @@ impl Worker {
             if database.is_some_and(|number| server.pool.database.number != number) {
                 continue;
             }
-            if matches!(server.work, Work::Login(_)) {
+            if matches!(server.work, Work::Login(_) | Work::Identifying { .. }) {
                 self.give_up_login(key);
             } else {
                 self.close_server(key, reason);

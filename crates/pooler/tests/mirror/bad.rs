@@ -161,7 +161,9 @@ fn garbage_from_a_mirror_is_no_client_s_business() -> Result<()> {
     let mock = MockServer::start(|_| {
         vec![
             Step::Login,
-            // Who it is: it answers well at first.
+            // Who it is, asked of each connection and before the first: it answers well at first.
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("identity", "1 1")),
             Step::Expect(b'Q'),
             Step::Send(Reply::new().single_row("identity", "1 1")),
             Step::Until(b'Q'),

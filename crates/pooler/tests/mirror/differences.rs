@@ -5,12 +5,41 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 
-use underpass_testkit::{Batch, Port, Result, Underpass};
+use underpass_testkit::{Batch, Pooler as _, Port, Result, Underpass};
 
-use crate::pair::{Pair, Row, eventually};
+use crate::pair::{Pair, Row, eventually, table};
 
 fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
     rows.iter().find(|row| row["query"].contains(part)).unwrap_or_else(|| panic!("{part}: {rows:?}"))
+}
+
+/// SHOW MIRROR_DIFF begins anew with ENABLE MIRROR behind DISABLE MIRROR, and holds nothing of a mirror that is removed.
+#[test]
+fn differences_are_forgotten() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    pair.here.sql("create table t (id int)")?;
+    let find = |pair: &Pair| -> Result<()> {
+        pair.wait_on()?;
+        pair.client()?.query("insert into t values (1)")?.ok()?;
+        pair.settled()?;
+        eventually("it is found", || {
+            Ok(table(&pair.pooler, "SHOW MIRROR_DIFF")?.iter().any(|row| row["differing"] == "1"))
+        })
+    };
+    find(&pair)?;
+    pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+    assert!(!table(&pair.pooler, "SHOW MIRROR_DIFF")?.is_empty(), "it was on");
+    pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+    assert!(!table(&pair.pooler, "SHOW MIRROR_DIFF")?.is_empty(), "to be looked at");
+    pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+    assert!(table(&pair.pooler, "SHOW MIRROR_DIFF")?.is_empty(), "a new beginning");
+    find(&pair)?;
+    pair.reload(None)?;
+    assert!(table(&pair.pooler, "SHOW MIRROR_DIFF")?.is_empty(), "there is no mirror");
+    pair.reload(Some(""))?;
+    pair.wait_on()?;
+    assert!(table(&pair.pooler, "SHOW MIRROR_DIFF")?.iter().all(|row| row["differing"] == "0"));
+    Ok(())
 }
 
 #[test]

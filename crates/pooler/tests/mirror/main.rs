@@ -5,6 +5,8 @@ mod bad;
 mod copy;
 mod differences;
 mod lanes;
+mod moves;
 mod pair;
 mod same;
 mod soak;
+mod sync;

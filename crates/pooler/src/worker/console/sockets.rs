@@ -140,7 +140,7 @@ impl Worker {
         for (_, entry) in self.servers.iter() {
             let Entry::Here(server) = entry else { continue };
             let state = match server.work {
-                Work::Login(_) => ServerState::Login,
+                Work::Login(_) | Work::Identifying { .. } => ServerState::Login,
                 Work::Client(_) | Work::Preparing { .. } | Work::AuthQuery { .. } => ServerState::Active,
                 Work::Settling { .. } => ServerState::Tested,
                 Work::Resting => ServerState::BeingCanceled,

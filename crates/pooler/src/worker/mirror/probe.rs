@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Asks a server who it is. The primary and a mirror are asked before the mirror gets anything: the same server must not do everything twice.
+//! A name may come to lead to another server at any time (a failover, another record in DNS, one of several hosts), so each new connection to either
+//! is asked, too, before it serves anybody.
 //! Servers whose workload is recorded are asked so that the trace names them: it must not be replayed on them.
 
 use std::sync::Arc;
 
+use underpass_pool::link::{ClientSide, FrontendContext, Splice};
 use underpass_wire::frontend::build;
 
 use super::Role;
 use crate::mirrors::MirrorState;
-use crate::pool::Pool;
+use crate::pool::{ConnectError, Pool};
 use crate::recording::{Identity, Recording};
+use crate::server::Work;
 use crate::table::Key;
 use crate::worker::auth_query::columns;
 use crate::worker::{Again, Farewell, Worker};
@@ -47,6 +51,55 @@ impl Worker {
     /// Asks a server of `pool` who it is, in an attempt to check a mirror.
     pub(super) fn probe(&mut self, state: &Arc<MirrorState>, attempt: u32, side: usize, pool: &Arc<Pool>) {
         self.send_probe(Asks::Mirror { state: state.clone(), attempt, side }, IDENTITY, pool);
+    }
+
+    /// Asks a server that has just logged in who it is.
+    pub(in crate::worker) fn identify(&mut self, key: Key) {
+        let mut request = Vec::new();
+        build::query(&mut request, IDENTITY);
+        let shared = self.shared.clone();
+        let Some(server) = self.server(key) else { return };
+        server.work = Work::Identifying { answer: Vec::new() };
+        server.link.begin();
+        let (mut side, mut to_client, mut composed) = (ClientSide::default(), Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut composed);
+        let mut context =
+            FrontendContext { client: &mut side, statements: &shared.statements, to_client: &mut to_client };
+        let fed = server.link.frontend(&request, &mut context, &mut out);
+        let sent = server.outbox.send(&mut server.transport, out.bytes(&request));
+        if fed.is_err() || sent.is_err() {
+            self.close_server(key, "server could not be asked who it is");
+        }
+    }
+
+    /// Something of the answer has come. False if the server has left this worker's hands.
+    pub(in crate::worker) fn identify_answered(&mut self, key: Key) -> bool {
+        let Some(server) = self.server(key) else { return false };
+        let Work::Identifying { answer } = &mut server.work else { return true };
+        if answer.len() > ANSWER_MAX {
+            self.close_server(key, "the answer to the question who it is does not end");
+            return false;
+        }
+        if !server.link.is_settled() {
+            return true;
+        }
+        let told = first_row(answer).map(|values| values.into_iter().next().unwrap_or_default());
+        let pool = server.pool.clone();
+        let settings = self.shared.settings.load_full();
+        let retry = settings.config.server_login_retry;
+        let said = self.shared.mirrors.server_told(&settings.config, &pool.database, &told, retry, self.now);
+        if let Err(reason) = said {
+            // As a login that failed: whoever waits for it waits in vain.
+            let error = ConnectError { message: reason.clone(), refused: None };
+            pool.last_error.store(Some(Arc::new(error)));
+            self.close_server(key, &reason);
+            return false;
+        }
+        if let Some(server) = self.server(key) {
+            server.work = Work::Resting;
+        }
+        self.begin_serving(key);
+        false
     }
 
     /// Asks a server of `pool` who it is, for a recording.

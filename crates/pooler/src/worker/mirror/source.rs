@@ -63,6 +63,8 @@ pub(crate) struct Source {
     stream: Vec<u8>,
     cancels: Vec<Cancel>,
     held_since: Option<Instant>,
+    /// Whom it waited for, at the last look.
+    held_by: Vec<Arc<MirrorState>>,
     /// Until then a mirror was only letting in others before the source's own session.
     excused_until: Instant,
     is_session_pooling: bool,
@@ -89,6 +91,7 @@ impl Source {
             stream: Vec::new(),
             cancels: Vec::new(),
             held_since: None,
+            held_by: Vec::new(),
             excused_until: now,
             is_session_pooling,
             has_sync,
@@ -354,26 +357,32 @@ impl Worker {
         if !source.has_sync {
             return false;
         }
-        let shadows: Vec<Key> =
-            source.taps.iter().filter(|tap| tap.is_sync_on()).filter_map(|tap| tap.shadow).collect();
+        let mut behind: Vec<_> = source
+            .taps
+            .iter()
+            .filter(|tap| tap.is_sync_on())
+            .filter_map(|tap| Some((tap.shadow?, tap.state.clone())))
+            .collect();
         // A client that does not wait for its answers is stopped by what lies ahead of the mirror only.
-        let holds = shadows.into_iter().any(|shadow| match self.clients.get(shadow) {
+        behind.retain(|(shadow, _)| match self.clients.get(*shadow) {
             Some(client) if is_primary_busy => client.transport.unread() + client.inbox.len() > AHEAD_MAX,
-            Some(_) => self.shadow_is_behind(shadow),
+            Some(_) => self.shadow_is_behind(*shadow),
             None => false,
         });
+        let holds = !behind.is_empty();
         if let Some(client) = self.clients.get_mut(key) {
             client.readable |= holds;
         }
         let Some(source) = self.source(key) else { return false };
+        if holds {
+            source.held_by = behind.into_iter().map(|(_, state)| state).collect();
+        }
         match (holds, source.held_since) {
             (true, None) => source.held_since = Some(now),
             (false, Some(since)) => {
                 source.held_since = None;
                 let held = now.saturating_duration_since(since);
-                if let Some(tap) = source.taps.iter().find(|tap| tap.state.is_sync()) {
-                    count_hold(&tap.state.counters, held);
-                }
+                source.held_by.drain(..).for_each(|state| count_hold(&state.counters, held));
             }
             _ => {}
         }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Names that come to lead to another server while nobody changes a file: nothing is done twice.
+
+use underpass_testkit::{Client, FaultProxy, Ini, Pooler, Postgres, Result, Underpass};
+
+use crate::pair::{eventually, server, table};
+
+const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+
+fn insert(client: &mut Client, id: u32) -> Result<()> {
+    client.query(&format!("insert into t values ({id})")).map(drop)
+}
+
+fn state(pooler: &Underpass) -> Result<String> {
+    Ok(table(pooler, "SHOW MIRRORS")?.remove(0).remove("state").expect("a column"))
+}
+
+/// The primary's name leads to the mirror from RECONNECT on, or when the connections to the old primary have broken.
+#[test]
+fn a_primary_that_fails_over_to_its_mirror() -> Result<()> {
+    for (mode, reconnects) in [(MODES[0], true), (MODES[0], false), (MODES[1], true)] {
+        let (here, there) = (server()?, server()?);
+        for server in [&here, &there] {
+            server.sql("create table t (id int)")?;
+        }
+        let relay = FaultProxy::start(here.port())?;
+        let ini = Ini::for_server(&here)
+            .set("pool_mode", "transaction")
+            .database("postgres", &format!("host=127.0.0.1 port={}", relay.port()))
+            .tail(&format!(
+                "[underpass:mirror:m]\ndatabases = *\nhost = 127.0.0.1\nport = {}\n{mode}",
+                there.port()
+            ));
+        let pooler = Underpass::start(&ini)?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        eventually("it is on", || Ok(state(&pooler)? == "on"))?;
+        insert(&mut client, 1)?;
+        eventually("it is there", || Ok(there.sql_value("select count(*) from t")? == "1"))?;
+        relay.lead_to(there.port());
+        if reconnects {
+            pooler.console("RECONNECT")?.ok()?;
+        } else {
+            relay.close_all();
+            drop(client);
+            eventually("a client finds the other server", || {
+                let client = Client::connect(&pooler.options("postgres", "postgres"));
+                Ok(client.and_then(|mut client| client.query("select 1")).is_ok())
+            })?;
+            client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        }
+        for id in 2..30 {
+            insert(&mut client, id)?;
+        }
+        eventually("it is refused", || Ok(state(&pooler)? == "same_server"))?;
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(here.sql_value("select count(*) from t")?, "1", "{mode}");
+        assert_eq!(there.sql_value("select count(*) from t")?, "29", "{mode}: twice\n{}", pooler.log());
+        // Back at the old one: an operator says so.
+        relay.lead_to(here.port());
+        pooler.console("RECONNECT")?.ok()?;
+        insert(&mut client, 30)?;
+        pooler.console("ENABLE MIRROR m")?.ok()?;
+        drop(Client::connect(&pooler.options("postgres", "postgres"))?);
+        eventually("it is on again", || Ok(state(&pooler)? == "on"))?;
+    }
+    Ok(())
+}
+
+/// Of the servers behind the primary's name one is the mirror: no connection breaks, and nobody says RECONNECT.
+#[test]
+fn a_primary_of_several_servers_is_asked_at_each() -> Result<()> {
+    let (here, there) = (server()?, server()?);
+    for server in [&here, &there] {
+        server.sql("create table t (id int)")?;
+    }
+    let relay = FaultProxy::start(here.port())?;
+    let ini = Ini::for_server(&here)
+        .set("pool_mode", "transaction")
+        .database("postgres", &format!("host=127.0.0.1 port={}", relay.port()))
+        .tail(&format!("[underpass:mirror:m]\ndatabases = *\nhost = 127.0.0.1\nport = {}", there.port()));
+    let pooler = Underpass::start(&ini)?;
+    let mut clients = (0..3)
+        .map(|_| Client::connect(&pooler.options("postgres", "postgres")))
+        .collect::<Result<Vec<_>>>()?;
+    eventually("it is on", || Ok(state(&pooler)? == "on"))?;
+    // All at once, so that each has a server of its own.
+    for client in &mut clients {
+        client.query("begin")?.ok()?;
+        relay.lead_to(there.port());
+    }
+    for (id, client) in (0..).zip(&mut clients) {
+        insert(client, id)?;
+        client.query("commit")?.ok()?;
+    }
+    eventually("it is refused", || Ok(state(&pooler)? == "same_server"))?;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let count = |server: &Postgres| -> Result<u32> {
+        Ok(server.sql_value("select count(*) from t")?.parse::<u32>().expect("a number"))
+    };
+    let all = count(&here)? + count(&there)?;
+    assert_eq!(all, 3, "twice\n{}", pooler.log());
+    Ok(())
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `mode = sync` and bad mirrors: clients wait for a bounded time and notice nothing else.
+
+use std::time::{Duration, Instant};
+
+use underpass_testkit::{
+    AuthMethod, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass,
+};
+
+use crate::pair::{LIMIT, Pair, Row, eventually, server, table};
+
+const SYNC: &str = "mode = sync\nsync_timeout = 2";
+
+fn mirror(name: &str, port: u16, lines: &str) -> String {
+    format!("[underpass:mirror:{name}]\ndatabases = *\nhost = 127.0.0.1\nport = {port}\n{lines}\n")
+}
+
+fn row(pooler: &Underpass, name: &str) -> Result<Row> {
+    Ok(table(pooler, "SHOW MIRRORS")?.into_iter().find(|row| row["mirror"] == name).expect("a mirror"))
+}
+
+fn wait_state(pooler: &Underpass, name: &str, state: &str) -> Result<()> {
+    eventually(&format!("{name} is {state}\n{}", pooler.log()), || {
+        Ok(table(pooler, "SHOW MIRRORS")?.iter().any(|row| row["mirror"] == name && row["state"] == state))
+    })
+}
+
+fn number(row: &Row, column: &str) -> u64 {
+    row[column].parse().expect("a number")
+}
+
+#[test]
+fn a_mirror_that_refuses_logins() -> Result<()> {
+    let here = Postgres::start()?;
+    let there = Postgres::builder().hba("host all all all reject").start()?;
+    let ini = Ini::for_server(&here).set("pool_mode", "transaction");
+    let pooler = Underpass::start(&ini.tail(&mirror("m", there.port(), SYNC)))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    wait_state(&pooler, "m", "down")?;
+    let begun = Instant::now();
+    for id in 0..100 {
+        assert_eq!(client.query(&format!("select {id}"))?.value(), Some(&*id.to_string()));
+    }
+    assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
+    eventually("all are counted", || {
+        let row = row(&pooler, "m")?;
+        Ok(number(&row, "transactions") >= 100 && row["not_ready"] == row["transactions"])
+    })
+}
+
+/// It refuses those that come later: the client that waits for its session there waits no longer than `sync_timeout`.
+#[test]
+fn a_mirror_that_refuses_logins_later() -> Result<()> {
+    let pair = Pair::start(SYNC)?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let hba = pair.there.data_dir().join("pg_hba.conf");
+    std::fs::write(&hba, "local all all trust\nhost all all all reject\n").expect("written");
+    pair.there.sql("select pg_reload_conf()")?;
+    let sql = "select pg_terminate_backend(pid) from pg_stat_activity where client_port > 0 and pid <> pg_backend_pid()";
+    eventually("it refuses", || {
+        pair.there.sql(sql)?;
+        Ok(Client::connect(&pair.there.options("postgres", "postgres")).is_err())
+    })?;
+    let mut client = pair.client()?;
+    for id in 0..20 {
+        client.query(&format!("insert into t values ({id})"))?.ok()?;
+    }
+    assert_eq!(pair.here.sql_value("select count(*) from t")?, "20");
+    let account = pair.settled()?;
+    assert_ne!(account.0["state"], "on", "{account:?}");
+    assert_eq!(account.get("dropped") + account.get("executed"), account.get("transactions"));
+    Ok(())
+}
+
+#[test]
+fn a_mirror_that_restarts() -> Result<()> {
+    let mut pair = Pair::start(SYNC)?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let insert =
+        |client: &mut Client, id: u32| client.query(&format!("insert into t values ({id})"))?.ok().map(drop);
+    for id in 0..10 {
+        insert(&mut client, id)?;
+    }
+    // In the middle of a transaction: its session there is lost.
+    client.query("begin")?.ok()?;
+    insert(&mut client, 10)?;
+    pair.there.restart()?;
+    insert(&mut client, 11)?;
+    client.query("commit")?.ok()?;
+    for id in 12..40 {
+        insert(&mut client, id)?;
+    }
+    assert_eq!(pair.here.sql_value("select count(*) from t")?, "40");
+    pair.wait_state("failed")?;
+    let account = pair.settled()?;
+    assert!(account.get("disabled") > 0, "{account:?}");
+    pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+    pair.wait_on()?;
+    insert(&mut client, 100)?;
+    insert(&mut client, 101)?;
+    pair.settled()?;
+    assert_eq!(pair.there.sql_value("select count(*) from t where id >= 100")?, "2");
+    Ok(())
+}
+
+#[test]
+fn garbage_from_a_mirror() -> Result<()> {
+    let here = Postgres::start()?;
+    let mock = MockServer::start(|_| {
+        vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("identity", "1 1")),
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("identity", "1 1")),
+            Step::Until(b'Q'),
+            Step::Send(Reply::new().raw(b"\xff\xff\xff\xff\xffgarbage")),
+            Step::WaitClose,
+        ]
+    })?;
+    let ini = Ini::for_server(&here).set("pool_mode", "transaction").set("server_tls_sslmode", "disable");
+    let ini = ini.set("server_check_query", "").tail(&mirror("m", mock.port(), SYNC));
+    let pooler = Underpass::start(&ini)?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    wait_state(&pooler, "m", "on")?;
+    for id in 0..20 {
+        assert_eq!(client.query(&format!("select {id}"))?.value(), Some(&*id.to_string()));
+    }
+    wait_state(&pooler, "m", "failed")?;
+    let row = row(&pooler, "m")?;
+    assert!(row["reason"].contains("bad packet"), "{row:?}");
+    Ok(())
+}
+
+/// One is dropped from the set, the other stays; the time that the client waited is that of the one which was behind.
+#[test]
+fn of_two_mirrors_one_fails() -> Result<()> {
+    let (here, good, slow) = (server()?, server()?, server()?);
+    for server in [&here, &good, &slow] {
+        server.sql("create table t (id int)")?;
+    }
+    let tail = mirror("a", good.port(), "mode = sync\nsync_timeout = 60") + &mirror("z", slow.port(), SYNC);
+    let pooler = Underpass::start(&Ini::for_server(&here).set("pool_mode", "transaction").tail(&tail))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    wait_state(&pooler, "a", "on")?;
+    wait_state(&pooler, "z", "on")?;
+    client.query("insert into t values (1)")?.ok()?;
+    client.query("insert into t values (2)")?.ok()?;
+    let mut blocker = Client::connect(&slow.superuser())?;
+    blocker.query("begin; lock table t")?.ok()?;
+    let held = |name| -> Result<u64> { Ok(number(&row(&pooler, name)?, "held_us")) };
+    let before = (held("a")?, held("z")?);
+    for id in 3..40 {
+        client.query(&format!("insert into t values ({id})"))?.ok()?;
+    }
+    wait_state(&pooler, "z", "failed")?;
+    let after = (held("a")?, held("z")?);
+    assert!(after.1 - before.1 > 1_500_000, "{before:?} {after:?}");
+    assert!(after.0 - before.0 < after.1 - before.1, "{before:?} {after:?}");
+    assert_eq!(row(&pooler, "a")?["state"], "on");
+    client.query("select 1")?.ok()?;
+    eventually("the other holds the same", || {
+        Ok(good.sql_value("select count(*) from t")? == "39"
+            && here.sql_value("select count(*) from t")? == "39")
+    })?;
+    assert_eq!(row(&pooler, "a")?["dropped"], "0", "{}", pooler.log());
+    Ok(())
+}
+
+/// The mirror wants a password, of another user, for another database.
+#[test]
+fn a_mirror_with_credentials_of_its_own() -> Result<()> {
+    for lines in [SYNC, "mode = async"] {
+        let here = Postgres::start()?;
+        let there = Postgres::builder().auth(AuthMethod::Scram).user("mirror", "a secret").start()?;
+        there.sql("create database copy owner mirror")?;
+        here.sql("create table t (id int, who text default current_user)")?;
+        let mut superuser = Client::connect(&there.superuser().database("copy"))?;
+        superuser
+            .query("create table t (id int, who text default current_user); alter table t owner to mirror")?
+            .ok()?;
+        let lines = format!("{lines}\nuser = mirror\npassword = a secret\ndbname = copy");
+        let ini = Ini::for_server(&here).set("pool_mode", "transaction");
+        let pooler = Underpass::start(&ini.tail(&mirror("m", there.port(), &lines)))?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        wait_state(&pooler, "m", "on")?;
+        client.query("insert into t values (1)")?.ok()?;
+        eventually("it arrives", || {
+            Ok(superuser.query("select string_agg(who, ',') from t")?.value() == Some("mirror"))
+        })?;
+        assert_eq!(here.sql_value("select string_agg(who, ',') from t")?, "postgres");
+        drop(client);
+        // The wrong one is refused, and told of.
+        let lines = lines.replace("a secret", "another");
+        let ini = Ini::for_server(&here).set("pool_mode", "transaction");
+        pooler_refused(&ini.tail(&mirror("m", there.port(), &lines)))?;
+    }
+    Ok(())
+}
+
+fn pooler_refused(ini: &Ini) -> Result<()> {
+    let pooler = Underpass::start(ini)?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    wait_state(&pooler, "m", "down")?;
+    let begun = Instant::now();
+    client.query("select 1")?.ok()?;
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    let row = row(&pooler, "m")?;
+    assert!(row["reason"].contains("password authentication failed"), "{row:?}");
+    Ok(())
+}
