@@ -16,6 +16,7 @@
 //! assert!(one.traits.is_read_only);
 //! ```
 
+mod hide;
 mod strip;
 mod summary;
 mod traits;
@@ -44,7 +45,7 @@ pub enum Error {
 pub struct Statement {
     /// libpg_query's fingerprint: equal for texts that differ in literals, blanks, comments and the like only.
     pub fingerprint: u64,
-    /// The text with `$1`, `$2` in the place of literals. Comments stay.
+    /// The text with `$1`, `$2` in the place of literals, and without comments.
     pub text: String,
     /// What it does, as far as tokens tell.
     pub traits: Traits,
@@ -58,7 +59,7 @@ impl Statement {
     pub fn parse(text: &str) -> Result<Self, Error> {
         Ok(Self {
             fingerprint: fingerprint(text)?,
-            text: normalize(text)?,
+            text: hide::hide(&normalize(text)?)?,
             traits: Traits::of(tokens(text)?.into_iter()),
         })
     }
@@ -73,7 +74,8 @@ pub fn fingerprint(text: &str) -> Result<u64, Error> {
     Ok(pg_query::fingerprint(text, 0, 0).map_err(syntax)?.value)
 }
 
-/// A text with `$1`, `$2` in the place of its literals.
+/// A text with `$1`, `$2` in the place of its literals, as far as libpg_query replaces them: in utility statements some stay, and so do comments.
+/// [`Statement::text`] has none.
 ///
 /// # Errors
 /// The text is too long or not in the grammar.

@@ -222,18 +222,30 @@ struct Judge {
     words: usize,
     /// It begins with RESET or DISCARD.
     resets: bool,
+    /// It begins with COPY, which gives rows with TO.
+    copies: bool,
+    /// It begins with FETCH: what its cursor is over is not seen.
+    fetches: bool,
     gives_rows: bool,
+    /// The word before was SKIP.
+    skips: bool,
 }
 
 impl Judge {
     fn word(&mut self, word: &str, calls: bool, traits: &mut Traits) {
+        if word.starts_with("--") || word.starts_with("/*") {
+            return;
+        }
         if word == ";" && self.levels.is_empty() {
             return self.end(traits);
         }
         if self.words == 0 {
             traits.is_read_only &= READING.contains(&word);
             self.resets = ["reset", "discard"].contains(&word);
-            self.gives_rows = ["select", "with", "values", "table", "("].contains(&word);
+            self.copies = word == "copy";
+            self.fetches = word == "fetch";
+            // What EXECUTE runs and what FETCH reads is in another statement, and its order too.
+            self.gives_rows = ["select", "with", "values", "table", "(", "execute", "fetch"].contains(&word);
             match word {
                 "listen" | "notify" | "unlisten" => traits.add(Varies::Sessions),
                 "explain" => traits.add(Varies::Statistics),
@@ -249,6 +261,8 @@ impl Judge {
                     if level.is_limited && !level.is_ordered {
                         traits.add(Varies::AnyRows);
                     }
+                    // COPY (SELECT .. ORDER BY ..) TO
+                    self.top.is_ordered |= self.copies && self.levels.is_empty() && level.is_ordered;
                 }
             }
             "order" => self.level().is_ordered = true,
@@ -256,8 +270,14 @@ impl Judge {
             "limit" | "offset" | "tablesample" => self.level().is_limited = true,
             "fetch" if self.words > 1 => self.level().is_limited = true,
             "returning" => self.gives_rows = true,
+            "to" if self.copies && self.levels.is_empty() => self.gives_rows = true,
+            // All rows of the cursor, in whatever order; else which ones they are depends on it.
+            "all" => self.fetches = false,
+            // FOR UPDATE SKIP LOCKED
+            "locked" if self.skips => traits.add(Varies::Sessions),
             _ => {}
         }
+        self.skips = word == "skip";
         // What keeps a session from writing is a setting of its own.
         let lifts = word.contains("transaction_read_only") || (self.resets && word == "all");
         if lifts || WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word.trim_matches('"'))) {
@@ -285,7 +305,7 @@ impl Judge {
     }
 
     fn end(&mut self, traits: &mut Traits) {
-        if self.top.is_limited && !self.top.is_ordered {
+        if (self.top.is_limited || self.fetches) && !self.top.is_ordered {
             traits.add(Varies::AnyRows);
         }
         if self.gives_rows && !self.top.is_ordered {
@@ -319,6 +339,7 @@ mod tests {
             "select \"update\" from t",
             "declare c cursor for select 1",
             "(select 1) union (select 2)",
+            "/* drop */ select 1 -- create",
             "",
         ] {
             assert!(traits(text).is_read_only, "{text}");
@@ -372,6 +393,17 @@ mod tests {
             ("update t set a = 1", vec![]),
             ("explain select 1", vec![Varies::Statistics]),
             ("select * from t order by a fetch first row only", vec![]),
+            ("copy t to stdout", vec![Varies::Unordered]),
+            ("copy t (a, b) to stdout with (format csv)", vec![Varies::Unordered]),
+            ("copy (select a from t order by a) to stdout", vec![]),
+            ("copy (select a from t limit 3) to stdout", vec![Varies::Unordered, Varies::AnyRows]),
+            ("copy t from stdin", vec![]),
+            ("fetch all from c", vec![Varies::Unordered]),
+            ("fetch 10 from c", vec![Varies::Unordered, Varies::AnyRows]),
+            ("execute p(1)", vec![Varies::Unordered]),
+            ("select a from t order by a limit 1 for update skip locked", vec![Varies::Sessions]),
+            ("select skip, locked from t order by 1", vec![]),
+            ("/* route */ select * from t -- here", vec![Varies::Unordered]),
         ];
         for (text, expected) in cases {
             assert_eq!(traits(text).all_varies().collect::<Vec<_>>(), expected, "{text}");
