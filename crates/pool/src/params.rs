@@ -53,6 +53,10 @@ const NOT_SETTABLE: [&str; 7] = [
     "default_transaction_read_only_by_recovery",
 ];
 
+/// Who a session acts as. The one it has logged in as stands in a set as the empty string: what is called `app` on one server may be called otherwise on
+/// another, on a mirror or after a RELOAD, and nobody but the client's own `SET SESSION AUTHORIZATION` asks for somebody else.
+pub const SESSION_AUTHORIZATION: &str = "session_authorization";
+
 /// Whether `name` is one that a session can set.
 pub fn is_settable(name: &str) -> bool {
     !NOT_SETTABLE.iter().any(|fixed| fixed.eq_ignore_ascii_case(name))
@@ -118,7 +122,9 @@ impl ParameterSet {
                 cannot_fail &= name.eq_ignore_ascii_case("application_name") && value.is_ascii();
                 // search_path is reported as a list of quoted identifiers. SET would take the whole, as a literal, for one name, and without quotes
                 // run whatever else a client put there.
-                if name.eq_ignore_ascii_case("search_path") {
+                if name.eq_ignore_ascii_case(SESSION_AUTHORIZATION) && value.is_empty() {
+                    query.push_str("SET SESSION AUTHORIZATION DEFAULT;");
+                } else if name.eq_ignore_ascii_case("search_path") {
                     query.push_str("SELECT pg_catalog.set_config('search_path',");
                     quote_literal(&mut query, value);
                     query.push_str(",false);");
@@ -280,6 +286,9 @@ mod tests {
                  SELECT pg_catalog.set_config('search_path','\"$user\", public',false);"
             )
         );
+        let [joe, own] = ["joe", ""].map(|user| set(&[(SESSION_AUTHORIZATION, user)]));
+        assert_eq!(query(&own, &joe).as_deref(), Some("SET \"session_authorization\" = 'joe';"));
+        assert_eq!(query(&joe, &own).as_deref(), Some("SET SESSION AUTHORIZATION DEFAULT;"));
         let hostile = set(&[("search_path", "a; drop table t --'")]);
         assert_eq!(
             query(&server, &hostile).as_deref(),

@@ -76,6 +76,8 @@ pub(crate) struct Pool {
     brief: AtomicU8,
     /// What a server of this pool reports at login: new clients are told the same.
     pub welcome: ArcSwapOption<ParameterSet>,
+    /// Whom its servers have logged in as, by their own word.
+    pub authorization: ArcSwapOption<Arc<str>>,
     /// Logged-in clients.
     pub clients: AtomicU32,
     /// The pool's place in the kernel lanes, if they carry it.
@@ -234,6 +236,7 @@ impl Pool {
             brief: AtomicU8::new(brief(&settings)),
             settings: ArcSwap::from_pointee(settings),
             welcome: ArcSwapOption::empty(),
+            authorization: ArcSwapOption::empty(),
             clients: AtomicU32::new(0),
             proved: ArcSwapOption::empty(),
             secret: ArcSwapOption::empty(),

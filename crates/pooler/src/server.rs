@@ -109,6 +109,8 @@ pub(crate) struct Server {
     pub work: Work,
     pub link: Link,
     pub parameters: SharedParameters,
+    /// Whom it has logged in as, by its own word; [`SESSION_AUTHORIZATION`](underpass_pool::params::SESSION_AUTHORIZATION).
+    pub authorization: Option<Arc<str>>,
     pub inbox: Vec<u8>,
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client is full.

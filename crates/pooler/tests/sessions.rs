@@ -377,6 +377,7 @@ fn every_parameter_that_is_reported_is_its_clients_own() -> Result<()> {
     let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
     let options = pooler.options("postgres", "postgres");
     let (mut one, mut other) = (Client::connect(&options)?, Client::connect(&options)?);
+    assert_eq!(one.parameter("session_authorization"), Some("postgres"));
     let reported = [
         ("application_name", "one"),
         ("client_encoding", "LATIN1"),

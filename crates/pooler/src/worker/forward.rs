@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::event::epoll::EventFlags;
 use underpass_config::PoolMode;
 use underpass_pool::link::{FrontendContext, FrontendEvent, LinkError, Splice, Status, judge_head};
+use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION};
 use underpass_wire::SqlState;
 
 use super::{Again, Entry, Farewell, GONE, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
@@ -694,19 +695,24 @@ impl Worker {
     fn parameters_changed(&mut self, key: Key) {
         let changes = std::mem::take(&mut self.observed.parameters);
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
+        let own = server.authorization.clone();
+        let is_own = |name: &str, value: &str| {
+            name.eq_ignore_ascii_case(SESSION_AUTHORIZATION) && own.as_deref() == Some(value)
+        };
+        let note = |set: &mut ParameterSet| {
+            for (name, value, _) in &changes {
+                set.set(name, if is_own(name, value) { "" } else { value });
+            }
+        };
         let mut set = (*server.parameters).clone();
-        for (name, value, _) in &changes {
-            set.set(name, value);
-        }
+        note(&mut set);
         server.parameters = self.shared.intern_parameters(set);
         if let Some(client) = server.client().and_then(|client| self.clients.get_mut(client)) {
             if changes.iter().any(|(.., hidden)| !hidden)
                 || matches!(server.work, Work::Preparing { step: PrepareStep::Restore, .. } | Work::Client(_))
             {
                 let mut set = (*client.parameters).clone();
-                for (name, value, _) in &changes {
-                    set.set(name, value);
-                }
+                note(&mut set);
                 client.parameters = if set == *server.parameters {
                     Arc::clone(&server.parameters)
                 } else {

@@ -13,7 +13,7 @@ use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
 use underpass_console::text::{self, reason};
 use underpass_pool::core::ClientRef;
-use underpass_pool::params::{ParameterSet, SharedParameters};
+use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION, SharedParameters};
 use underpass_tls::{ClientSide, SslMode};
 use underpass_wire::SqlState;
 use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
@@ -576,7 +576,10 @@ impl Worker {
         let minor = login.startup.as_ref().map_or(0, |startup| startup.minor);
         let mut out = Vec::with_capacity(512);
         build::authentication_ok(&mut out);
+        let own = pool.authorization.load();
         for (name, value) in wanted.iter() {
+            let is_own = value.is_empty() && name.eq_ignore_ascii_case(SESSION_AUTHORIZATION);
+            let value = own.as_deref().filter(|_| is_own).map_or(value, |own| &**own);
             build::parameter_status(&mut out, name.as_bytes(), value.as_bytes());
         }
         client.parameters = wanted;

@@ -13,7 +13,7 @@ use underpass_console::text::{self, reason};
 use underpass_pool::ServerId;
 use underpass_pool::core::Launch;
 use underpass_pool::link::Link;
-use underpass_pool::params::ParameterSet;
+use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION};
 use underpass_tls::SslMode;
 use underpass_wire::startup::ProtocolVersion;
 use underpass_wire::startup::build as startup_build;
@@ -170,6 +170,7 @@ impl Worker {
                 })),
                 link: Link::new(mode.link),
                 parameters: Arc::default(),
+                authorization: None,
                 inbox: Vec::new(),
                 outbox: Outbox::default(),
                 readable: false,
@@ -458,7 +459,12 @@ impl Worker {
 
     fn server_logged_in(&mut self, key: Key, settings: &Settings) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
-        let Work::Login(login) = std::mem::replace(&mut server.work, Work::Resting) else { return };
+        let Work::Login(mut login) = std::mem::replace(&mut server.work, Work::Resting) else { return };
+        server.authorization = login.parameters.get(SESSION_AUTHORIZATION).map(Arc::from);
+        if server.authorization.is_some() {
+            login.parameters.set(SESSION_AUTHORIZATION, "");
+        }
+        server.pool.authorization.store(server.authorization.clone().map(Arc::new));
         let set = self.shared.intern_parameters(login.parameters);
         server.parameters = set.clone();
         let pool = server.pool.clone();
