@@ -350,6 +350,7 @@ def cancel_wait(t):
 def autodb_idle(t):
     p = t.tx({"autodb_idle_timeout": "0.5", "server_idle_timeout": "0.5"},
              databases={"*": t.target(None).replace("dbname=None", "").strip()})
+    p.forgets_pools = True
     with t.connect(p, database="p1") as client:
         client.query("SELECT 1")
         p.wait_log("registered new auto-database")

@@ -97,6 +97,9 @@ class Audit:
         if account is None:
             self.untold += 1
             return
+        if getattr(pooler, "forgets_pools", False):
+            # SHOW TOTALS goes back when a pool is freed, as PgBouncer's does; SHOW KERNEL does not.
+            account.total = max(account.total, account.lanes.total() + account.user.total())
         self.asked += 1
         self.sum.lanes.update(account.lanes)
         self.sum.user.update(account.user)
