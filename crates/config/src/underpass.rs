@@ -42,7 +42,7 @@ keys! {
         lane_clients_max: LanePlaces = Some("16384"), Restart;
         /// Server connections, likewise (`server_refused`).
         lane_servers_max: LanePlaces = Some("4096"), Restart;
-        /// Pools, likewise, for 4.2 KiB each (`no_place`). A pair of database and user keeps its place until the process ends.
+        /// Pools, likewise, for 4.2 KiB each (`no_place`). A pair of database and user keeps its place until it is forgotten.
         lane_pools_max: LanePlaces = Some("256"), Restart;
         /// Names of clients' prepared statements that kernel lanes know at once, and statements of servers, likewise. Uses of others are
         /// in user space (`named_statement`, `unprepared`).

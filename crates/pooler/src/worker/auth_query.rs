@@ -76,18 +76,24 @@ impl Worker {
         build::describe(&mut request, Target::Portal, b"");
         build::execute(&mut request, b"", 0);
         build::sync(&mut request);
+        let work = Work::AuthQuery { client: key, answer: Vec::new() };
+        self.ask_and_collect(server_key, work, &request, "auth_query could not be sent");
+    }
+
+    /// Asks a server for itself, so that `work` collects what it answers; `failure`: why it is closed if that cannot be sent.
+    pub(super) fn ask_and_collect(&mut self, key: Key, work: Work, request: &[u8], failure: &str) {
         let shared = self.shared.clone();
-        let Some(server) = self.server(server_key) else { return };
-        server.work = Work::AuthQuery { client: key, answer: Vec::new() };
+        let Some(server) = self.server(key) else { return };
+        server.work = work;
         server.link.begin();
         let (mut side, mut to_client, mut composed) = (ClientSide::default(), Vec::new(), Vec::new());
         let mut out = Splice::new(&mut composed);
         let mut context =
             FrontendContext { client: &mut side, statements: &shared.statements, to_client: &mut to_client };
-        let fed = server.link.frontend(&request, &mut context, &mut out);
-        let sent = server.outbox.send(&mut server.transport, out.bytes(&request));
+        let fed = server.link.frontend(request, &mut context, &mut out);
+        let sent = server.outbox.send(&mut server.transport, out.bytes(request));
         if fed.is_err() || sent.is_err() {
-            self.close_server(server_key, "auth_query could not be sent");
+            self.close_server(key, failure);
         }
     }
 

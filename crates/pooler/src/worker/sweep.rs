@@ -56,9 +56,9 @@ impl Worker {
         self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
     }
 
-    /// All clients but those that rest and may go on resting; of those in lanes, as many as have their turn. Of ten thousand that is nearly everyone, and whoever comes meanwhile waits
-    /// for a look at each, which is not in the cache: so those that rested at the last look are looked at in turns, unless they have
-    /// stirred ([`Worker::stirred`]).
+    /// All clients but those that may rest. Of ten thousand nearly everyone rests, and whoever comes meanwhile waits for a look at each,
+    /// which is not in the cache: so those that rested at the last look are looked at in turns, unless they have stirred
+    /// ([`Worker::stirred`]). Those in lanes have their turns too.
     fn clients_to_sweep(&mut self, draining: bool) -> Vec<Key> {
         self.sweeps = (self.sweeps + 1) % RESTING_TURNS;
         // Nearly all have the pool of the one before.

@@ -71,3 +71,45 @@ fn the_cost_of_programs_and_the_share_of_lanes_are_told() -> Result<()> {
     assert!(kernel(&pooler, "request_skb", "runs")? > 0 && kernel(&pooler, "request_skb", "time")? > 0);
     Ok(())
 }
+
+/// Two places, and one name after the other, each forgotten when it is unused.
+#[test]
+fn the_place_of_a_forgotten_pool_is_used_again() -> Result<()> {
+    const ROUNDS: usize = 5;
+    let server = Postgres::start()?;
+    for (lane, same_host) in &LANES[..2] {
+        let base = Ini::for_server(&server)
+            .set("pool_mode", "transaction")
+            .set("autodb_idle_timeout", "0.3")
+            .set("server_idle_timeout", "0.2")
+            .database("*", &format!("host=127.0.0.1 port={} dbname=postgres", server.port()));
+        let Some(ini) = base.lanes(same_host, 1) else { return Ok(()) };
+        let mut pooler = Underpass::start(&ini.tail("lane_pools_max = 2"))?;
+        let begun = Instant::now();
+        let (mut used, mut refused) = (0, 0);
+        while used < ROUNDS {
+            assert!(begun.elapsed() < Duration::from_secs(60), "lane {lane}: {used} names\n{}", pooler.log());
+            let name = format!("name_{used}_{refused}");
+            let mut client = Client::connect(&pooler.options("postgres", &name))?;
+            let before = carried(&pooler, lane)?;
+            for i in 0..20 {
+                assert_eq!(value(&mut client, &format!("select {i}"))?, i.to_string());
+            }
+            if carried(&pooler, lane)? > before {
+                used += 1
+            } else {
+                refused += 1
+            }
+            client.terminate()?;
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        println!("lane {lane}: {used} names had a place, {refused} came while there was none");
+        // Statistics go with their pools, so there is no account of its transactions.
+        pooler.signal(Signal::SIGKILL)?;
+        while pooler.is_running() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!pooler.log().contains("free_pool"), "{}", pooler.log());
+    }
+    Ok(())
+}

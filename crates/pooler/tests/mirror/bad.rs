@@ -5,11 +5,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{
-    Client, Direction, Fault, FaultProxy, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal,
-    SmallDisk, Step, Underpass,
+    Client, Direction, Fault, FaultProxy, Ini, Pooler, Postgres, Result, Signal, SmallDisk, Underpass,
 };
 
-use crate::pair::{Pair, eventually, table};
+use crate::pair::{Pair, eventually, garbage, table};
 
 fn insert(client: &mut Client, id: u32) -> Result<()> {
     client.query(&format!("insert into t values ({id})")).map(drop)
@@ -158,19 +157,7 @@ fn a_mirror_that_refuses_logins_is_told_of() -> Result<()> {
 #[test]
 fn garbage_from_a_mirror_is_no_client_s_business() -> Result<()> {
     let here = Postgres::start()?;
-    let mock = MockServer::start(|_| {
-        vec![
-            Step::Login,
-            // Who it is, asked of each connection and before the first: it answers well at first.
-            Step::Expect(b'Q'),
-            Step::Send(Reply::new().single_row("identity", "1 1")),
-            Step::Expect(b'Q'),
-            Step::Send(Reply::new().single_row("identity", "1 1")),
-            Step::Until(b'Q'),
-            Step::Send(Reply::new().raw(b"\xff\xff\xff\xff\xffgarbage")),
-            Step::WaitClose,
-        ]
-    })?;
+    let mock = garbage()?;
     let tail = format!("[underpass:mirror:m]\ndatabases = *\nhost = 127.0.0.1\nport = {}", mock.port());
     let ini = Ini::for_server(&here).set("pool_mode", "transaction").set("server_tls_sslmode", "disable");
     let pooler = Underpass::start(&ini.set("server_check_query", "").tail(&tail))?;

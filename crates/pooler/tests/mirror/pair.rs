@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Client, Ini, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass};
 
 /// Longest wait for anything, on a loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -255,4 +255,20 @@ pub fn eventually_or_not(mut holds: impl FnMut() -> Result<bool>) -> Result<bool
         std::thread::sleep(Duration::from_millis(30));
     }
     Ok(true)
+}
+
+/// A mirror that answers well at first, when it is asked who it is: as each connection is, and before the first. Then it does not.
+pub fn garbage() -> Result<MockServer> {
+    MockServer::start(|_| {
+        vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("identity", "1 1")),
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("identity", "1 1")),
+            Step::Until(b'Q'),
+            Step::Send(Reply::new().raw(b"\xff\xff\xff\xff\xffgarbage")),
+            Step::WaitClose,
+        ]
+    })
 }

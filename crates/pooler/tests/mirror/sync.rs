@@ -3,11 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{
-    AuthMethod, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass,
-};
+use underpass_testkit::{AuthMethod, Client, Ini, Pooler, Postgres, Result, Underpass};
 
-use crate::pair::{LIMIT, Pair, Row, eventually, server, table};
+use crate::pair::{LIMIT, Pair, Row, eventually, garbage, server, table};
 
 const SYNC: &str = "mode = sync\nsync_timeout = 2";
 
@@ -109,18 +107,7 @@ fn a_mirror_that_restarts() -> Result<()> {
 #[test]
 fn garbage_from_a_mirror() -> Result<()> {
     let here = Postgres::start()?;
-    let mock = MockServer::start(|_| {
-        vec![
-            Step::Login,
-            Step::Expect(b'Q'),
-            Step::Send(Reply::new().single_row("identity", "1 1")),
-            Step::Expect(b'Q'),
-            Step::Send(Reply::new().single_row("identity", "1 1")),
-            Step::Until(b'Q'),
-            Step::Send(Reply::new().raw(b"\xff\xff\xff\xff\xffgarbage")),
-            Step::WaitClose,
-        ]
-    })?;
+    let mock = garbage()?;
     let ini = Ini::for_server(&here).set("pool_mode", "transaction").set("server_tls_sslmode", "disable");
     let ini = ini.set("server_check_query", "").tail(&mirror("m", mock.port(), SYNC));
     let pooler = Underpass::start(&ini)?;

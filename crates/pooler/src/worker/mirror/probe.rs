@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use underpass_pool::link::{ClientSide, FrontendContext, Splice};
 use underpass_wire::frontend::build;
 
 use super::Role;
@@ -57,19 +56,8 @@ impl Worker {
     pub(in crate::worker) fn identify(&mut self, key: Key) {
         let mut request = Vec::new();
         build::query(&mut request, IDENTITY);
-        let shared = self.shared.clone();
-        let Some(server) = self.server(key) else { return };
-        server.work = Work::Identifying { answer: Vec::new() };
-        server.link.begin();
-        let (mut side, mut to_client, mut composed) = (ClientSide::default(), Vec::new(), Vec::new());
-        let mut out = Splice::new(&mut composed);
-        let mut context =
-            FrontendContext { client: &mut side, statements: &shared.statements, to_client: &mut to_client };
-        let fed = server.link.frontend(&request, &mut context, &mut out);
-        let sent = server.outbox.send(&mut server.transport, out.bytes(&request));
-        if fed.is_err() || sent.is_err() {
-            self.close_server(key, "server could not be asked who it is");
-        }
+        let work = Work::Identifying { answer: Vec::new() };
+        self.ask_and_collect(key, work, &request, "server could not be asked who it is");
     }
 
     /// Something of the answer has come. False if the server has left this worker's hands.
