@@ -24,7 +24,7 @@ use underpass_wire::MAX_MESSAGE_LEN;
 use crate::applications::{self, Finder};
 use crate::client::Client;
 use crate::logging::log_socket;
-use crate::net::Endpoint;
+use crate::net::{self, Endpoint};
 use crate::pool::PoolSettings;
 use crate::pressure::Pressure;
 use crate::server::Server;
@@ -326,6 +326,8 @@ impl Lanes {
         }
         match self.datapath.register_client(client.transport.fd(), pool, client.parameters.fingerprint()) {
             Ok(slot) => {
+                // Should this process die, what programs forwarded may end in the middle of a response: no end of stream is to follow it.
+                net::reset_on_close(client.transport.fd(), true);
                 lock(&self.clients).insert(slot, me);
                 client.lane = Some(Box::new(ClientLane {
                     lanes: self.clone(),

@@ -180,6 +180,14 @@ impl TcpOptions {
     }
 }
 
+/// Makes the next close send RST, or FIN as usual (socket(7), SO_LINGER of zero).
+pub(crate) fn reset_on_close(fd: BorrowedFd<'_>, is_wanted: bool) {
+    let linger = is_wanted.then_some(Duration::ZERO);
+    if let Err(error) = sockopt::set_socket_linger(fd, linger) {
+        log::debug!("SO_LINGER: {error}");
+    }
+}
+
 fn set_buffers(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     sockopt::set_socket_send_buffer_size(fd, bytes as usize)?;
     sockopt::set_socket_recv_buffer_size(fd, bytes as usize)?;

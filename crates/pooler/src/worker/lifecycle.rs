@@ -20,6 +20,7 @@ use super::{Again, Entry, Farewell, Source, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
 use crate::logging::{self, log_socket};
 use crate::metrics::Told;
+use crate::net;
 use crate::pool::{ConnectError, Pool};
 use crate::server::{PrepareStep, Server, SettleStep, Work};
 use crate::shared::lock;
@@ -789,6 +790,9 @@ impl Worker {
         let Some(mut client) = self.clients.remove(key) else { return };
         self.shared.acceptors.left(self.now.saturating_duration_since(client.connected_at));
         client.transport.close_notify();
+        if client.lane.is_some() {
+            net::reset_on_close(client.transport.fd(), false);
+        }
         client.transport.ended_by(if client.ended {
             EndReason::ClientClosed
         } else {
