@@ -457,7 +457,8 @@ pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>]) {
         database.paused.store(false, Ordering::Release);
         database.disabled.store(false, Ordering::Release);
     }
-    let numbers: HashSet<u32> = databases.iter().map(|database| database.number).collect();
+    let mut numbers: HashSet<u32> = databases.iter().map(|database| database.number).collect();
+    numbers.extend(shared.mirrors.forget(databases));
     let mut pools = shared.pools();
     pools.retain(|pool| numbers.contains(&pool.database.number));
     for pool in &pools {

@@ -360,6 +360,7 @@ impl Mirrors {
             let wanted = config.mirrors.get(name).filter(|mirror| mirror.covers(database));
             let (Some(mirror), Some((configured, _))) = (wanted, config.database(database)) else {
                 lock(&self.differences).clear(name, Some(database));
+                state.target.forgotten.store(true, Ordering::Release);
                 obsolete.push(state.target.number);
                 return false;
             };
@@ -386,6 +387,23 @@ impl Mirrors {
             true
         });
         obsolete
+    }
+
+    /// Databases that are not known any more, until somebody asks for them again: what was counted goes with them, as their pools do. Returns the
+    /// numbers of their target databases. Anybody can name a database of `*`, so nothing of one may stay.
+    pub fn forget(&self, databases: &[Arc<DatabaseState>]) -> Vec<u32> {
+        let is_over = |name: &str| databases.iter().any(|database| database.name == name);
+        let mut targets = Vec::new();
+        lock(&self.all).retain(|(name, database), state| {
+            if !is_over(database) {
+                return true;
+            }
+            lock(&self.differences).clear(name, Some(database));
+            state.target.forgotten.store(true, Ordering::Release);
+            targets.push(state.target.number);
+            false
+        });
+        targets
     }
 
     /// The mirrors of a database, in the order of their names.

@@ -3,7 +3,7 @@
 
 use underpass_testkit::{Client, FaultProxy, Ini, Pooler, Postgres, Result, Underpass};
 
-use crate::pair::{eventually, server, table};
+use crate::pair::{Pair, eventually, server, table};
 
 const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
 
@@ -99,5 +99,47 @@ fn a_primary_of_several_servers_is_asked_at_each() -> Result<()> {
     };
     let all = count(&here)? + count(&there)?;
     assert_eq!(all, 3, "twice\n{}", pooler.log());
+    Ok(())
+}
+
+/// Anybody can name a database of `*`: what its mirror has counted, and the pools there, go when it is forgotten.
+#[test]
+fn databases_that_come_and_go_leave_no_mirror_behind() -> Result<()> {
+    for mode in MODES {
+        let mut pair = Pair::start_with(
+            &[("pool_mode", "transaction"), ("autodb_idle_timeout", "0.3"), ("server_idle_timeout", "0.2")],
+            mode,
+        )?;
+        pair.both("create table t (id int)")?;
+        for round in 0..3 {
+            for name in ["one", "two", "three"] {
+                if round == 0 {
+                    pair.both(&format!("create database {name}"))?;
+                }
+                let mut client = Client::connect(&pair.pooler.options("postgres", name))?;
+                client.query("select 1")?.ok()?;
+            }
+            eventually("they have been seen", || Ok(!pair.mirrors()?.is_empty()))?;
+            let pools = || table(&pair.pooler, "SHOW POOLS");
+            eventually("they are forgotten", || Ok(pair.mirrors()?.is_empty() && pools()?.len() == 1))?;
+        }
+        // One that comes back is mirrored.
+        let mut client = pair.client()?;
+        pair.wait_state("on")?;
+        insert(&mut client, 1)?;
+        eventually("it is there", || Ok(pair.there.sql_value("select count(*) from t")? == "1"))?;
+        // And so it is if RELOAD takes the mirror away and back.
+        pair.reload(None)?;
+        eventually("the mirror's pools have gone", || {
+            let pools = table(&pair.pooler, "SHOW POOLS")?;
+            Ok(pools.iter().all(|pool| !pool["database"].contains('@')))
+        })?;
+        pair.reload(Some(mode))?;
+        let inserted = || -> Result<bool> {
+            insert(&mut client, 2)?;
+            Ok(pair.there.sql_value("select count(*) from t where id = 2")? != "0")
+        };
+        eventually("the mirror is back", inserted)?;
+    }
     Ok(())
 }
