@@ -227,4 +227,24 @@ mod tests {
         assert_eq!([told.recv().unwrap(), told.recv().unwrap()], [("silent", true); 2]);
         assert_eq!(asked.load(Ordering::Relaxed), 1, "both were told at once");
     }
+
+    #[test]
+    fn a_failure_is_as_old_as_its_own_limit_allows() {
+        let resolver = Resolver::asking(|name| {
+            if name == "none" { Err("no such host".into()) } else { Ok([IpAddr::from([10, 0, 0, 1])].into()) }
+        });
+        let (hour, none) = (Duration::from_secs(3600), Duration::ZERO);
+        for name in ["db", "none"] {
+            assert!(resolver.cached(name, hour, hour).is_none(), "{name}: not asked yet");
+            let (tell, told) = channel();
+            resolver.resolve(name.into(), move |_| tell.send(()).unwrap());
+            told.recv().unwrap();
+        }
+        assert!(matches!(resolver.cached("db", hour, none), Some(Ok(_))));
+        assert!(resolver.cached("db", none, hour).is_none());
+        assert!(matches!(resolver.cached("none", none, hour), Some(Err(_))));
+        assert!(resolver.cached("none", hour, none).is_none());
+        let address = resolver.cached("10.0.0.2", none, none);
+        assert!(matches!(address, Some(Ok(_))), "never asked: {address:?}");
+    }
 }

@@ -369,3 +369,41 @@ fn tcp_defer_accept_changes_while_it_runs() -> Result<()> {
     assert_eq!(logins()?, "0");
     Ok(())
 }
+
+/// SUSPEND waits until everything is written, but not for ever for somebody who does not read.
+#[test]
+fn who_does_not_read_is_closed_after_suspend_timeout() -> Result<()> {
+    let server = server_with_databases()?;
+    let pooler = Underpass::start(
+        &ini(&server, &[("a", "")]).set("suspend_timeout", "1").tail("[underpass]\nkernel_path = off"),
+    )?;
+    let mut other = Client::connect(&pooler.options("app", "a"))?;
+    assert_eq!(ask(&mut other, "select 1")?, "1");
+    let mut stuck = Client::connect(&pooler.options("app", "a"))?;
+    stuck.send(&Batch::new().query("select repeat('x', 1000) from generate_series(1, 100000)"))?;
+    // The server waits for somebody to read; what was read from it waits in the pooler.
+    until("the server is full", || {
+        let waits =
+            "select count(*) from pg_stat_activity where datname = 'a' and wait_event = 'ClientWrite'";
+        Ok(server.sql_value(waits)? == "1")
+    })?;
+    let mut console = {
+        let options = pooler.options("pooler_admin", "pgbouncer").password("pooler_admin_password");
+        Client::connect(&options)?
+    };
+    // A little room may have come about in the socket since, for what is left of a message; then all is written at once.
+    until("SUSPEND waits", || {
+        let begun = Instant::now();
+        console.query("SUSPEND")?.ok()?;
+        let took = begun.elapsed();
+        console.query("RESUME")?.ok()?;
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(took >= Duration::from_millis(900))
+    })?;
+    assert!(pooler.log().contains("suspend_timeout"), "{}", pooler.log());
+    assert_eq!(ask(&mut other, "select 2")?, "2");
+    // It gets what was on its way, and the end.
+    let received = stuck.until_closed()?;
+    assert!(received.len() < 100_000, "{} messages", received.len());
+    Ok(())
+}
