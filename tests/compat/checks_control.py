@@ -329,6 +329,7 @@ def reload_pool_size(t):
 @check("reload/new-and-removed-database")
 def reload_databases(t):
     p = t.tx()
+    p.forgets_pools = True
     on_p1 = t.connect(p, database="p1")
     on_p1.query("SELECT 1")
     fails("no such database: new", p.connect, database="new")
