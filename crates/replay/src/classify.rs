@@ -5,7 +5,7 @@
 //! therefore also has the server refuse writes (`default_transaction_read_only`).
 
 use foldhash::HashMap;
-use underpass_sql::{Class, Summary, fingerprint, hash_fingerprint, normalize};
+use underpass_sql::{Class, Summary, hash_fingerprint, normalize, parse_bytes};
 use underpass_trace::{Protocol, fold, strip_literals};
 
 /// A text, classified.
@@ -13,7 +13,8 @@ use underpass_trace::{Protocol, fold, strip_literals};
 pub struct Statement {
     /// libpg_query's fingerprint, 16 hexadecimal digits; texts that differ in literals only have the same.
     pub fingerprint: String,
-    /// The text with its literals replaced by `$1`, `$2`, ..., cut to 500 characters.
+    /// The text with its literals replaced by `$1`, `$2`, ..., and without comments, cut to 500 characters. A text that cannot be parsed: its
+    /// shape.
     pub label: String,
     /// The first such text, whole; empty if it is longer than is remembered, or not UTF-8.
     pub sample: String,
@@ -58,6 +59,8 @@ pub struct Classifier {
     protocol: Protocol,
     /// By text; the values index `statements`.
     texts: HashMap<Vec<u8>, u32>,
+    /// Fingerprints by text without literals.
+    by_shape: HashMap<Vec<u8>, String>,
     /// By fingerprint and class.
     groups: HashMap<(String, Class, bool), u32>,
     statements: Vec<Statement>,
@@ -66,6 +69,8 @@ pub struct Classifier {
 /// Texts that the classifier remembers word for word; above that only fingerprints are, which are bounded by the program
 /// that sent them.
 const TEXTS_MAX: usize = 100_000;
+/// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
+const SHAPES_MAX: usize = 50_000;
 /// Longest text that is remembered word for word, bytes.
 const TEXT_LEN_MAX: usize = 4096;
 /// Longest label, characters.
@@ -83,7 +88,11 @@ impl Classifier {
             return index;
         }
         let mut statement = match self.protocol {
-            Protocol::Postgres => classify(&String::from_utf8_lossy(text)),
+            Protocol::Postgres => {
+                let mut statement = classify(&String::from_utf8_lossy(text));
+                self.unite(text, &mut statement.fingerprint);
+                statement
+            }
             Protocol::Mysql => classify_mysql(text),
         };
         if std::str::from_utf8(text).is_err() {
@@ -99,6 +108,16 @@ impl Classifier {
             self.texts.insert(text.to_vec(), index);
         }
         index
+    }
+
+    /// Gives texts that differ in literals only the fingerprint of the first of them: libpg_query's tells them apart in some utility
+    /// statements (COMMENT, CREATE ROLE).
+    fn unite(&mut self, text: &[u8], fingerprint: &mut String) {
+        if self.by_shape.len() >= SHAPES_MAX {
+            self.by_shape.clear();
+        }
+        let first = self.by_shape.entry(strip_literals(text, Protocol::Postgres));
+        fingerprint.clone_from(first.or_insert_with(|| fingerprint.clone()));
     }
 
     /// What `classify` found. Panics on an index it never gave.
@@ -126,9 +145,12 @@ fn classify(text: &str) -> Statement {
         extensions: Vec::new(),
         notifies: false,
     });
-    let fingerprint = fingerprint(text).unwrap_or_else(|_| hash_fingerprint(text.as_bytes()));
-    let label = normalize(text).unwrap_or_else(|_| text.to_owned());
-    summary.may_write |= writes_behind(&shape, &label, summary.class);
+    let (fingerprint, label) = match parse_bytes(text.as_bytes(), underpass_sql::Statement::parse) {
+        Ok(parsed) => (parsed.fingerprint, parsed.text),
+        Err(_) => (hash_fingerprint(shape.as_bytes()), shape.clone()),
+    };
+    let normalized = normalize(text).unwrap_or_else(|_| text.to_owned());
+    summary.may_write |= writes_behind(&shape, &normalized, summary.class);
     Statement {
         fingerprint: format!("{fingerprint:016x}"),
         label: shorten(&label),
@@ -140,8 +162,8 @@ fn classify(text: &str) -> Statement {
 }
 
 /// Whether something in a text may write that is not of the class of the whole: that is the class of one of its statements, and what EXECUTE and
-/// COMMIT PREPARED do is not in their own words. `label` is the text without its literals as PostgreSQL writes it.
-fn writes_behind(shape: &str, label: &str, class: Class) -> bool {
+/// COMMIT PREPARED do is not in their own words. `normalized` is what PostgreSQL's grammar still reads, without the literals of plans.
+fn writes_behind(shape: &str, normalized: &str, class: Class) -> bool {
     if !matches!(class, Class::Transaction | Class::Session | Class::LiftsReadOnly) {
         return false;
     }
@@ -156,7 +178,7 @@ fn writes_behind(shape: &str, label: &str, class: Class) -> bool {
     // What is cut at a semicolon of a name or comment is no statement, and may write.
     let reads = |text: &str| Summary::of(text).is_ok_and(|summary| !summary.may_write);
     let several = statements(shape).nth(1).is_some();
-    label.split(';').any(|one| {
+    normalized.split(';').any(|one| {
         let declares = statements(&self::shape(one)).next().is_some_and(|words| words[0] == "declare");
         match declares {
             // What a cursor reads is behind FOR.
@@ -228,6 +250,25 @@ mod tests {
         assert_ne!(one, other);
         assert_eq!(classifier.get(one).label, "select * from t where a = $1");
         assert_eq!(classifier.statements().len(), 2);
+    }
+
+    #[test]
+    fn no_label_has_a_literal_of_a_client_and_none_makes_a_group() {
+        for (form, label) in [
+            ("create role r login password '{}'", "create role r login password $1"),
+            ("set app.tenant to '{}'", "set app.tenant to $1"),
+            ("comment on table t is '{}' -- {}", "comment on table t is $1"),
+            ("notify c, '{}'", "notify c, $1"),
+            ("execute p('{}', 4711)", "execute p($1, $2)"),
+            ("do $${}$$", "do $1"),
+            ("/* {} */ select 1", "select $1"),
+            ("selekt '{}' /* {} */", "selekt ?"),
+        ] {
+            let mut classifier = Classifier::default();
+            let index = classifier.classify(form.replace("{}", "hidden").as_bytes());
+            assert_eq!(classifier.get(index).label, label);
+            assert_eq!(classifier.classify(form.replace("{}", "other").as_bytes()), index, "{form}");
+        }
     }
 
     #[test]

@@ -346,7 +346,8 @@ async fn statements_exist(
     login: &Login,
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
-    let makes = Makes::of(plan, |one| one.label.to_ascii_lowercase().contains("search_path"));
+    let names_path = |text: &str| text.to_ascii_lowercase().contains("search_path");
+    let makes = Makes::of(plan, |one| names_path(&one.label) || names_path(&one.sample));
     let mut missing = Missing::default();
     let created = created(plan);
     for statement in to_prepare(plan, statements) {

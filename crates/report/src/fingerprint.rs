@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which statements are the same but for their literals: libpg_query's fingerprint, remembered by shape.
 
-use underpass_sql::{Error, hash_fingerprint};
+use underpass_sql::{Error, Statement, hash_fingerprint};
 use underpass_trace::{Protocol, fold, strip_literals};
 
 /// Shapes that are remembered; after that the memory is emptied. A workload has hundreds.
@@ -52,10 +52,12 @@ impl Fingerprints {
         }
     }
 
-    /// The text as it is shown: with `$1` for literals where it can be parsed, otherwise its shape.
+    /// The text as it is shown, without literals and comments: with `$1` in their place where it can be parsed, otherwise its shape.
     pub fn label(&self, text: &[u8]) -> String {
         let parsed = match self.protocol {
-            Protocol::Postgres => underpass_sql::parse_bytes(text, underpass_sql::normalize).ok(),
+            Protocol::Postgres => {
+                underpass_sql::parse_bytes(text, |text| Ok(Statement::parse(text)?.text)).ok()
+            }
             Protocol::Mysql => None,
         };
         let label = parsed.unwrap_or_else(|| String::from_utf8_lossy(&self.shape(text)).into_owned());
@@ -87,6 +89,25 @@ mod tests {
         let latin1 = prints.of(b"select b from t where a = '\xe9'");
         assert_eq!(prints.of(b"select  b from t where a = 'x'"), latin1);
         assert_eq!(Fingerprints::new(Protocol::Postgres).of(b"select b from t where a = 'x'"), latin1);
+    }
+
+    #[test]
+    fn nothing_that_is_shown_has_a_literal_of_a_client() {
+        let prints = Fingerprints::new(Protocol::Postgres);
+        for (text, shown) in [
+            ("create role r login password 'hidden'", "create role r login password $1"),
+            ("set app.tenant to 'hidden'", "set app.tenant to $1"),
+            ("comment on table t is 'hidden' -- hidden", "comment on table t is $1"),
+            ("notify c, 'hidden'", "notify c, $1"),
+            ("execute p('hidden', 4711)", "execute p($1, $2)"),
+            ("do $$begin raise 'hidden'; end$$", "do $1"),
+            ("/* hidden */ select 1", "select $1"),
+            ("selekt 'hidden' /* hidden */", "selekt ?"),
+        ] {
+            assert_eq!(prints.label(text.as_bytes()), shown);
+        }
+        let prints = Fingerprints::new(Protocol::Mysql);
+        assert!(!prints.label(b"set @a = 'hidden' -- hidden").contains("hidden"));
     }
 
     #[test]

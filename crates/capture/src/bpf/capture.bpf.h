@@ -223,7 +223,10 @@ static __always_inline void count(struct capture_count *line, __u64 bytes)
 		COPY_SLICE(ptr, at, left, 64, LOAD)                                          \
 		if (left > 0) {                                                              \
 			void *to = bpf_dynptr_data(ptr, sizeof(struct event_head) + at, 64); \
-			if (!to || left > 63 || LOAD(to, at, left))                          \
+			__u32 rest = left - 1;                                               \
+			/* Linux 6.1 forgets that `left` is not 0. */                        \
+			barrier_var(rest);                                                   \
+			if (!to || LOAD(to, at, (rest & 63) + 1))                            \
 				return -1;                                                   \
 		}                                                                            \
 		return 0;                                                                    \
