@@ -82,7 +82,7 @@ fn analysis(lossy: bool) -> Analysis {
                 &mut writer,
                 2,
                 1 + at * 1_000 * MS,
-                "select pg_sleep(0.1) -- </script>",
+                "select pg_sleep(0.1) as \"</script>\"",
                 100 * MS,
                 complete(),
                 &mut offset,
@@ -136,7 +136,7 @@ fn numbers_are_those_of_the_workload() {
     let slow = if first.count == 10 { first } else { second };
     let p99 = slow.latency.value_at_quantile(0.99) as f64;
     assert!((p99 / 1e8 - 1.0).abs() < 0.02, "{p99}");
-    assert_eq!(slow.label, "select pg_sleep($1) -- </script>");
+    assert_eq!(slow.label, "select pg_sleep($1) as \"</script>\"");
     assert_eq!(analysis.by_sqlstate["42601"].count, 1);
     assert!((analysis.seconds() - 10.0).abs() < 0.1);
 }
