@@ -156,6 +156,13 @@ run() {
     say "$result ${counts:-} in $((SECONDS - begin)) s"
 }
 
+# newest_of PART: where its last result is, of whatever revision.
+newest_of() {
+    local row
+    row=$(ls -t "$target"/ci-full/*/"$1.row" 2>/dev/null | head -n 1)
+    [ -z "$row" ] || dirname "$row"
+}
+
 write_summary() {
     local name minutes what missing=0 revision state
     {
@@ -173,6 +180,10 @@ write_summary() {
             if [ -f "$state/$name.row" ]; then
                 IFS='|' read -r result counts skips seconds at <"$state/$name.row"
                 echo "| $name | $what | $revision | $result | $counts | $skips | $seconds | $at |"
+            elif state=$(newest_of "$name"); [ -n "$state" ]; then
+                # Of older code, and it says so.
+                IFS='|' read -r result counts skips seconds at <"$state/$name.row"
+                echo "| $name | $what | older: $(basename "$state") | $result | $counts | $skips | $seconds | $at |"
             else
                 echo "| $name | $what | $revision | not run | - | takes about $minutes min | - | - |"
             fi
