@@ -463,6 +463,40 @@ fn a_changed_parameter_and_dropped_statements_go_up_before_they_are_forwarded() 
     });
 }
 
+/// Whoever has used a statement of the pooler's does not hear of an error what user space has not seen: a plan may be outdated.
+#[test]
+fn an_error_after_a_named_statement_goes_up_wherever_it_is_split() {
+    on_each_lane(&Config::default(), |rig| {
+        let error = message(b'E', b"SERROR\0C0A000\0Mcached plan must not change result type\0\0");
+        // Behind the head, in its body, nowhere.
+        for split in [5, 6, error.len()] {
+            let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.held_server(rig.pool, 0, 1));
+            rig.dp.set_client_statement(c.slot, b"name_1", 7).unwrap();
+            rig.dp.set_server_statement(s.slot, 7, b"plan_7").unwrap();
+            assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+            assert_eq!(rig.dp.push_idle(s.slot, 0).unwrap(), Give::Done);
+            let batch = |name: &[u8]| {
+                let bind = message(b'B', &[b"\0", name, b"\0\0\0\0\0\0\0"].concat());
+                [bind, message(b'E', b"\0\0\0\0\0"), message(b'S', b"")].concat()
+            };
+            send(&mut c.app, &batch(b"name_1"));
+            expect(&mut s.backend, &batch(b"plan_7"));
+            let (first, rest) = error.split_at(split);
+            let first = [message(b'2', b""), first.to_vec()].concat();
+            send(&mut s.backend, &first);
+            rig.expect_server_up(&s, Reason::Error);
+            send(&mut s.backend, &[rest, &ready(b'I')].concat());
+            assert_eq!(rig.dp.claim_server(s.slot).unwrap(), Claim::Linked(c.slot), "split at {split}");
+            assert_eq!(rig.take(&c).server, Some(s.slot));
+            expect(&mut s.near, &[first.as_slice(), rest, &ready(b'I')].concat());
+            expect_silence(&mut c.app);
+            rig.dp.unlink(c.slot).unwrap();
+            rig.dp.free_server(s.slot).unwrap();
+            rig.dp.free_client(c.slot).unwrap();
+        }
+    });
+}
+
 #[test]
 fn retired_held_and_unexpected_releases_go_up() {
     on_each_lane(&Config::default(), |rig| {

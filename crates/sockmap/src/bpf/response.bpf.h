@@ -22,7 +22,7 @@ struct response_scan {
 	__u8 pinned;	/* session pooling: statements and what comes unasked are the client's own */
 	__u8 pad;
 	__u16 idles;	/* of rfq: how many said that a transaction is over */
-	__u32 error_at; /* where an ErrorResponse lies; end if there is none. A position: a flag doubles the verifier's paths */
+	__u32 error_at; /* where the head of an ErrorResponse ends; end if there is none. A position: a flag doubles the verifier's paths */
 };
 
 static __always_inline int status_code(__u8 status)

@@ -65,7 +65,8 @@ static long RESPONSE_NAME(response_step)(__u32 i, void *context)
 		}
 		break;
 	case 'E':
-		s->error_at = m.body;
+		/* The last byte of its head: the body may begin with the next chunk. */
+		s->error_at = m.body - 1;
 		break;
 	case 'A': /* a notification belongs to whoever is linked */
 		break;
