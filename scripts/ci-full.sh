@@ -164,7 +164,8 @@ newest_of() {
 }
 
 write_summary() {
-    local name minutes what missing=0 revision state
+    local name minutes what missing=0 revision state row before
+    before=$(git show "HEAD:$summary" 2>/dev/null)
     {
         echo "# Last full run of all suites"
         echo
@@ -184,6 +185,11 @@ write_summary() {
                 # Of older code, and it says so.
                 IFS='|' read -r result counts skips seconds at <"$state/$name.row"
                 echo "| $name | $what | older: $(basename "$state") | $result | $counts | $skips | $seconds | $at |"
+            elif row=$(grep "^| $name |" <<<"$before" | grep -v '| not run |'); [ -n "$row" ]; then
+                # Of another machine's run, checked in.
+                IFS='|' read -r _ _ _ revision row <<<"$row"
+                revision=${revision# } && revision=${revision#older: }
+                echo "| $name | $what | older: ${revision% } |$row"
             else
                 echo "| $name | $what | $revision | not run | - | takes about $minutes min | - | - |"
             fi
