@@ -319,6 +319,7 @@ static __always_inline void begin_scan(struct request_scan *scan, struct client_
 	scan->copy = !!(link & LINK_COPY);
 	scan->pinned = !!(link & LINK_PINNED);
 	scan->open = !!(c->flags & CLI_BATCH);
+	scan->extended = scan->open; /* of a chunk that only continues a message of the batch */
 	scan->unnamed = scan->linked && c->flags & CLI_UNNAMED;
 }
 
@@ -477,7 +478,8 @@ static __always_inline int forward_direct(struct sk_msg_md *msg, struct client_s
 	__u32 cycle, chunks, named, server, quiet = !(old & (LINK_PENDING_MASK | LINK_OPEN));
 	struct server_slot *s = NULL;
 
-	if (!ctl || ctl->off || !near || tap_wanted(c) || msg->size > MSG_BYTES_MAX)
+	/* Shorter than MSG_BYTES_MAX, because store_some() does not reach the last bytes of that. */
+	if (!ctl || ctl->off || !near || tap_wanted(c) || msg->size > MSG_BYTES_MAX - STATEMENT_NAME_MAX)
 		return 0;
 	/* What went by TCP may still be with the backend's worker, and what another thread sends may not be in its queue, unless all is answered. */
 	if (!quiet && (!(c->flags & CLI_DIRECT) || c->sender))
