@@ -339,6 +339,11 @@ impl Outbox {
 
     /// Writes `data` after what is held already, and holds what does not go. True if nothing is held afterwards.
     pub fn send(&mut self, transport: &mut Transport, mut data: &[u8]) -> io::Result<bool> {
+        if self.is_held_back {
+            // One write for both, and one wake-up of the peer.
+            self.bytes.extend_from_slice(data);
+            return self.drain(transport);
+        }
         if !self.is_empty() && !self.drain(transport)? {
             self.bytes.extend_from_slice(data);
             return Ok(false);
@@ -375,7 +380,7 @@ impl Outbox {
         Ok(!self.tls_holds)
     }
 
-    /// Keeps `data` for a [`Self::drain`] that follows at once.
+    /// Keeps `data` for a [`Self::drain`] or [`Self::send`] that follows at once.
     pub fn hold_back(&mut self, data: &[u8]) {
         // Nothing is sent off: what comes later, and finds the socket full, would pass for held back.
         self.is_held_back = self.is_empty() && !data.is_empty();
@@ -385,6 +390,11 @@ impl Outbox {
     /// Whether the socket has taken everything that it was offered.
     pub fn is_unhindered(&self) -> bool {
         self.is_empty() || self.is_held_back
+    }
+
+    /// Whether it has something that its socket was not offered.
+    pub fn is_held_back(&self) -> bool {
+        self.is_held_back
     }
 
     pub fn held(&self) -> usize {
@@ -397,6 +407,28 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn what_is_held_back_goes_with_what_follows() {
+        // A socket that keeps the bounds of writes.
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let (near, far) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            kind,
+            rustix::net::SocketFlags::NONBLOCK,
+            None,
+        )
+        .expect("a pair");
+        let (mut transport, mut outbox) = (Transport::new(near), Outbox::default());
+        outbox.hold_back(b"name");
+        assert!(outbox.is_held_back() && rustix::io::read(&far, &mut [0; 16]).is_err());
+        assert!(outbox.send(&mut transport, b"request").expect("room") && outbox.is_empty());
+        let mut read = [0; 16];
+        assert_eq!(rustix::io::read(&far, &mut read).expect("a packet"), 11);
+        assert!(&read[..11] == b"namerequest" && !outbox.is_held_back());
+        assert!(outbox.send(&mut transport, b"next").expect("room"));
+        assert_eq!(rustix::io::read(&far, &mut read).expect("a packet"), 4);
+    }
 
     #[test]
     fn what_a_full_socket_refuses_was_not_held_back() {

@@ -224,7 +224,7 @@ impl Worker {
                 self.again_soon.push(Again::Client(key));
                 return;
             }
-            if !server.outbox.is_empty()
+            if !server.outbox.is_unhindered()
                 || server.link.outstanding() > PIPELINE_MAX
                 || server.link.is_holding()
                 || !matches!(server.work, Work::Client(_))
@@ -412,6 +412,15 @@ impl Worker {
                 _ => {}
             },
             Err(error) => self.client_io_failed(key, &error),
+        }
+    }
+
+    /// Before the worker waits: nothing stays with it that a socket would take.
+    pub(super) fn send_all_held_back(&mut self) {
+        while let Some(key) = self.holding_back.pop() {
+            if self.server(key).is_some_and(|server| server.outbox.is_held_back()) {
+                self.server_writable(key);
+            }
         }
     }
 

@@ -278,10 +278,17 @@ impl Worker {
                 // kernel is not to forward the answers: it can only where nothing else is outstanding.
                 let is_mirrored = client.mirror.is_some();
                 let goes_ahead = restore.cannot_fail && !is_mirrored && !self.is_fed_pool(client_key);
-                self.ask(key, |_| restore.query);
-                if let Some(server) = self.server(key).filter(|_| goes_ahead) {
-                    server.work = Work::Client(client_key);
+                if !goes_ahead {
+                    return self.ask(key, |_| restore.query);
                 }
+                let Some(server) = self.server(key) else { return };
+                let mut out = Vec::new();
+                server.work = Work::Client(client_key);
+                server.refusal = None;
+                server.link.inject_query(&restore.query, &mut out);
+                // The two go in one write. If nothing of the request can go yet, the end of this turn sends what there is.
+                server.outbox.hold_back(&out);
+                self.holding_back.push(key);
                 return;
             }
         }

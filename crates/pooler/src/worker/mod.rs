@@ -132,6 +132,8 @@ pub(crate) struct Worker {
     /// Sweeps, counted in turns, and the generation of each client that rested at the last look (`sweep.rs`).
     sweeps: u32,
     resting: Vec<Option<u32>>,
+    /// Servers whose outbox may hold something back since this turn of the loop.
+    holding_back: Vec<Key>,
     /// Clients without a socket: shadows and probes.
     silent_clients: usize,
     /// Calls of `granted` on the stack that `give_back` made.
@@ -181,6 +183,7 @@ impl Worker {
             flips: u64::from(index),
             sweeps: 0,
             resting: Vec::new(),
+            holding_back: Vec::new(),
             console_waits: Vec::new(),
         }
     }
@@ -310,6 +313,7 @@ impl Worker {
             if is_sweep_due {
                 self.sweep();
             }
+            self.send_all_held_back();
         }
         self.close_all();
         Ok(())
