@@ -374,6 +374,11 @@ impl Kernel {
         self.rings.iter().map(full).fold(0.0, f64::max)
     }
 
+    /// Size of each ring, bytes.
+    pub fn ring_bytes(&self) -> u64 {
+        self.rings.first().map_or(0, |ring| ring.fill().1)
+    }
+
     /// The programs' accounts.
     ///
     /// # Errors

@@ -22,10 +22,12 @@ use crate::selftest;
 
 /// Between two looks into the rings. A ring holds what comes in this time many times over.
 const POLL: Duration = Duration::from_millis(5);
-/// The same while little comes: each look takes a processor from the server.
+/// The longest while little comes: each look takes a processor from the server.
 const POLL_CALM: Duration = Duration::from_millis(20);
 /// So little: a ring no fuller than this would hold fifty times as much.
 const FILL_CALM: f64 = 0.02;
+/// Bytes that may come in a millisecond after any calm: a long statement arrives as fast as memory is copied.
+const BURST: u64 = 3 << 20;
 /// A ring as full as this is looked into again at once.
 const FILL_BUSY: f64 = 0.1;
 /// From here on compression gives way to reading: what does not fit into a ring is lost, what is not compressed is only large.
@@ -527,7 +529,7 @@ impl Run<'_> {
                 write(&mut self.writer, &mut self.stopped, &Record::Clock(clock()));
             }
             match fill {
-                ..FILL_CALM => thread::sleep(POLL_CALM),
+                ..FILL_CALM => thread::sleep(calm(self.kernel.ring_bytes())),
                 ..FILL_BUSY => thread::sleep(POLL),
                 _ => {}
             }
@@ -798,6 +800,11 @@ fn counters(summary: &Summary) -> Counters {
         add(&mut counters.filtered, accounts.filtered);
     }
     counters
+}
+
+/// Pause while little comes: a ring of this size takes a burst of that length.
+fn calm(ring_bytes: u64) -> Duration {
+    Duration::from_millis(ring_bytes / BURST).clamp(POLL, POLL_CALM)
 }
 
 fn now_ns() -> u64 {
