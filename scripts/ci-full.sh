@@ -19,7 +19,9 @@ code=(. ':!docs' ':!bench/results' ':!*.md')
 others=(bench capture charts export replay report stats)
 # The files of those commands of the program that are for these crates alone.
 commands=(export.rs replay.rs report.rs trace.rs)
-pooler=("${code[@]}" "${others[@]/#/:!crates/}" "${commands[@]/#/:!crates/cli/src/}" ':!bench' ':!fuzz' ':!etc' ':!packaging' ':!scripts/ci-full.sh')
+# This script, and that of `make run`, which only `lint` and `test` look at.
+apart=(':!scripts/ci-full.sh' ':!scripts/run.sh')
+pooler=("${code[@]}" "${others[@]/#/:!crates/}" "${commands[@]/#/:!crates/cli/src/}" ':!bench' ':!fuzz' ':!etc' ':!packaging' "${apart[@]}")
 target=${CARGO_TARGET_DIR:-target}
 
 other_crates() {
@@ -38,9 +40,10 @@ revision_of() {
         compat-pgbouncer) about=(tests/compat tests/lib) ;;
         test-lanes | compat* | regress* | soak*) about=("${pooler[@]}") ;;
         # Formats and state machines, which none of these is under either.
-        fuzz) about+=("${others[@]/#/:!crates/}" "${commands[@]/#/:!crates/cli/src/}" ':!scripts/ci-full.sh') ;;
+        fuzz) about+=("${others[@]/#/:!crates/}" "${commands[@]/#/:!crates/cli/src/}" "${apart[@]}") ;;
         lint) ;;
-        *) about+=(':!scripts/ci-full.sh') ;;
+        test) about+=(':!scripts/ci-full.sh') ;;
+        *) about+=("${apart[@]}") ;;
     esac
     # It runs the tests of other packages.
     [ "$1" != test-lanes ] || about+=(':!crates/cli/tests')

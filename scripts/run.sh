@@ -31,7 +31,13 @@ clean_up() {
     trap - EXIT INT TERM
     [ -z "$POOLER_PID" ] || end_process QUIT "$POOLER_PID"
     [ -z "$POSTGRES_PID" ] || end_process INT "$POSTGRES_PID"
-    rm -rf "$directory"
+    # What initdb started may live, and write, for a moment after it.
+    for _ in $(seq 50); do
+        rm -rf "$directory" 2>/dev/null || true
+        [ -e "$directory" ] || pgrep -f -- "$directory" >/dev/null || break
+        sleep 0.1
+    done
+    [ ! -e "$directory" ] || die "stopped, but $directory could not be removed"
     say "stopped, nothing left behind"
 }
 trap clean_up EXIT

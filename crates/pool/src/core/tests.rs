@@ -135,6 +135,8 @@ fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
     assert!(matches!(core.launch(second, now), Launch::Not), "the other's idle connection is left alone");
     queue(&mut core, second, 1, now);
     assert!(matches!(core.launch(second, now), Launch::Evict(victim, 10) if victim == id));
+    assert!(matches!(core.launch(first, now), Launch::Not), "the room is another's, who waits");
+    assert!(matches!(core.launch(second, now), Launch::Open { .. }));
 
     let small = || PoolLimits { size: 1, size_min: 2, reserve_timeout: Duration::ZERO, ..limits() };
     let third = core.pool(2, 1, small);
