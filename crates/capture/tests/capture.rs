@@ -334,8 +334,11 @@ fn a_server_that_is_started_again_is_followed() {
     // It is there before the recorder knows of the new postmaster.
     let mut early = Client::connect(&postgres.superuser()).expect("connect");
     early.query("select 'too early'").expect("an answer");
-    // Longer than the recorder takes to notice.
-    thread::sleep(Duration::from_secs(3));
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !capture.notes().iter().any(|note| note.contains("started again")) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", capture.notes());
+        thread::sleep(Duration::from_millis(100));
+    }
     // The first of them ends a call that began when nobody wanted it.
     let late = Batch::new().query("select 'early'");
     for _ in 0..2 {

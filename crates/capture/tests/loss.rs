@@ -117,7 +117,9 @@ fn losses_are_the_holes_of_a_summary_too() {
         return;
     }
     let postgres = Postgres::start().expect("a server");
-    let capture = Capture::start(&postgres, &Setup { ring_bytes: 1, ..Setup::default() });
+    // However fast it reads otherwise.
+    let stall = std::time::Duration::from_millis(700);
+    let capture = Capture::start(&postgres, &Setup { ring_bytes: 1, stall, ..Setup::default() });
     let mut clients: Vec<Client> = (0..8)
         .map(|_| Client::connect(&postgres.options("postgres", "postgres")).expect("connect"))
         .collect();

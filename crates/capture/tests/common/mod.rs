@@ -31,11 +31,19 @@ pub struct Setup {
     pub probes: Probes,
     pub packets: bool,
     pub ring_bytes: u64,
+    /// For how long the recorder reads nothing, once a second.
+    pub stall: Duration,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { level: Level::Summary, probes: Probes::Never, packets: true, ring_bytes: 32 << 20 }
+        Self {
+            level: Level::Summary,
+            probes: Probes::Never,
+            packets: true,
+            ring_bytes: 32 << 20,
+            stall: Duration::ZERO,
+        }
     }
 }
 
@@ -90,10 +98,12 @@ impl Capture {
         let flag = Arc::clone(&stop);
         let notes = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&notes);
+        let stall = setup.stall;
         let thread = thread::spawn(move || {
             let mut ready = |_: &Summary| sender.send(()).expect("somebody waits");
             underpass_capture::run(&options, &flag, &mut ready, &mut |summary| {
                 told.lock().expect("a lock").clone_from(&summary.notes);
+                thread::sleep(stall);
             })
         });
         if receiver.recv_timeout(Duration::from_secs(20)).is_err() {
