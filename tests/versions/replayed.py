@@ -127,7 +127,7 @@ def check(server, copy):
         done = subprocess.run([program, "replay", trace, "--to", f"host={copy.directory} port={copy.port} user=postgres",
                                "--pace", "asap", "--order", "commit", "--rows", "ordered", "--require-equal", "--json", report],
                               capture_output=True, text=True, timeout=END_S, check=False)
-        assert done.returncode == 0, f"exit status {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
+        assert done.returncode == 0, f"exit status {done.returncode}: {(done.stderr + done.stdout)[:4000]}"
         with open(report, encoding="utf-8") as file:
             told = json.load(file)
     counts = told["counts"]
