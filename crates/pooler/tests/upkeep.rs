@@ -51,7 +51,7 @@ fn ask(client: &mut Client, sql: &str) -> Result<String> {
 fn a_database_that_is_removed_gets_no_connection_and_comes_back_as_another() -> Result<()> {
     let server = server_with_databases()?;
     let before = ini(&server, &[("x", "dbname=a"), ("y", "dbname=b")]).set("min_pool_size", "2");
-    let mut pooler = Underpass::start(&before)?;
+    let mut pooler = Underpass::start(&before)?.forgets_pools();
     let mut client = Client::connect(&pooler.options("app", "x"))?;
     assert_eq!(ask(&mut client, "select current_database()")?, "a");
     until("the minimum is open", || Ok(connections(&server, "a", "app")? == 2))?;

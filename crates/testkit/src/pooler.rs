@@ -416,17 +416,25 @@ impl Pooler for PgBouncer {
 #[derive(Debug)]
 pub struct Underpass {
     running: Running,
+    forgets_pools: bool,
 }
 
 impl Underpass {
     /// Starts it and waits until it answers.
     pub fn start(ini: &Ini) -> Result<Self> {
-        Ok(Self { running: Running::start(PoolerKind::Underpass, ini)? })
+        Ok(Self { running: Running::start(PoolerKind::Underpass, ini)?, forgets_pools: false })
     }
 
     /// Whether it was started with kernel lanes required.
     pub fn has_lanes(&self) -> bool {
         self.running.launch.has_lanes
+    }
+
+    /// For a test that makes pools go away, whose transactions its account cannot ask for.
+    #[must_use]
+    pub fn forgets_pools(mut self) -> Self {
+        self.forgets_pools = true;
+        self
     }
 
     /// With kernel lanes, says on standard error where its transactions were.
@@ -438,7 +446,8 @@ impl Underpass {
             return;
         }
         match Account::of(self) {
-            Ok(Some(account)) => {
+            Ok(Some(mut account)) => {
+                account.forgets = self.forgets_pools;
                 eprintln!("{account}");
                 let flips = self.running.launch.environment.iter().any(|(name, _)| name == FLIP_VARIABLE);
                 let mistakes = account.mistakes(flips);
