@@ -610,3 +610,42 @@ fn a_server_without_tcp_is_recorded_by_probes_alone() {
     let setup = Setup { probes: Probes::Auto, packets: false, ..Setup::default() };
     check(&postgres, postgres.superuser(), &setup, Source::Uprobe, Transport::Unix);
 }
+
+/// `replay --order commit` goes by these times: who has read an answer may depend on it, in whatever session.
+#[test]
+fn an_answer_is_no_later_than_what_its_reader_says_next() {
+    if skipped() {
+        return;
+    }
+    const ROUNDS: usize = 1500;
+    let postgres = Postgres::start().expect("a server");
+    let setup = Setup { probes: Probes::Always, ..Setup::default() };
+    let capture = Capture::start(&postgres, &setup);
+    let idle = AtomicBool::new(true);
+    thread::scope(|scope| {
+        // Without a free processor the backend does not return from its call until somebody gives way.
+        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| while idle.load(Ordering::Relaxed) {});
+        }
+        let connect = |name| Client::connect(&postgres.superuser().parameter("application_name", name));
+        let mut clients = ["one", "other"].map(|name| connect(name).expect("connect"));
+        for _ in 0..ROUNDS {
+            for client in &mut clients {
+                client.query("select 1").expect("an answer").ok().expect("no error");
+            }
+        }
+        idle.store(false, Ordering::Relaxed);
+    });
+    let trace = capture.end();
+    let [one, other] = ["one", "other"].map(|name| {
+        let session = trace.session(name);
+        let asked = trace.frontends(session).into_iter().filter(|f| f.message.first() == Some(&b'Q'));
+        let asked: Vec<u64> = asked.map(|f| f.time_ns).collect();
+        let answered: Vec<u64> = trace.responses(session).iter().map(|r| r.last_ns).collect();
+        assert_eq!((asked.len(), answered.len()), (ROUNDS, ROUNDS));
+        asked.into_iter().zip(answered).collect::<Vec<_>>()
+    });
+    let turns: Vec<(u64, u64)> = one.into_iter().zip(other).flat_map(|(one, other)| [one, other]).collect();
+    let late = turns.windows(2).filter(|turn| turn[0].1 > turn[1].0).count();
+    assert_eq!(late, 0, "of {} answers these came after what was said when they had been read", turns.len());
+}

@@ -100,9 +100,9 @@ static __always_inline void unmap_session(struct session *session)
 		session->family = AF_INET;
 }
 
-static __always_inline void fill(struct event_head *head, struct session *session)
+static __always_inline void fill(struct event_head *head, struct session *session, __u64 ts_ns)
 {
-	head->ts_ns = bpf_ktime_get_ns();
+	head->ts_ns = ts_ns;
 	head->cookie = session->start;
 	head->pid = bpf_get_current_pid_tgid() >> 32;
 	head->family = session->family;
@@ -161,14 +161,19 @@ __noinline int record_events(struct event_head *head, __u64 from, __u64 left)
 	return 0;
 }
 
-/* `n` bytes of the session's plain text, at `from`. `flags`: of the events. */
-static __always_inline void call(struct session *session, __u32 direction, __u64 from, __u64 n, __u8 flags)
+/*
+ * `n` bytes of the session's plain text, at `from`. `flags`: of the events. `entered`: when the call began, which is the time of a
+ * response: before the call returns its reader may have it, and have said the next thing on another session, which must not be the
+ * earlier of the two. A request is there only when the call has returned.
+ */
+static __always_inline void call(struct session *session, __u32 direction, __u64 entered, __u64 from, __u64 n,
+				 __u8 flags)
 {
 	struct event_head head = { .kind = EVENT_CALL, .direction = direction, .flags = flags };
 	struct capture_counters *account = counters_of(1, direction);
 	__u64 left = n;
 
-	fill(&head, session);
+	fill(&head, session, direction == DIRECTION_BACKEND ? entered : bpf_ktime_get_ns());
 	if (direction == DIRECTION_FRONTEND) {
 		head.offset = session->read;
 		session->read += n;
@@ -207,7 +212,7 @@ static __always_inline void send_exit(struct session *session)
 {
 	struct event_head head = { .kind = EVENT_EXIT };
 
-	fill(&head, session);
+	fill(&head, session, bpf_ktime_get_ns());
 	head.offset = session->read;
 	head.more = session->written;
 	send_head(&head, ring_hash(&head));

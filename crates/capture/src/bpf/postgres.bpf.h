@@ -22,6 +22,7 @@ struct backend {
 	struct session session;
 	__u64 read_buffer;
 	__u64 write_buffer; /* of the call under way; 0: not wanted */
+	__u64 write_entered;
 };
 
 struct {
@@ -135,7 +136,7 @@ int read_exit(struct pt_regs *ctx)
 	from = backend->read_buffer;
 	backend->read_buffer = 0;
 	if (n > 0)
-		call(&backend->session, DIRECTION_FRONTEND, from, n, 0);
+		call(&backend->session, DIRECTION_FRONTEND, 0, from, n, 0);
 	return 0;
 }
 
@@ -144,8 +145,10 @@ int write_enter(struct pt_regs *ctx)
 {
 	struct backend *backend = wanted(PT_REGS_PARM1(ctx), HIT_WRITE);
 
-	if (backend)
+	if (backend) {
 		backend->write_buffer = PT_REGS_PARM2(ctx);
+		backend->write_entered = bpf_ktime_get_ns();
+	}
 	return 0;
 }
 
@@ -161,7 +164,7 @@ int write_exit(struct pt_regs *ctx)
 	from = backend->write_buffer;
 	backend->write_buffer = 0;
 	if (n > 0)
-		call(&backend->session, DIRECTION_BACKEND, from, n, 0);
+		call(&backend->session, DIRECTION_BACKEND, backend->write_entered, from, n, 0);
 	return 0;
 }
 

@@ -30,6 +30,7 @@ struct {
 struct vio_call {
 	__u64 vio; /* 0: none that is wanted */
 	__u64 buffer;
+	__u64 entered;
 	__u32 tls; /* inside vio_ssl_*: what it calls moves no plain text */
 	__u32 pad;
 };
@@ -135,6 +136,7 @@ static __always_inline void vio_enter(__u64 vio, __u64 buffer, __u32 key_of_hit,
 	if ((session->kind == SESSION_UNIX || session->kind == SESSION_ENCRYPTED) && session->tls == tls) {
 		call->vio = vio;
 		call->buffer = buffer;
+		call->entered = bpf_ktime_get_ns();
 	}
 }
 
@@ -155,7 +157,7 @@ static __always_inline void vio_exit(struct pt_regs *ctx, __u32 direction, __u32
 		return;
 	session = bpf_map_lookup_elem(&vios, &key);
 	if (session)
-		call(session, direction, under_way->buffer, n, tls ? EVENT_DECRYPTED : 0);
+		call(session, direction, under_way->entered, under_way->buffer, n, tls ? EVENT_DECRYPTED : 0);
 }
 
 #define VIO_PROBES(name, direction, tls)                                    \

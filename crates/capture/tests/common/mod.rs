@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use underpass_capture::{Error, Options, Probes, Server, Stage, Summary};
 use underpass_testkit::Postgres;
 use underpass_trace::{
-    Backend, Direction, Frontend, Level, Loss, Outcome, PreparedFill, Reader, Record, SessionEnd, SessionId,
-    SessionStart,
+    Backend, Direction, Frontend, Level, Loss, Outcome, PreparedFill, Reader, Record, Response, SessionEnd,
+    SessionId, SessionStart,
 };
 
 /// A running capture.
@@ -203,13 +203,17 @@ impl Trace {
         self.frontends(session).iter().flat_map(|f| f.message.to_vec()).collect()
     }
 
+    pub fn responses(&self, session: SessionId) -> Vec<&Response<'static>> {
+        self.records
+            .iter()
+            .filter_map(|r| if let Record::Response(r) = r { Some(r) } else { None })
+            .filter(|r| r.session == session)
+            .collect()
+    }
+
     /// Tag or SQLSTATE and rows of each response.
     pub fn outcomes(&self, session: SessionId) -> Vec<(String, u64)> {
-        let of = |r: &Record<'_>| match r {
-            Record::Response(r) if r.session == session => Some((told(&r.outcome), r.rows)),
-            _ => None,
-        };
-        self.records.iter().filter_map(of).collect()
+        self.responses(session).iter().map(|r| (told(&r.outcome), r.rows)).collect()
     }
 
     /// The totals of all sessions that have ended add up and agree with the kernel's; nothing is missing.
