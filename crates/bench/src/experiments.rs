@@ -390,8 +390,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "slow",
         title: "Readers that stop",
         shows: "Clients ask for large results and stop reading. What the pooler's process and the kernel (MemAvailable) \
-                hold for each after a while must be a small constant, as on a direct connection; then they read on, \
-                and every byte must arrive.",
+                hold for each after a while must be a small constant, as on a direct connection; another client must feel \
+                nothing meanwhile; then they read on, and every byte must arrive.",
         paper: "none; the papers do not treat it",
         scale: NONE,
         systems: ALL,

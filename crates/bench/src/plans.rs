@@ -446,7 +446,8 @@ fn stalled(options: &Options, direction: CopyDirection) -> Vec<Step> {
     let clients = options.clients_or(if options.quick { &[1] } else { &[1, 32] });
     let steps = clients.iter().enumerate().map(|(index, &count)| {
         let mut setup = setup(options, most(&clients));
-        setup.pool_size = setup.pool_size.max(count);
+        // One is left for the client that is watched beside them.
+        setup.pool_size = setup.pool_size.max(count + 1);
         // One copy has the size that the project's limits name; many share it, each still far beyond any buffer.
         let megabytes = (if options.quick { 300 } else { 2400 } / u64::from(count)).max(50);
         let point =

@@ -57,6 +57,10 @@ pub mod metric {
     pub const UNAVAILABLE: &str = "unavailable_mib";
     /// Growth of [`UNAVAILABLE`] in the last two thirds of a pause.
     pub const CREEP: &str = "creep_mib";
+    /// Mean latency of another client while receivers stand, over that of the same client before they stopped.
+    pub const OTHERS_MEAN: &str = "others_mean";
+    /// The same of the 99th percentile.
+    pub const OTHERS_P99: &str = "others_p99";
     /// Elapsed time of one whole task in seconds.
     pub const SECONDS: &str = "seconds";
     /// CPU of the whole machine for one whole task in seconds.

@@ -39,6 +39,8 @@ pub const COLUMNS: &[Column] = &[
     (metric::MEMORY_GROWTH, "growth MiB", 2),
     (metric::UNAVAILABLE, "unavail. MiB", 1),
     (metric::CREEP, "creep MiB", 2),
+    (metric::OTHERS_MEAN, "others", 2),
+    (metric::OTHERS_P99, "others p99", 2),
     (metric::SECONDS, "seconds", 2),
     (metric::CPU_SECONDS, "CPU s", 2),
     ("delivery_mean_ms", "Delivery", 2),

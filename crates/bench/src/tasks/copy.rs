@@ -19,7 +19,7 @@ use crate::client::Client;
 use crate::counters::{Reading, Window, memory_available_mib};
 use crate::pgbench::Measured;
 use crate::postgres::DATABASE;
-use crate::sample::metric;
+use crate::sample::{Latency, metric};
 use crate::systems::{Instance, Place};
 
 /// Bytes of one line, its newline included.
@@ -182,6 +182,52 @@ impl Drop for Stopped {
     }
 }
 
+/// Another client, which asks for little while receivers stand.
+struct Witness {
+    client: Client,
+    latencies: Vec<f64>,
+}
+
+impl Witness {
+    /// Between two of its transactions: often enough to tell a stall, too seldom to load the machine.
+    const PAUSE: Duration = Duration::from_millis(1);
+
+    fn connect(instance: &Instance) -> Result<Self> {
+        let mut client = Client::connect(&instance.endpoint)?;
+        client.query("select 1")?;
+        Ok(Self { client, latencies: Vec::new() })
+    }
+
+    /// Goes on for `time`, and calls `look` every half second.
+    fn watch(
+        &mut self,
+        time: Duration,
+        stop: &AtomicBool,
+        mut look: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let (began, mut looks) = (Instant::now(), 0);
+        while began.elapsed() < time && !stop.load(Ordering::Relaxed) {
+            let sent = Instant::now();
+            self.client.query("select 1").context("the client beside those that stand")?;
+            self.latencies.push(sent.elapsed().as_secs_f64() * 1e3);
+            if began.elapsed() >= Duration::from_millis(500) * (looks + 1) {
+                look()?;
+                looks += 1;
+            }
+            thread::sleep(Self::PAUSE);
+        }
+        Ok(())
+    }
+
+    /// What it has seen since this was asked last.
+    fn told(&mut self) -> Latency {
+        Latency::of(std::mem::take(&mut self.latencies)).unwrap_or_default()
+    }
+}
+
+/// For how long the witness is watched before receivers stop.
+const WATCH_BEFORE: Duration = Duration::from_secs(3);
+
 /// Copies whose receiver stops for `pause_s` seconds, what is held for them meanwhile, and whether all arrives after.
 pub(super) fn stalled(
     clients: u32,
@@ -197,6 +243,9 @@ pub(super) fn stalled(
         .collect::<Result<Vec<_>>>()?;
     let sockets = copiers.iter().map(|copier| copier.client.socket()).collect::<io::Result<Vec<_>>>()?;
     let pids = copiers.iter_mut().map(Copier::begin).collect::<Result<Vec<_>>>()?;
+    let mut witness = Witness::connect(instance)?;
+    witness.watch(WATCH_BEFORE, stop, || memory_mib(instance).map(drop))?;
+    let calm = witness.told();
     let from = Reading::take(instance.pid(), instance.cgroup())?;
     let memory_before = memory_mib(instance)?;
     let available_before = memory_available_mib()?;
@@ -219,15 +268,15 @@ pub(super) fn stalled(
         }
         let began = Instant::now();
         let pause = Duration::from_secs(pause_s);
-        while began.elapsed() < pause && !stop.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(500));
+        witness.watch(pause, stop, || {
             growth = growth.max(memory_mib(instance)? - memory_before);
             let now = available_before - memory_available_mib()?;
             unavailable = unavailable.max(now);
             if early.is_none() && began.elapsed() > pause / 3 {
                 early = Some(now);
             }
-        }
+            Ok(())
+        })?;
         let late = available_before - memory_available_mib()?;
         early = early.map(|early| late - early);
         drop(stopped);
@@ -237,8 +286,11 @@ pub(super) fn stalled(
         let to = Reading::take(instance.pid(), instance.cgroup())?;
         Ok((resumed.elapsed().as_secs_f64(), Window { from, to }))
     })?;
+    let beside = witness.told();
     Ok((
         named([
+            (metric::OTHERS_MEAN, beside.mean / calm.mean),
+            (metric::OTHERS_P99, beside.p99 / calm.p99),
             (metric::MEMORY_GROWTH, each(growth)),
             (metric::UNAVAILABLE, each(unavailable)),
             (metric::CREEP, each(early.unwrap_or_default())),

@@ -113,7 +113,7 @@ impl Task {
             // Logins, a second to settle, warm-up.
             Self::Idle { clients, .. } => seconds + 3.0 + f64::from(clients) / 4000.0,
             Self::Stalled { clients, megabytes, pause_s, .. } => {
-                pause_s as f64 + 1.0 + f64::from(clients) * megabytes as f64 / COPY_MB_PER_S
+                pause_s as f64 + 4.0 + f64::from(clients) * megabytes as f64 / COPY_MB_PER_S
             }
             Self::Copy { megabytes, .. } => 1.0 + megabytes as f64 / COPY_MB_PER_S,
             // pg_dump of a few million integers a second.
