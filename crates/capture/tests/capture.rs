@@ -621,20 +621,29 @@ fn an_answer_is_no_later_than_what_its_reader_says_next() {
     let postgres = Postgres::start().expect("a server");
     let setup = Setup { probes: Probes::Always, ..Setup::default() };
     let capture = Capture::start(&postgres, &setup);
-    let idle = AtomicBool::new(true);
+    let busy = AtomicBool::new(true);
     thread::scope(|scope| {
         // Without a free processor the backend does not return from its call until somebody gives way.
         for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
-            scope.spawn(|| while idle.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while busy.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
-        let connect = |name| Client::connect(&postgres.superuser().parameter("application_name", name));
-        let mut clients = ["one", "other"].map(|name| connect(name).expect("connect"));
-        for _ in 0..ROUNDS {
-            for client in &mut clients {
-                client.query("select 1").expect("an answer").ok().expect("no error");
+        let talk = || {
+            let connect = |name| Client::connect(&postgres.superuser().parameter("application_name", name));
+            let mut clients = [connect("one")?, connect("other")?];
+            for _ in 0..ROUNDS {
+                for client in &mut clients {
+                    client.query("select 1")?.ok()?;
+                }
             }
-        }
-        idle.store(false, Ordering::Relaxed);
+            Ok::<(), underpass_testkit::Error>(())
+        };
+        let talked = talk();
+        busy.store(false, Ordering::Relaxed);
+        talked.expect("answers");
     });
     let trace = capture.end();
     let [one, other] = ["one", "other"].map(|name| {
