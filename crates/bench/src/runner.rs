@@ -490,11 +490,11 @@ fn wait_for_lane(cell: &Cell<'_>, instance: &Instance, place: Place<'_>) -> Resu
     Ok(())
 }
 
-/// The lane whose share decides whether a sample counts. A copy leaves its lane by design once it has passed the lane's
-/// budget, and is one transaction.
+/// The lane whose share a sample shows. Of a large copy, which is one transaction and leaves its lane by design once it has passed the
+/// lane's budget, the limits let it decide nothing.
 fn lane_of<'a>(cell: &Cell<'a>) -> Option<&'a str> {
-    let transacts = matches!(cell.step.work, Work::Pgbench { .. } | Work::Task(Task::Tpcc { .. }));
-    cell.system.lane.as_deref().filter(|_| transacts)
+    let is_mariadb = matches!(cell.step.work, Work::Task(Task::Sysbench { .. }));
+    cell.system.lane.as_deref().filter(|_| !is_mariadb)
 }
 
 impl Stand<'_> {
