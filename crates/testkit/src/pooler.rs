@@ -422,7 +422,9 @@ pub struct Underpass {
 impl Underpass {
     /// Starts it and waits until it answers.
     pub fn start(ini: &Ini) -> Result<Self> {
-        Ok(Self { running: Running::start(PoolerKind::Underpass, ini)?, forgets_pools: false })
+        let forgets_pools =
+            ["autodb_idle_timeout", "pool_idle_timeout"].iter().any(|key| ini.settings.contains_key(*key));
+        Ok(Self { running: Running::start(PoolerKind::Underpass, ini)?, forgets_pools })
     }
 
     /// Whether it was started with kernel lanes required.
@@ -430,7 +432,8 @@ impl Underpass {
         self.running.launch.has_lanes
     }
 
-    /// For a test that makes pools go away, whose transactions its account cannot ask for.
+    /// For a test whose RELOAD makes pools go away: its account cannot ask for their transactions. With `autodb_idle_timeout` or
+    /// `pool_idle_timeout` that goes without saying.
     #[must_use]
     pub fn forgets_pools(mut self) -> Self {
         self.forgets_pools = true;
