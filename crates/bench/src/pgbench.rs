@@ -560,7 +560,7 @@ fn command(
         .args(["-n", "-l", "--log-prefix"])
         .arg(folder.join("log"))
         .args(["-c", &clients.to_string()])
-        .args(["-j", &(if load.slow_logins { clients } else { clients.min(cpus) }).to_string()])
+        .args(["-j", &threads(load, clients, cpus).to_string()])
         .args(["-M", load.protocol.name(), "-T", &UNTIL_ENDED_S.to_string()]);
     if let Some(rate) = load.rate {
         command.args(["-R", &(rate / f64::from(load.application_names)).to_string()]);
@@ -579,6 +579,19 @@ fn command(
     instance.endpoint.apply(&mut command);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Ok(command)
+}
+
+/// Threads of pgbench. Each waits for all of its clients at once, whether they have anything to say or not. At a fixed rate each wait
+/// ends with one answer or none, and one for 500 clients costs the machine more than the transaction: such clients get more threads.
+fn threads(load: &Load, clients: u32, cpus: u32) -> u32 {
+    const CLIENTS_MAX: u32 = 20;
+    const THREADS_MAX: u32 = 100;
+    let threads = match (load.slow_logins, load.rate) {
+        (true, _) => clients,
+        (false, Some(_)) => clients.div_ceil(CLIENTS_MAX).min(THREADS_MAX).max(cpus),
+        (false, None) => cpus,
+    };
+    threads.min(clients)
 }
 
 /// Reads `client transaction latency_us script seconds microseconds [...]`. A skipped or failed transaction has a word in place of
@@ -606,6 +619,22 @@ mod tests {
         assert_eq!(parse_log("0 7 skipped 3 11 5"), Some(Entry { latency_us: None, ..entry }));
         assert_eq!(parse_log("garbage"), None);
         assert_eq!(parse_log("0 7 1500 0 11"), None, "the end of a torn file");
+    }
+
+    #[test]
+    fn many_clients_at_a_fixed_rate_have_threads_of_their_own() {
+        let at_rate = Load { rate: Some(2000.0), ..Load::new(1, Protocol::Simple, "") };
+        let full_speed = Load::new(1, Protocol::Simple, "");
+        for (load, clients, expected) in [
+            (&at_rate, 1, 1),
+            (&at_rate, 20, 2),
+            (&at_rate, 1000, 50),
+            (&at_rate, 10_000, 100),
+            (&full_speed, 1000, 2),
+            (&Load { slow_logins: true, ..at_rate.clone() }, 30, 30),
+        ] {
+            assert_eq!(threads(load, clients, 2), expected, "{clients}");
+        }
     }
 
     #[test]
