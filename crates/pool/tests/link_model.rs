@@ -38,6 +38,8 @@ enum CopyEnd {
     Done,
     Fail,
     BadData,
+    /// Refused before the server has read any of it: a Sync ahead counts.
+    Refused,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +79,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let end = prop_oneof![2 => Just(CopyEnd::Done), 1 => Just(CopyEnd::Fail), 1 => Just(CopyEnd::BadData)];
+    let end = prop_oneof![2 => Just(CopyEnd::Done), 1 => Just(CopyEnd::Fail), 1 => Just(CopyEnd::BadData),
+        1 => Just(CopyEnd::Refused)];
     prop_oneof![
         4 => prop::collection::vec(text(), 1..3).prop_map(Action::Simple),
         8 => (prop::collection::vec(step(), 0..7), prop::bool::weighted(0.85)).prop_map(|(s, sync)| Action::Batch(s, sync)),
@@ -119,22 +122,23 @@ fn encode(action: &Action, own: &str) -> Vec<u8> {
         }
         Action::Call => message(&mut out, b'F', &[b"\0\0\0\x01\0\0\0\0\0\0"]),
         Action::CopyIn { extended, sync_ahead, end } => {
+            let sql = if let CopyEnd::Refused = end { "copy refused" } else { "copy in" };
             if *extended {
-                for step in [Step::Parse("", "copy in"), Step::Bind(""), Step::Execute] {
+                for step in [Step::Parse("", sql), Step::Bind(""), Step::Execute] {
                     encode_step(step, own, &mut out);
                 }
                 if *sync_ahead {
                     message(&mut out, b'S', &[]);
                 }
             } else {
-                message(&mut out, b'Q', &[b"copy in\0"]);
+                message(&mut out, b'Q', &[sql.as_bytes(), b"\0"]);
             }
             message(&mut out, b'd', &[b"data"]);
             if let CopyEnd::BadData = end {
                 message(&mut out, b'd', &[b"bad"]);
             }
             match end {
-                CopyEnd::Done | CopyEnd::BadData => message(&mut out, b'c', &[]),
+                CopyEnd::Done | CopyEnd::BadData | CopyEnd::Refused => message(&mut out, b'c', &[]),
                 CopyEnd::Fail => message(&mut out, b'f', &[b"no\0"]),
             }
             if *extended {
@@ -271,6 +275,22 @@ impl World {
     }
 }
 
+impl World {
+    /// As the pooler: before a server that is at rest goes to somebody else.
+    fn ends_doubt(&mut self) {
+        if self.link.is_quiescent() && self.link.is_doubtful() {
+            self.link.resync(&mut self.to_server);
+        }
+    }
+
+    /// All that is under way, and what that brings about.
+    fn all_works(&mut self, session: &mut Session) -> Result<(), LinkError> {
+        self.server_works(Some(session), usize::MAX, 7)?;
+        self.ends_doubt();
+        self.server_works(Some(session), usize::MAX, 7)
+    }
+}
+
 /// Programs of clients, and how their bytes are cut and delayed.
 #[derive(Debug, Clone)]
 struct Run {
@@ -324,13 +344,14 @@ fn turn(
             if worked.is_err() || session.direct.violated {
                 return Ok(worked);
             }
+            world.ends_doubt();
             if world.link.is_quiescent() && world.inbox.is_empty() {
                 let is_right = session.direct.is_at_rest() || (!waits && session.went_on_over_an_error());
                 prop_assert!(is_right, "released too early: {:?}", session.direct);
             }
         }
         if waits {
-            let worked = world.server_works(Some(session), usize::MAX, 7);
+            let worked = world.all_works(session);
             if worked.is_err() {
                 return Ok(worked);
             }
@@ -341,7 +362,7 @@ fn turn(
             prop_assert_eq!(world.link.is_quiescent(), at_rest, "{:?} {:?}", &world.link, &session.direct);
         }
     }
-    Ok(world.server_works(Some(session), usize::MAX, 7))
+    Ok(world.all_works(session))
 }
 
 /// Whatever a client is in the middle of, this ends it: COPY, a batch, a transaction.
@@ -368,6 +389,10 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
             Ok(()) => {}
             // The one thing that the protocol lets nobody follow; the link ends with a reason.
             Err(LinkError::SyncInCopy) => return Ok(()),
+            // Who goes on behind a refused COPY before it knows is answered by more ReadyForQuery than anybody can place.
+            Err(LinkError::OutOfOrder(_)) if !run.waits && actions.iter().any(is_refused_copy) => {
+                return Ok(());
+            }
             Err(error) => return Err(TestCaseError::fail(format!("{error}: {error:?}"))),
         }
         let (heard, expected) = (readable(&session.heard), readable(&session.expected));
@@ -387,6 +412,15 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
         }
         prop_assert!(session.direct.is_at_rest());
         prop_assert!(world.link.is_quiescent(), "never released: {:?}", world.link);
+        if world.link.is_doubtful() {
+            world.link.resync(&mut world.to_server);
+            let went = world.server_works(None, usize::MAX, 3);
+            prop_assert!(
+                went.is_ok() && world.link.is_quiescent() && !world.link.is_doubtful(),
+                "{:?}",
+                went
+            );
+        }
         if run.reset_between {
             world.link.inject_query("deallocate all", &mut world.to_server);
             let went = world.server_works(None, usize::MAX, 3);
@@ -394,6 +428,11 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
         }
     }
     Ok(())
+}
+
+/// One that a Sync may go ahead of: its own, or that of a batch which binds the statement again.
+fn is_refused_copy(action: &Action) -> bool {
+    matches!(action, Action::CopyIn { extended: true, end: CopyEnd::Refused, .. })
 }
 
 /// Type and body of each message, for reading.
@@ -440,13 +479,18 @@ proptest! {
         drop(session);
         for _ in 0..5 {
             if world.link.is_settled() && world.to_server.is_empty() {
-                break;
+                if !world.link.is_doubtful() {
+                    break;
+                }
+                world.link.resync(&mut world.to_server);
+                prop_assert!(world.server_works(None, usize::MAX, 9).is_ok());
+                continue;
             }
             if !world.link.abandon(&mut world.to_server) || world.server_works(None, usize::MAX, 9).is_err() {
                 return Ok(());
             }
         }
-        prop_assert!(world.link.is_settled(), "{:?} {:?}", world.link, world.server);
+        prop_assert!(world.link.is_settled() && !world.link.is_doubtful(), "{:?} {:?}", world.link, world.server);
         prop_assert!(world.server.is_settled(), "{:?}", world.server);
     }
 }

@@ -163,6 +163,7 @@ fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
             if pause == 0 && pooler.has_lanes() {
                 // In lane A a reset in the very moment of an answer ends the backend (docs/lanes.md), and the next client gets another.
                 home = next?;
+                assert!(!home.is_empty(), "scene {number}: an answer of somebody else\n{}", pooler.log());
                 continue;
             }
             assert_eq!(
@@ -176,6 +177,113 @@ fn a_client_that_vanishes_leaves_its_server_behind_clean() -> Result<()> {
     }
     assert_eq!(server.sql_value("select count(*) from kept")?, "0", "all was rolled back");
     Ok(())
+}
+
+/// `COPY FROM STDIN` of the extended protocol has its Sync ahead of the data, which the server ignores once it reads data: what fails before
+/// that is answered by a ReadyForQuery more.
+#[test]
+fn a_copy_that_fails_before_it_reads_is_answered_as_directly() -> Result<()> {
+    let server = Postgres::start()?;
+    server.sql("create table t (i int); create view v as select 1")?;
+    let heard = |messages: &[Message]| -> Vec<(u8, Option<String>, Option<u8>)> {
+        let code = |m: &Message| m.field(b'C').filter(|_| m.tag == b'E').map(|code| code.to_string());
+        messages.iter().map(|m| (m.tag, code(m), m.status())).collect()
+    };
+    let copy = |table: &str| {
+        let sql = format!("copy {table} from stdin");
+        Batch::new().parse("", &sql).bind("", "", &[]).execute("", 0).sync()
+    };
+    let scenes = [
+        ("refused", copy("v")),
+        ("refused, with its data", copy("v").copy_data(b"1\n").copy_done().sync()),
+        ("bad data", copy("t").copy_data(b"nonsense\n").copy_done().sync()),
+        ("given up", copy("t").copy_fail("no").sync()),
+        ("good", copy("t").copy_data(b"1\n").copy_done().sync()),
+    ];
+    for mode in ["transaction", "session"] {
+        let ini = Ini::for_server(&server).set("pool_mode", mode).set("default_pool_size", "1");
+        let pooler = Underpass::start(&ini)?;
+        let home = pid(&mut Client::connect(&pooler.options("postgres", "postgres"))?)?;
+        for (scene, batch) in &scenes {
+            let mut told = Vec::new();
+            for options in [server.options("postgres", "postgres"), pooler.options("postgres", "postgres")] {
+                let mut client = Client::connect(&options)?;
+                // The statement that it has prepared stays, too.
+                client.exchange(&Batch::new().parse("mine", "select 7").sync())?.remove(0).ok()?;
+                client.send(batch)?;
+                // Another has the server next, if it may.
+                let mut other = (mode == "transaction").then(|| Client::connect(&options)).transpose()?;
+                if let Some(other) = &mut other {
+                    assert_eq!(
+                        other.query("select 'other'")?.ok()?.value(),
+                        Some("other"),
+                        "{mode}, {scene}"
+                    );
+                }
+                std::thread::sleep(Duration::from_millis(50));
+                client.send(&Batch::new().bind("", "mine", &[]).execute("", 0).sync())?;
+                let mut messages = Vec::new();
+                while messages.iter().all(|m: &Message| m.tag != b'D') {
+                    messages.push(client.recv()?);
+                }
+                told.push(heard(&messages));
+                drop(client);
+            }
+            assert_eq!(told[0], told[1], "{mode}, {scene}");
+        }
+        let after = pid(&mut Client::connect(&pooler.options("postgres", "postgres"))?)?;
+        assert_eq!(home, after, "{mode}: the same server\n{}", pooler.log());
+    }
+    Ok(())
+}
+
+/// The same when the client has gone: a cancel request may meet the server between CopyInResponse and the Sync. The next client of the server
+/// once got the answer that was left over.
+#[test]
+fn a_client_that_vanishes_as_its_copy_begins_leaves_no_answer_behind() -> Result<()> {
+    let begun = || Reply::new().message(b'1', b"").message(b'2', b"").message(b'G', b"\0\0\0");
+    let failed = |code: &str| Reply::new().error("ERROR", code, "no").ready_for_query(b'I');
+    let mock = MockServer::start(move |index| {
+        if index > 0 {
+            return vec![Step::Startup, Step::Close];
+        }
+        vec![
+            Step::Login,
+            Step::Until(b'S'),
+            Step::Send(begun()),
+            // CopyFail and its Sync, which come behind an error that the cancel request made: the first Sync was not ignored.
+            Step::Expect(b'f'),
+            Step::Expect(b'S'),
+            Step::Send(failed("57014")),
+            Step::Delay(Duration::from_millis(200)),
+            Step::Send(Reply::new().ready_for_query(b'I')),
+            // The pooler makes sure.
+            Step::Until(b'S'),
+            Step::Send(failed("26000")),
+            Step::Expect(b'C'),
+            Step::Expect(b'S'),
+            Step::Send(Reply::new().message(b'3', b"").ready_for_query(b'I')),
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "1")),
+            Step::WaitClose,
+        ]
+    })?;
+    let ini = Ini::new()
+        .database("postgres", &format!("host=127.0.0.1 port={} user=joe pool_size=1", mock.port()))
+        .userlist("postgres", "")
+        .set("pool_mode", "transaction")
+        .set("server_tls_sslmode", "disable")
+        .set("server_check_delay", "1000");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let mut client = Client::connect(&options)?;
+    client.send(&Batch::new().parse("", "copy t from stdin").bind("", "", &[]).execute("", 0).sync())?;
+    while client.recv()?.tag != b'G' {}
+    client.reset()?;
+    let mut next = Client::connect(&options)?;
+    assert_eq!(next.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    drop((next, pooler));
+    mock.wait_finished(1)
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use super::names::{Alias, in_clients_words};
 use super::{
-    Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Side, Splice, Status, UNNAMED, Unnamed,
+    Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Resync, Side, Splice, Status, UNNAMED,
+    Unnamed,
 };
 use crate::prepared::message;
 
@@ -58,6 +59,19 @@ impl Link {
             let complete = there == total;
             let body = &input[at + HEADER..at + there];
 
+            if self.resync != Resync::None {
+                if !complete && length as usize <= HELD_MAX {
+                    break;
+                }
+                let show = self.resync_message(tag, body, complete, observer)?;
+                if show {
+                    out.keep(input, at..at + there);
+                }
+                self.backend_left = (total - there) as u32;
+                self.backend_left_hidden = !show;
+                at += there;
+                continue;
+            }
             if self.foreign > 0 {
                 match self.foreign_message(tag, length, body, complete, client.as_deref_mut(), observer)? {
                     Some(()) => {}
@@ -181,6 +195,39 @@ impl Link {
         Ok(at)
     }
 
+    /// What comes behind [`Link::resync`]. True for what goes to the client.
+    fn resync_message(
+        &mut self,
+        tag: u8,
+        body: &[u8],
+        complete: bool,
+        observer: &mut impl BackendObserver,
+    ) -> Result<bool, LinkError> {
+        let mut show = false;
+        match (tag, self.resync) {
+            (b'Z', Resync::Asked(another)) => {
+                self.status = status(body)?;
+                self.resync = Resync::Asked(true);
+                show = another;
+            }
+            (b'Z', _) => {
+                self.status = status(body)?;
+                self.resync = Resync::None;
+                self.doubt = false;
+            }
+            (b'3', Resync::Asked(true)) => self.resync = Resync::Answered,
+            (b'S', _) if complete => {
+                let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
+                observer.parameter_status(name, value, true);
+            }
+            // That which ends the batch.
+            (b'E', _) => {}
+            (b'N' | b'A', _) => show = true,
+            _ => return Err(LinkError::OutOfOrder(tag as char)),
+        }
+        Ok(show)
+    }
+
     /// A message that answers what a lane forwarded: ReadyForQuery is counted; parameters and what happens to statements are noted.
     /// `None` = more bytes are needed.
     fn foreign_message(
@@ -217,8 +264,10 @@ impl Link {
             // The request is known now: from here on it is followed as if it had passed here.
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
-                self.foreign_open = false;
+                let is_open = std::mem::take(&mut self.foreign_open);
                 let kind = if self.foreign_extended { OpKind::Execute } else { OpKind::Query };
+                // Its Sync was in the same chunk.
+                self.copy_ahead = u32::from(self.foreign_extended && !is_open);
                 self.push_front_op(Op { kind, answer: Answer::Forward, effect: None, statement: 0 });
                 self.copy_in_begins()?;
             }
@@ -262,6 +311,13 @@ impl Link {
                 }
                 Ok(op.answer == Answer::Forward)
             }
+            // The server has read a Sync after all that went ahead of COPY data.
+            None if self.doubt => {
+                self.status = status;
+                (self.skip_until_sync, self.in_extended) = (false, false);
+                observer.ready(status);
+                Ok(true)
+            }
             _ => Err(LinkError::OutOfOrder('Z')),
         }
     }
@@ -298,6 +354,7 @@ impl Link {
     ) -> Result<(), LinkError> {
         self.executed(b'C')?;
         self.copy_syncs = 0;
+        self.copy_ahead = 0;
         if body.is_some_and(is_deallocate_all) {
             self.unnamed = Unnamed::Stranger;
             self.forget_statements(client);
@@ -349,11 +406,12 @@ impl Link {
         let end = self.pending.iter().position(|op| op.kind == OpKind::CopyEnd);
         let before_end = end.unwrap_or(self.pending.len());
         let mut index = 0;
-        let uncertain = &mut self.uncertain;
+        let (uncertain, ahead) = (&mut self.uncertain, &mut self.copy_ahead);
         self.pending.retain(|op| {
             index += 1;
             let ignored = op.kind == OpKind::Sync && index <= before_end;
             *uncertain -= u32::from(ignored);
+            *ahead += u32::from(ignored);
             !ignored
         });
         // A Sync that went ahead of the data closes nothing any more: one must follow.
@@ -372,6 +430,8 @@ impl Link {
             return Err(LinkError::SyncInCopy);
         }
         self.copy_in = false;
+        // Between CopyInResponse and the first data a server checks much (a view, a cancel request), and reads nothing.
+        self.doubt |= std::mem::take(&mut self.copy_ahead) > 0;
         match self.pending.front().map(|op| op.kind) {
             // Reported outside any command: the server is about to end the connection.
             None => return Ok(()),

@@ -390,6 +390,11 @@ pub struct Link {
     copy_in: bool,
     /// Syncs passed on during `copy_in`: the server ignores them.
     copy_syncs: u32,
+    /// Syncs that went ahead of the data of this COPY: the server ignores them, unless an error meets it before it reads them.
+    copy_ahead: u32,
+    /// That error has come: for each of those Syncs there may be a ReadyForQuery that nobody counts. [`Link::resync`] ends the doubt.
+    doubt: bool,
+    resync: Resync,
     /// Replication: both directions pass unseen until the connection ends.
     copy_both: bool,
     /// The client's next message is passed on once all answers are there, because it depends on them.
@@ -408,6 +413,16 @@ pub struct Link {
     pub statements: ServerStatements,
     /// Bytes of parse messages sent on behalf of clients, and how many (`SHOW STATS`).
     pub counts: LinkCounts,
+}
+
+/// How far the question has come by which the number of answers is made certain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Resync {
+    None,
+    /// Each ReadyForQuery but one is a stray one, which the client would hear without us, too. Whether there was one.
+    Asked(bool),
+    /// CloseComplete was there: the next ReadyForQuery is the last one.
+    Answered,
 }
 
 /// Counters of a link since they were last taken.
@@ -436,6 +451,9 @@ impl Link {
             skip_until_sync: false,
             copy_in: false,
             copy_syncs: 0,
+            copy_ahead: 0,
+            doubt: false,
+            resync: Resync::None,
             copy_both: false,
             holds: false,
             foreign: 0,
@@ -474,6 +492,7 @@ impl Link {
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty()
             && self.foreign == 0
+            && self.resync == Resync::None
             && !self.in_extended
             && !self.skip_until_sync
             && self.frontend_left == 0
@@ -489,7 +508,13 @@ impl Link {
 
     /// Whether an answer is outstanding, that is, the server has work.
     pub fn is_busy(&self) -> bool {
-        self.foreign > 0 || !self.pending.is_empty()
+        self.foreign > 0 || self.resync != Resync::None || !self.pending.is_empty()
+    }
+
+    /// Whether a ReadyForQuery may still come that nobody counts. The server must not go to another client before [`Link::resync`] has
+    /// ended that.
+    pub fn is_doubtful(&self) -> bool {
+        self.doubt
     }
 
     /// How many answers are outstanding.
@@ -550,6 +575,18 @@ impl Link {
         self.push(OpKind::Query, Answer::Hidden, None);
     }
 
+    /// Ends [`Link::is_doubtful`]: closes a statement that does not exist, which changes nothing (a Query would end the unnamed statement), and
+    /// whose CloseComplete no stray answer looks like. Holds the client back until that is there.
+    pub fn resync(&mut self, out: &mut Vec<u8>) {
+        debug_assert!(self.is_settled());
+        // Who pipelined behind such a COPY may have left a batch open without our knowing.
+        end_batch(out);
+        crate::prepared::message(out, b'C', &[b"S", &crate::prepared::nonexistent(b"gone"), b"\0"]);
+        crate::prepared::message(out, b'S', &[]);
+        self.resync = Resync::Asked(false);
+        self.holds = true;
+    }
+
     /// The client has gone: completes what it left half done, so that the server comes to a ReadyForQuery. Returns false where that
     /// cannot be done, because a message was cut in the middle or the connection is a replication stream.
     pub fn abandon(&mut self, out: &mut Vec<u8>) -> bool {
@@ -572,15 +609,11 @@ impl Link {
         }
         if self.in_extended || self.skip_until_sync {
             if !self.skip_until_sync && !was_copy {
-                // A Sync alone would commit what its client had not: an error goes ahead of it.
-                crate::prepared::message(
-                    out,
-                    b'B',
-                    &[b"\0", &crate::prepared::nonexistent(b"gone"), b"\0\0\0\0\0\0\0"],
-                );
+                end_batch(out);
                 self.push(OpKind::Bind, Answer::Hidden, None);
+            } else {
+                crate::prepared::message(out, b'S', &[]);
             }
-            crate::prepared::message(out, b'S', &[]);
             self.push(OpKind::Sync, Answer::Hidden, None);
             self.in_extended = false;
             self.skip_until_sync = false;
@@ -634,6 +667,13 @@ impl Link {
     fn is_certain(&self) -> bool {
         self.status != Status::Failed && self.uncertain == 0 && self.foreign == 0
     }
+}
+
+/// A Sync, behind an error: alone it would commit what its client had not.
+fn end_batch(out: &mut Vec<u8>) {
+    let gone = crate::prepared::nonexistent(b"gone");
+    crate::prepared::message(out, b'B', &[b"\0", &gone, b"\0\0\0\0\0\0\0"]);
+    crate::prepared::message(out, b'S', &[]);
 }
 
 /// What [`Link::frontend`] works with besides the bytes.

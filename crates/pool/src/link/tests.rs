@@ -189,6 +189,76 @@ fn a_sync_ahead_of_copy_data_has_no_answer() {
     assert!(b.link.is_quiescent());
 }
 
+/// `COPY view FROM STDIN`, or a cancel request: the server sends CopyInResponse, looks further, and fails before it has read the Sync.
+#[test]
+fn a_sync_ahead_of_a_copy_that_fails_at_once_may_have_an_answer() {
+    let batch = [
+        m(b'P', b"\0copy v from stdin\0\0\0"),
+        m(b'B', b"\0\0\0\0\0\0\0\0"),
+        m(b'E', b"\0\0\0\0\0"),
+        m(b'S', b""),
+    ];
+    let begun = [m(b'1', b""), m(b'2', b""), m(b'G', b"\0\0\0")];
+    let (failed, closed) = (m(b'E', b"SERROR\0\0"), m(b'3', b""));
+    // It waits and hears of it.
+    let mut b = Bench::new();
+    b.client_sends(&batch);
+    b.server_sends(&begun);
+    b.server_sends(&[failed.clone(), ready(b'I')]);
+    assert!(b.link.is_quiescent() && b.link.is_doubtful());
+    assert_eq!(b.seen.ready, [Status::Idle]);
+    // It has sent its data and another Sync: there may be one answer or two.
+    for (strays, in_time) in [(0, false), (1, true), (1, false)] {
+        let mut b = Bench::new();
+        b.client_sends(&batch);
+        b.client_sends(&[m(b'd', b"1\n"), m(b'c', b""), m(b'S', b"")]);
+        b.server_sends(&begun);
+        b.server_sends(&[failed.clone(), ready(b'I')]);
+        assert!(b.link.is_quiescent() && b.link.is_doubtful());
+        if in_time {
+            assert_eq!(b.server_sends(&[ready(b'I')]), ready(b'I'), "as without a pooler");
+        }
+        let mut out = Vec::new();
+        b.link.resync(&mut out);
+        assert_eq!(out.iter().filter(|byte| **byte == b'S').count(), 3, "Sync, Close of a statement, Sync");
+        let mut heard = Vec::new();
+        if strays == 1 && !in_time {
+            heard.extend(b.server_sends(&[ready(b'I')]));
+        }
+        heard.extend(b.server_sends(&[failed.clone(), ready(b'I')]));
+        assert!(!b.link.is_quiescent() && b.link.is_holding() && b.link.is_doubtful());
+        heard.extend(b.server_sends(&[closed.clone(), ready(b'I')]));
+        assert!(b.link.is_quiescent() && !b.link.is_holding() && !b.link.is_doubtful());
+        assert_eq!(heard, if strays == 1 && !in_time { ready(b'I') } else { Vec::new() });
+    }
+    // It has left, and the COPY was ended in its place.
+    let mut b = Bench::new();
+    b.client_sends(&batch);
+    b.server_sends(&begun);
+    let mut out = Vec::new();
+    assert!(b.link.abandon(&mut out));
+    b.server_sends(&[failed.clone(), ready(b'I')]);
+    assert!(b.link.is_quiescent() && b.link.is_doubtful());
+    // The same of a lane's.
+    let mut b = Bench::new();
+    b.link.adopt(LaneState { extended: true, ..ADOPTED });
+    b.server_sends(&begun);
+    b.server_sends(&[failed.clone(), ready(b'I')]);
+    assert!(b.link.is_quiescent() && b.link.is_doubtful());
+    // Without a Sync ahead, and where COPY has ended well, all is certain.
+    let mut b = Bench::new();
+    b.client_sends(&batch[..3]);
+    b.server_sends(&begun);
+    b.client_sends(&[m(b'f', b"no\0"), m(b'S', b"")]);
+    b.server_sends(&[failed.clone(), ready(b'I')]);
+    assert!(b.link.is_quiescent() && !b.link.is_doubtful());
+    b.client_sends(&batch);
+    b.server_sends(&begun);
+    b.client_sends(&[m(b'c', b""), m(b'P', b"\0nonsense\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'C', b"COPY 0\0"), failed, ready(b'I')]);
+    assert!(b.link.is_quiescent() && !b.link.is_doubtful());
+}
+
 #[test]
 fn copy_by_simple_query_and_its_failure() {
     let mut b = Bench::new();

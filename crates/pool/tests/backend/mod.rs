@@ -23,6 +23,8 @@ const DIVISION: Failed = b"22012";
 const VIOLATION: Failed = b"08P01";
 const COPY_FAILED: Failed = b"57014";
 
+const COPY_REFUSED: Failed = b"42809";
+
 /// What follows a statement.
 enum Outcome {
     Done,
@@ -229,6 +231,11 @@ impl Backend {
             "copy in" => {
                 message(out, b'G', &[b"\0\0\0"]);
                 return Ok(Outcome::CopyIn);
+            }
+            // A view, say: found between CopyInResponse and the first look at what comes behind it.
+            "copy refused" => {
+                message(out, b'G', &[b"\0\0\0"]);
+                return Err(COPY_REFUSED);
             }
             row => {
                 message(out, b'D', &[b"\0\x01", &(row.len() as u32).to_be_bytes(), row.as_bytes()]);

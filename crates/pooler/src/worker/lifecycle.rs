@@ -337,6 +337,10 @@ impl Worker {
             // A COPY that failed ends before the server has read what it ignores: the next client's requests must not overtake that.
             return self.again_soon.push(Again::Unclear(key));
         }
+        if server.link.is_doubtful() {
+            // The client stays: what still comes is its own. This comes back here.
+            return self.resync(key);
+        }
         if server.dedicated || server.pool_mode() == PoolMode::Session {
             let Some(client) = self.clients.get_mut(client_key) else { return };
             client.why = Why::default();
@@ -374,10 +378,40 @@ impl Worker {
         }
     }
 
+    /// A COPY has failed in a way that leaves open how many answers are still to come. The server is of use when that is known.
+    fn resync(&mut self, key: Key) {
+        let Some(server) = self.server(key) else { return };
+        let mut out = Vec::new();
+        server.link.resync(&mut out);
+        if let Err(error) = server.outbox.send(&mut server.transport, &out) {
+            self.close_server(key, &format!("server write failed: {error}"));
+        }
+    }
+
+    /// The same for one without client: `settled` goes on.
+    fn resync_alone(&mut self, key: Key) {
+        let now = self.now;
+        let Some(server) = self.server(key) else { return };
+        let id = server.id;
+        server.work = Work::Settling { step: SettleStep::Draining, since: now };
+        let is_canceling = {
+            let mut core = lock(&self.shared.core);
+            core.testing(id);
+            core.is_canceling(id)
+        };
+        // A cancel request could hit the question: `cancel_released` comes back here.
+        if !is_canceling {
+            self.resync(key);
+        }
+    }
+
     /// A server without client, at rest: resets it if the pool wants that, then gives it back.
     fn clean(&mut self, key: Key) {
         let now = self.now;
         let Some(server) = self.server(key) else { return };
+        if server.link.is_doubtful() {
+            return self.resync_alone(key);
+        }
         let reset = if server.pool.resets() { server.pool.settings.load().reset_query.clone() } else { None };
         let id = server.id;
         match reset {
@@ -414,6 +448,9 @@ impl Worker {
             return;
         }
         let Some(server) = self.server(key) else { return };
+        if step == SettleStep::Draining && server.link.is_doubtful() {
+            return self.resync_alone(key);
+        }
         match (step, status) {
             (SettleStep::Draining, Status::Idle) => self.clean(key),
             (SettleStep::Draining, _) => {
@@ -775,7 +812,7 @@ impl Worker {
             server.work = Work::Resting;
             return self.close_server(key, "client disconnected in the middle of a message");
         }
-        let busy = server.link.is_busy();
+        let (busy, settled) = (server.link.outstanding() > 0, server.link.is_settled());
         server.request_at = now;
         server.work = Work::Settling { step: SettleStep::Draining, since: now };
         let id = server.id;
@@ -787,7 +824,7 @@ impl Worker {
             // What it asked for is wanted by nobody any more.
             self.cancel_server(key, None);
             self.again.push(Again::Server(key));
-        } else {
+        } else if settled {
             self.settled(key);
         }
     }
