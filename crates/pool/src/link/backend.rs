@@ -205,23 +205,25 @@ impl Link {
     ) -> Result<bool, LinkError> {
         let mut show = false;
         match (tag, self.resync) {
-            (b'Z', Resync::Asked(another)) => {
+            (b'Z', Resync::Asked { ready, failed }) => {
                 self.status = status(body)?;
-                self.resync = Resync::Asked(true);
-                show = another;
+                self.resync = Resync::Asked { ready: true, failed };
+                show = ready;
             }
             (b'Z', _) => {
                 self.status = status(body)?;
                 self.resync = Resync::None;
                 self.doubt = false;
             }
-            (b'3', Resync::Asked(true)) => self.resync = Resync::Answered,
+            (b'3', Resync::Asked { ready: true, failed: true }) => self.resync = Resync::Answered,
             (b'S', _) if complete => {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
                 observer.parameter_status(name, value, true);
             }
-            // That which ends the batch.
-            (b'E', _) => {}
+            // Another one would say that the question was not answered (a cancel request hit it), and nobody would wait for the end of that.
+            (b'E', Resync::Asked { ready, failed: false }) => {
+                self.resync = Resync::Asked { ready, failed: true };
+            }
             (b'N' | b'A', _) => show = true,
             _ => return Err(LinkError::OutOfOrder(tag as char)),
         }

@@ -419,8 +419,13 @@ pub struct Link {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Resync {
     None,
-    /// Each ReadyForQuery but one is a stray one, which the client would hear without us, too. Whether there was one.
-    Asked(bool),
+    /// Each ReadyForQuery but one is a stray one, which the client would hear without us, too.
+    Asked {
+        /// Whether there was one.
+        ready: bool,
+        /// Whether the error is over that ends an open batch.
+        failed: bool,
+    },
     /// CloseComplete was there: the next ReadyForQuery is the last one.
     Answered,
 }
@@ -583,7 +588,7 @@ impl Link {
         end_batch(out);
         crate::prepared::message(out, b'C', &[b"S", &crate::prepared::nonexistent(b"gone"), b"\0"]);
         crate::prepared::message(out, b'S', &[]);
-        self.resync = Resync::Asked(false);
+        self.resync = Resync::Asked { ready: false, failed: false };
         self.holds = true;
     }
 

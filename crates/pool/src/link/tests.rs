@@ -231,6 +231,16 @@ fn a_sync_ahead_of_a_copy_that_fails_at_once_may_have_an_answer() {
         assert!(b.link.is_quiescent() && !b.link.is_holding() && !b.link.is_doubtful());
         assert_eq!(heard, if strays == 1 && !in_time { ready(b'I') } else { Vec::new() });
     }
+    // A cancel request meets the question.
+    let mut b = Bench::new();
+    b.client_sends(&batch);
+    b.server_sends(&begun);
+    b.server_sends(&[failed.clone(), ready(b'I')]);
+    b.link.resync(&mut Vec::new());
+    b.server_sends(&[failed.clone(), ready(b'I')]);
+    let mut buffer = Vec::new();
+    let told = b.link.backend(&failed, None, &mut b.seen, &mut Splice::new(&mut buffer));
+    assert_eq!(told, Err(LinkError::OutOfOrder('E')));
     // It has left, and the COPY was ended in its place.
     let mut b = Bench::new();
     b.client_sends(&batch);
