@@ -582,7 +582,7 @@ fn command(
 }
 
 /// Threads of pgbench. Each waits for all of its clients at once, whether they have anything to say or not. At a fixed rate each wait
-/// ends with one answer or none, and one for 500 clients costs the machine more than the transaction: such clients get more threads.
+/// ends with one answer or none, so with 500 clients most of it would be for nothing: such clients get more threads.
 fn threads(load: &Load, clients: u32, cpus: u32) -> u32 {
     const CLIENTS_MAX: u32 = 20;
     const THREADS_MAX: u32 = 100;

@@ -273,9 +273,7 @@ impl World {
             }
         }
     }
-}
 
-impl World {
     /// As the pooler: before a server that is at rest goes to somebody else.
     fn ends_doubt(&mut self) {
         if self.link.is_quiescent() && self.link.is_doubtful() {

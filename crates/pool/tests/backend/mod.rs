@@ -22,7 +22,6 @@ const IN_FAILED: Failed = b"25P02";
 const DIVISION: Failed = b"22012";
 const VIOLATION: Failed = b"08P01";
 const COPY_FAILED: Failed = b"57014";
-
 const COPY_REFUSED: Failed = b"42809";
 
 /// What follows a statement.
