@@ -51,6 +51,10 @@ revision_of() {
         lint | test | test-lanes | versions | all) ;;
         *) about+=(':!crates/*/tests/*' ':!crates/testkit') ;;
     esac
+    # The leak checker is in none of these.
+    case $1 in
+        compat* | regress* | drivers* | kernels | fuzz) about+=(':!crates/soak') ;;
+    esac
     # Each of these is one part's own, with and without lanes; tests/lib is for all.
     for suite in compat drivers kernels regress versions; do
         [[ $1 == "$suite"* || $1 == lint ]] || about+=(":!tests/$suite")

@@ -113,6 +113,7 @@ impl Config {
             user: self.user.clone(),
             database: self.database.clone(),
             password: self.password.clone(),
+            patience: self.silence_limit(),
         }
     }
 

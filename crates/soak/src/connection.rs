@@ -9,6 +9,7 @@ use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::batch::Batch;
 
@@ -25,6 +26,8 @@ pub struct Target {
     pub database: String,
     /// Password, if one is asked for.
     pub password: String,
+    /// Longest wait for the peer to say something, or to take what is said.
+    pub patience: Duration,
 }
 
 /// Why a connection is of no more use.
@@ -33,6 +36,9 @@ pub enum Lost {
     /// End of stream.
     #[error("closed by peer")]
     Closed,
+    /// It says nothing, or takes nothing.
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
     /// The socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -58,6 +64,7 @@ pub struct Connection {
     begin: usize,
     body: Range<usize>,
     key: Vec<u8>,
+    patience: Duration,
 }
 
 /// Longest message that a server may send us: more means that framing is lost.
@@ -67,9 +74,11 @@ const READ_SIZE: usize = 16 * 1024;
 impl Connection {
     /// Opens the socket only.
     pub async fn open(target: &Target) -> Result<Self, Lost> {
-        let stream = TcpStream::connect((target.host.as_str(), target.port)).await?;
+        let patience = target.patience;
+        let connected = timeout(patience, TcpStream::connect((target.host.as_str(), target.port))).await;
+        let stream = connected.map_err(|_| Lost::Silent(patience))??;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, buffer: Vec::new(), begin: 0, body: 0..0, key: Vec::new() })
+        Ok(Self { stream, buffer: Vec::new(), begin: 0, body: 0..0, key: Vec::new(), patience })
     }
 
     /// Opens and logs in.
@@ -133,12 +142,13 @@ impl Connection {
 
     /// Sends a batch in one write.
     pub async fn send(&mut self, batch: &Batch) -> Result<(), Lost> {
-        Ok(self.stream.write_all(batch.as_bytes()).await?)
+        self.send_bytes(batch.as_bytes()).await
     }
 
     /// Sends any bytes.
     pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Lost> {
-        Ok(self.stream.write_all(bytes).await?)
+        let written = timeout(self.patience, self.stream.write_all(bytes)).await;
+        Ok(written.map_err(|_| Lost::Silent(self.patience))??)
     }
 
     /// Reads the next message; its type is returned, its payload is [`Self::body`].
@@ -167,7 +177,8 @@ impl Connection {
             self.begin = 0;
         }
         self.buffer.reserve(READ_SIZE);
-        match self.stream.read_buf(&mut self.buffer).await? {
+        let read = timeout(self.patience, self.stream.read_buf(&mut self.buffer)).await;
+        match read.map_err(|_| Lost::Silent(self.patience))?? {
             0 => Err(Lost::Closed),
             _ => Ok(()),
         }

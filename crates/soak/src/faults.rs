@@ -31,6 +31,8 @@ kinds! {
         CommitCut = "gone during commit",
         /// Gone in the middle of COPY FROM STDIN.
         CopyInCut = "gone during copy in",
+        /// COPY FROM STDIN that PostgreSQL refuses after it has asked for the data, with a Sync ahead of that; gone at once, or not.
+        CopyRefused = "refused copy in",
         /// Gone in the middle of COPY TO STDOUT.
         CopyOutCut = "gone during copy out",
         /// Gone with many Syncs outstanding.
@@ -89,6 +91,7 @@ pub(crate) async fn make(
         FaultKind::IdleInTransaction => idle_in_transaction(client, connection).await,
         FaultKind::CommitCut => commit_cut(client, connection).await,
         FaultKind::CopyInCut => copy_in_cut(client, connection).await,
+        FaultKind::CopyRefused => copy_refused(client, connection).await,
         FaultKind::CopyOutCut => copy_out_cut(client, connection).await,
         FaultKind::PipelineCut => pipeline_cut(client, connection).await,
         FaultKind::SlowReader => slow_reader(client, connection).await,
@@ -137,6 +140,7 @@ async fn half_close(client: &mut Client, mut connection: Connection) -> Checked<
     connection.half_close().await?;
     // The peer may answer or leave; a part of our own answer in order is all that may come.
     match own_answer(client, &mut connection, rows).await {
+        Err(silent @ Stop::Lost(Lost::Silent(_))) => Err(silent),
         Ok(()) | Err(Stop::Lost(_)) => Ok(None),
         Err(stop) => Err(stop),
     }
@@ -189,6 +193,20 @@ async fn copy_in_cut(client: &mut Client, mut connection: Connection) -> Checked
         connection.send(&Batch::new().copy_data(&line)).await?;
     }
     leave(client, connection)
+}
+
+/// Into a view, which is found out behind CopyInResponse. The Sync that went ahead is then answered, and not ignored as in a COPY that reads.
+async fn copy_refused(client: &mut Client, mut connection: Connection) -> Checked<Option<Connection>> {
+    connection.send(&Batch::new().extended("copy pg_catalog.pg_user from stdin", &[]).sync()).await?;
+    if client.rng.random_ratio(1, 2) {
+        sleep(Duration::from_micros(client.rng.random_range(0..1000))).await;
+        return leave(client, connection);
+    }
+    client.expect(&mut connection, b"12nG").await?;
+    // wrong_object_type
+    client.error(&mut connection, "42809", None).await?;
+    client.ready(&mut connection, b'I').await?;
+    Ok(Some(connection))
 }
 
 async fn copy_out_cut(client: &mut Client, mut connection: Connection) -> Checked<Option<Connection>> {

@@ -59,7 +59,7 @@ kinds! {
         Ledger = "ledger",
         /// COPY TO STDOUT.
         CopyOut = "copy out",
-        /// COPY FROM STDIN, read back, committed, rolled back or failed by CopyFail.
+        /// COPY FROM STDIN by either protocol, read back, committed, rolled back or failed by CopyFail.
         CopyIn = "copy in",
         /// An error that names us.
         Error = "error",
@@ -391,20 +391,29 @@ async fn copy_in(client: &mut Client, connection: &mut Connection) -> Checked<u6
     let owners: Vec<_> = (0..client.rng.random_range(2..20)).map(|_| client.owner()).collect();
     let (first, last) = (owners[0], owners[owners.len() - 1]);
     command(client, connection, "begin", b'T').await?;
-    connection.send(&Batch::new().query(&client.shared.ledger.copy_in())).await?;
-    client.expect(connection, b"G").await?;
+    let copy = client.shared.ledger.copy_in();
+    // As libpq does it: a Sync behind Execute, which PostgreSQL ignores once it reads data, and another one at the end.
+    let is_extended = client.rng.random_ratio(1, 2);
+    if is_extended {
+        connection.send(&Batch::new().extended(&copy, &[]).sync()).await?;
+        client.expect(connection, b"12nG").await?;
+    } else {
+        connection.send(&Batch::new().query(&copy)).await?;
+        client.expect(connection, b"G").await?;
+    }
+    let end = |batch: Batch| if is_extended { batch.sync() } else { batch };
     let mut batch = Batch::new();
     for owner in &owners {
         batch = batch.copy_data(&client.shared.ledger.copy_line(*owner));
     }
     if client.rng.random_ratio(1, 4) {
-        connection.send(&batch.copy_fail(&first.to_string())).await?;
+        connection.send(&end(batch.copy_fail(&first.to_string()))).await?;
         client.error(connection, "57014", Some(first)).await?;
         client.ready(connection, b'E').await?;
         command(client, connection, "rollback", b'I').await?;
         return Ok(1);
     }
-    connection.send(&batch.copy_done()).await?;
+    connection.send(&end(batch.copy_done())).await?;
     client.expect(connection, b"C").await?;
     client.ready(connection, b'T').await?;
     let select = client.shared.ledger.select_between(first, last);
