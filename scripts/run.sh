@@ -23,9 +23,8 @@ else
 fi
 
 # --- our own directory, readable by the user that serves
-directory=$(mktemp -d "${TMPDIR:-/tmp}/underpass-run.XXXXXX")
-chmod 755 "$directory"
-[ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"
+# Named before it is made, and made when the traps stand: whenever Ctrl-C comes, it goes.
+directory=${TMPDIR:-/tmp}/underpass-run.$$-$RANDOM
 POSTGRES_PID= POOLER_PID=
 clean_up() {
     trap - EXIT INT TERM
@@ -38,10 +37,13 @@ clean_up() {
         sleep 0.1
     done
     [ ! -e "$directory" ] || die "stopped, but $directory could not be removed"
+    ! pgrep -f -- "$directory" >/dev/null || die "stopped, but some of it still runs: $(pgrep -f -- "$directory" | paste -sd ' ')"
     say "stopped, nothing left behind"
 }
 trap clean_up EXIT
 trap 'exit 0' INT TERM
+mkdir -m 755 "$directory" || { trap - EXIT; exit 1; }
+[ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"
 
 # --- the server
 # Own process groups: Ctrl-C reaches this script, which stops the pooler before the server.

@@ -124,15 +124,22 @@ fn two_runs_at_once_serve_and_leave_nothing_behind() {
 
 #[test]
 fn a_run_that_is_interrupted_while_it_starts_leaves_nothing_behind() {
+    let is_there = |_: &Path| true;
+    let has_initdb = |directory: &Path| processes_of(directory).iter().any(|line| line.contains("initdb"));
+    interrupted_when("its directory", is_there);
+    interrupted_when("initdb", has_initdb);
+}
+
+fn interrupted_when(what: &str, is_so: impl Fn(&Path) -> bool) {
     let scratch = tempfile::tempdir().unwrap();
     // PostgreSQL runs as another user than root.
     std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = script();
     command.env("TMPDIR", scratch.path()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let directory = wait("initdb", || {
+    let directory = wait(what, || {
         let mut entries = std::fs::read_dir(scratch.path()).unwrap().flatten().map(|entry| entry.path());
-        entries.find(|entry| !processes_of(entry).is_empty())
+        entries.find(|entry| is_so(entry))
     });
     killpg(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
     wait("the end of scripts/run.sh", || child.try_wait().unwrap());
