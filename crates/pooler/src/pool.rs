@@ -108,8 +108,12 @@ pub(crate) struct Wanted {
     pub asked: Vec<(String, String)>,
     /// By the servers of the pool.
     pub reported: SharedParameters,
+    /// [`Pool::authorization`]
+    pub own: Option<Arc<Arc<str>>>,
     pub settings: Arc<Settings>,
     pub parameters: SharedParameters,
+    /// The ParameterStatus messages that tell of them.
+    pub told: Vec<u8>,
 }
 
 impl Wanted {
@@ -118,9 +122,13 @@ impl Wanted {
         &self,
         asked: &[(String, String)],
         reported: &SharedParameters,
+        own: &Option<Arc<Arc<str>>>,
         settings: &Arc<Settings>,
     ) -> bool {
-        Arc::ptr_eq(&self.reported, reported) && Arc::ptr_eq(&self.settings, settings) && self.asked == asked
+        Arc::ptr_eq(&self.reported, reported)
+            && Arc::ptr_eq(&self.settings, settings)
+            && self.own == *own
+            && self.asked == asked
     }
 }
 

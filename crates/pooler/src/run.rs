@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Start and stop of the process; its main thread, which takes signals and keeps the periods of the statistics.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
@@ -238,7 +237,7 @@ fn share(
         parameters: Mutex::default(),
         names: std::sync::RwLock::new(Names::default()),
         mailboxes,
-        cancel_keys: Mutex::new(HashMap::default()),
+        cancel_keys: Mutex::default(),
         cancel_keys_unknown: Default::default(),
         acceptors: Acceptors::new(threads),
         client_errors: Default::default(),

@@ -99,6 +99,49 @@ pub(crate) struct CancelTarget {
     pub tail: Box<[u8]>,
 }
 
+/// The cancel keys of all clients, and what new ones are made of.
+#[derive(Default)]
+pub(crate) struct CancelKeys {
+    pub targets: HashMap<u64, CancelTarget, RandomState>,
+    pub random: Random,
+}
+
+/// Random bytes of the kernel, asked for in quantities. Each is given out once and kept no longer.
+pub(crate) struct Random {
+    bytes: [u8; Self::LEN],
+    /// Bytes that were given out.
+    used: usize,
+}
+
+impl Random {
+    /// As many as getrandom(2) gives without interruption.
+    const LEN: usize = 256;
+
+    /// Fills `out` with bytes that nobody else gets.
+    ///
+    /// # Errors
+    /// The kernel has none.
+    pub fn fill(&mut self, out: &mut [u8]) -> Result<(), getrandom::Error> {
+        for part in out.chunks_mut(Self::LEN) {
+            if Self::LEN - self.used < part.len() {
+                getrandom::fill(&mut self.bytes)?;
+                self.used = 0;
+            }
+            let next = &mut self.bytes[self.used..self.used + part.len()];
+            part.copy_from_slice(next);
+            next.fill(0);
+            self.used += part.len();
+        }
+        Ok(())
+    }
+}
+
+impl Default for Random {
+    fn default() -> Self {
+        Self { bytes: [0; Self::LEN], used: Self::LEN }
+    }
+}
+
 /// The state of the process.
 pub(crate) struct Shared {
     pub settings: ArcSwap<Settings>,
@@ -107,8 +150,7 @@ pub(crate) struct Shared {
     pub parameters: Mutex<ParameterTable>,
     pub names: RwLock<Names>,
     pub mailboxes: Vec<Mailbox>,
-    /// Cancel key to client.
-    pub cancel_keys: Mutex<HashMap<u64, CancelTarget, RandomState>>,
+    pub cancel_keys: Mutex<CancelKeys>,
     /// Cancel requests whose key was nobody's.
     pub cancel_keys_unknown: AtomicU64,
     /// Clients that were closed for an error, by what they were told.
@@ -461,5 +503,26 @@ impl Shared {
             let task = task.clone();
             mailbox.post(Box::new(move |worker| task(worker)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_bytes_are_given_out_once() {
+        let mut random = Random::default();
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..1000 {
+            let mut bytes = [0; 8];
+            random.fill(&mut bytes).expect("random bytes");
+            assert!(seen.insert(bytes), "twice");
+            assert!(random.bytes[..random.used].iter().all(|byte| *byte == 0), "kept");
+        }
+        // More than is asked for at a time.
+        let mut long = [0; 3 * Random::LEN];
+        random.fill(&mut long).expect("random bytes");
+        assert!(long.chunks(16).all(|part| part.iter().any(|byte| *byte != 0)));
     }
 }

@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use underpass_trace::{Direction, EndReason};
 
@@ -18,6 +19,17 @@ pub(crate) struct Transport {
     tls: Option<Box<rustls::Connection>>,
     /// Of a client that is recorded.
     tap: Option<Box<Tap>>,
+    /// Whom to ask for word of room, the first time that there is none.
+    unasked: Option<Unasked>,
+}
+
+/// An epoll instance that watches a socket for what comes in, and not yet for room to write: a new socket has room, and to be told
+/// so is a turn of the worker's loop for nothing.
+#[derive(Debug)]
+struct Unasked {
+    epoll: Arc<OwnedFd>,
+    token: u64,
+    interest: EventFlags,
 }
 
 #[derive(Debug)]
@@ -105,13 +117,13 @@ impl AsFd for Descriptor {
 
 impl Transport {
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd: Descriptor::Socket(fd), tls: None, tap: None }
+        Self { fd: Descriptor::Socket(fd), tls: None, tap: None, unasked: None }
     }
 
     /// One without socket: see [`put`](Self::put). `descriptor` is shown where a socket is asked for, and never used.
     pub fn memory(descriptor: Arc<OwnedFd>) -> Self {
         let memory = Memory { descriptor, unread: VecDeque::new(), at: 0 };
-        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None, tap: None }
+        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None, tap: None, unasked: None }
     }
 
     /// Puts bytes behind what is to be read. Only for one without socket.
@@ -149,11 +161,35 @@ impl Transport {
         self.tls = Some(Box::new(connection));
     }
 
+    /// Has `epoll` watch it, for nothing but hang-ups and what comes in: it asks for more when it finds its socket full.
+    pub fn watch_input(&mut self, epoll: &Arc<OwnedFd>, token: u64, interest: EventFlags) -> io::Result<()> {
+        epoll::add(&**epoll, self.fd(), EventData::new_u64(token), interest.difference(EventFlags::OUT))?;
+        self.unasked = Some(Unasked { epoll: epoll.clone(), token, interest });
+        Ok(())
+    }
+
+    /// It is watched in another way from now on: that is not to be undone.
+    pub fn is_watched(&mut self) {
+        self.unasked = None;
+    }
+
+    /// The socket is full: somebody must say when it is not any more.
+    #[cold]
+    fn ask_for_room(&mut self) {
+        if let Some(Unasked { epoll, token, interest }) = self.unasked.take() {
+            // Room that there is by now is told, too.
+            if let Err(error) = epoll::modify(&*epoll, self.fd(), EventData::new_u64(token), interest) {
+                log::error!("epoll: {error}");
+            }
+        }
+    }
+
     /// Drives a TLS handshake as far as it goes now; true when it is over.
     pub fn handshake(&mut self) -> io::Result<bool> {
         let Some(connection) = &mut self.tls else { return Ok(true) };
         while connection.is_handshaking() {
             if connection.wants_write() && !flush_tls(self.fd.as_fd(), connection)? {
+                self.ask_for_room();
                 return Ok(false);
             }
             if !connection.is_handshaking() {
@@ -170,7 +206,7 @@ impl Transport {
                 Err(error) => return Err(error),
             }
         }
-        flush_tls(self.fd.as_fd(), connection)?;
+        self.flush()?;
         Ok(true)
     }
 
@@ -218,7 +254,13 @@ impl Transport {
                 }
                 Descriptor::Memory(memory) => memory.read(buffer),
             },
-            Some(connection) => read_tls(self.fd.as_fd(), connection, buffer),
+            Some(connection) => {
+                let outcome = read_tls(self.fd.as_fd(), connection, buffer);
+                if connection.wants_write() {
+                    self.ask_for_room();
+                }
+                outcome
+            }
         }
     }
 
@@ -243,28 +285,36 @@ impl Transport {
 
     #[inline]
     fn transmit(&mut self, data: &[u8]) -> io::Result<usize> {
-        match &mut self.tls {
-            None => match &self.fd {
-                Descriptor::Socket(fd) => Ok(rustix::net::send(fd, data, SendFlags::NOSIGNAL)?),
-                Descriptor::Memory(_) => Ok(data.len()),
-            },
-            Some(connection) => {
-                if connection.wants_write() && !flush_tls(self.fd.as_fd(), connection)? {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                let taken = connection.writer().write(data)?;
-                flush_tls(self.fd.as_fd(), connection)?;
-                Ok(taken)
+        if self.tls.is_some() {
+            if !self.flush()? {
+                return Err(io::ErrorKind::WouldBlock.into());
             }
+            let taken = self.tls.as_mut().map_or(Ok(0), |connection| connection.writer().write(data))?;
+            self.flush()?;
+            return Ok(taken);
+        }
+        match &self.fd {
+            Descriptor::Socket(fd) => match rustix::net::send(fd, data, SendFlags::NOSIGNAL) {
+                Ok(count) => Ok(count),
+                Err(error) => {
+                    if error == rustix::io::Errno::WOULDBLOCK {
+                        self.ask_for_room();
+                    }
+                    Err(error.into())
+                }
+            },
+            Descriptor::Memory(_) => Ok(data.len()),
         }
     }
 
     /// Sends what TLS holds back; false if the socket is full.
     pub fn flush(&mut self) -> io::Result<bool> {
-        match &mut self.tls {
-            None => Ok(true),
-            Some(connection) => flush_tls(self.fd.as_fd(), connection),
+        let Some(connection) = &mut self.tls else { return Ok(true) };
+        let has_room = flush_tls(self.fd.as_fd(), connection)?;
+        if !has_room {
+            self.ask_for_room();
         }
+        Ok(has_room)
     }
 
     /// Says good-bye as far as the protocol has a word for it, without waiting.
@@ -387,6 +437,15 @@ impl Outbox {
         self.bytes.extend_from_slice(data);
     }
 
+    /// The same of a buffer, which becomes its own if it has none.
+    pub fn hold_back_all(&mut self, data: Vec<u8>) {
+        if self.is_empty() && !data.is_empty() {
+            *self = Self { bytes: data, is_held_back: true, ..Self::default() };
+        } else {
+            self.hold_back(&data);
+        }
+    }
+
     /// Whether the socket has taken everything that it was offered.
     pub fn is_unhindered(&self) -> bool {
         self.is_empty() || self.is_held_back
@@ -428,6 +487,34 @@ mod tests {
         assert!(&read[..11] == b"namerequest" && !outbox.is_held_back());
         assert!(outbox.send(&mut transport, b"next").expect("room"));
         assert_eq!(rustix::io::read(&far, &mut read).expect("a packet"), 4);
+    }
+
+    #[test]
+    fn a_socket_is_asked_for_room_when_it_has_none() {
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        near.set_nonblocking(true).expect("non-blocking");
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance"));
+        let events = || {
+            let mut events: Vec<epoll::Event> = Vec::with_capacity(4);
+            let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+            epoll::wait(&*epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)).expect("events");
+            events.iter().map(|event| (event.data.u64(), event.flags)).collect::<Vec<_>>()
+        };
+        let (mut transport, mut outbox) = (Transport::new(near.into()), Outbox::default());
+        transport.watch_input(&epoll, 7, EventFlags::IN | EventFlags::OUT | EventFlags::ET).expect("watched");
+        assert_eq!(events(), [], "the room of a new socket is no news");
+        far.write_all(b"in").expect("room");
+        assert_eq!(events(), [(7, EventFlags::IN)]);
+        let mut sent = 0;
+        while outbox.send(&mut transport, &[0; 65_536]).expect("a peer") {
+            sent += 65_536;
+        }
+        sent += 65_536 - outbox.held();
+        // What is unread is told again.
+        assert_eq!(events(), [(7, EventFlags::IN)]);
+        far.read_exact(&mut vec![0; sent]).expect("all of it");
+        assert_eq!(events(), [(7, EventFlags::IN | EventFlags::OUT)]);
+        assert!(outbox.drain(&mut transport).expect("room"));
     }
 
     #[test]

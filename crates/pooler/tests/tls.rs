@@ -244,3 +244,30 @@ fn verify_ca_without_a_file_still_verifies() -> Result<()> {
     assert!(!status.success() && log.contains("client_tls_ca_file"), "{log}");
     Ok(())
 }
+
+/// A socket is asked for word of room when it has none for the first time: the answer must not end there.
+#[test]
+fn a_client_that_reads_late_gets_the_whole_answer() -> Result<()> {
+    const LENGTH: usize = 20_000_000;
+    let authority = Authority::new("test")?;
+    let server = Postgres::start()?;
+    let (certificate, key) = authority.server(&["127.0.0.1"])?.write(server.socket_dir(), "late")?;
+    let ini = pool(server.port(), "disable")
+        .set("client_tls_sslmode", "allow")
+        .set("client_tls_cert_file", &certificate.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let pooler = Underpass::start(&ini)?;
+    let plain = pooler.options("postgres", "db");
+    let encrypted = plain.clone().tls(Tls::new(&authority, None)?);
+    for options in [&plain, &encrypted, &plain.clone().unix(pooler.directory())] {
+        let mut client = Client::connect(options)?;
+        for _ in 0..2 {
+            client.send(&Batch::new().query(&format!("select repeat('x', {LENGTH})")))?;
+            std::thread::sleep(Duration::from_millis(300));
+            let answer = client.response()?.ok()?;
+            assert_eq!(answer.value().map(str::len), Some(LENGTH));
+        }
+        client.terminate()?;
+    }
+    Ok(())
+}

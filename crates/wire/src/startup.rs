@@ -11,6 +11,8 @@ use crate::{FrameError, MessageError};
 /// The largest first packet, bytes, length word included: PostgreSQL's `MAX_STARTUP_PACKET_LENGTH` (10000)
 /// counts what follows the length word.
 pub const MAX_LEN: usize = 10_000 + 4;
+/// Bytes of an SSLRequest or GSSENCRequest: the least that a first packet can have.
+pub const ENCRYPTION_REQUEST_LEN: usize = 8;
 /// The code in a CancelRequest's version field: 1234.5678.
 pub const CANCEL_REQUEST_CODE: u32 = 1234 << 16 | 5678;
 /// The code in an SSLRequest's version field: 1234.5679.
@@ -104,7 +106,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(FirstPacket<'_>, usize)>, MessageEr
 pub fn packet_len(bytes: &[u8]) -> Result<Option<usize>, FrameError> {
     let Some(word) = bytes.first_chunk() else { return Ok(None) };
     match usize::try_from(u32::from_be_bytes(*word)) {
-        Ok(len) if (8..=MAX_LEN).contains(&len) => Ok(Some(len)),
+        Ok(len) if (ENCRYPTION_REQUEST_LEN..=MAX_LEN).contains(&len) => Ok(Some(len)),
         _ => Err(FrameError::StartupLength),
     }
 }

@@ -76,6 +76,7 @@ impl Worker {
         }
         let own = peer::own(key, settings.config.peer_id.0);
         let target = lock(&self.shared.cancel_keys)
+            .targets
             .get(&own)
             .filter(|target| equal_in_constant_time(&target.tail, tail))
             .map(|target| target.client);

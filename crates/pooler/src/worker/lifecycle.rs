@@ -851,7 +851,7 @@ impl Worker {
             self.shared.control.consoles.fetch_sub(1, Ordering::Relaxed);
         }
         if client.cancel_key != 0 {
-            lock(&self.shared.cancel_keys).remove(&client.cancel_key);
+            lock(&self.shared.cancel_keys).targets.remove(&client.cancel_key);
         }
         for counted in [
             client.database.as_ref().filter(|_| client.counted).map(|database| &database.clients),

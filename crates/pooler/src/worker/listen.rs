@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 
-use super::{Farewell, Source, Worker};
+use super::{Farewell, Source, Worker, token};
 use crate::client::Client;
+use crate::lanes::USER_INTEREST;
 use crate::listeners;
 use crate::net::{self, Endpoint, Inherited, TcpOptions};
 use crate::shared::phase;
+use crate::table::Key;
 use crate::transport::Transport;
 use underpass_wire::SqlState;
 
@@ -76,7 +78,7 @@ impl Worker {
     }
 
     fn greet(&mut self, fd: OwnedFd, address: Endpoint, inherited: Inherited) {
-        let settings = self.shared.settings.load_full();
+        let settings = self.shared.settings.load();
         let is_tcp = address.socket_address().is_some();
         if let Some(peer) = address.socket_address() {
             if let Err(error) = TcpOptions::from_config(&settings.config).apply(&fd, peer, inherited) {
@@ -93,25 +95,38 @@ impl Worker {
         let key = self.clients.insert(|_| Box::new(Client::new(transport, id, address, now)));
         // Room for the console and for cancel requests, which must get in when the pooler is full.
         let full = connected > settings.config.max_client_conn + CONSOLE_RESERVE;
-        let Some(client) = self.clients.get(key) else { return };
-        if let Err(error) = self.watch(client.transport.fd(), Source::Client, key) {
-            return self.close_client(key, Farewell::quiet(&format!("cannot watch socket: {error}")));
+        let farewell = if full {
+            let message = "no more connections allowed (max_client_conn)";
+            Farewell::told(SqlState::TOO_MANY_CONNECTIONS, message)
+        } else if self.shared.phase.load(Ordering::Relaxed) == phase::IMMEDIATE {
+            Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down")
+        } else {
+            if is_tcp && settings.config.tcp_defer_accept && self.suspension.is_none() {
+                // The kernel has shown the connection because the first bytes are there.
+                self.client_readable(key, EventFlags::empty());
+            }
+            self.watch_client(key);
+            return;
+        };
+        if self.watch_client(key) {
+            self.close_client(key, farewell);
         }
-        if full {
-            return self.close_client(
-                key,
-                Farewell::told(
-                    SqlState::TOO_MANY_CONNECTIONS,
-                    "no more connections allowed (max_client_conn)",
-                ),
-            );
+    }
+
+    /// Watches a client, if it is still there and that was not done yet. False if it is not there afterwards.
+    pub(super) fn watch_client(&mut self, key: Key) -> bool {
+        let epoll = &self.shared.mailboxes[self.index as usize].epoll;
+        let Some(client) = self.clients.get_mut(key) else { return false };
+        if client.is_watched {
+            return true;
         }
-        if self.shared.phase.load(Ordering::Relaxed) == phase::IMMEDIATE {
-            self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"));
-        } else if is_tcp && settings.config.tcp_defer_accept && self.suspension.is_none() {
-            // The kernel has shown the connection because the first bytes are there.
-            self.client_readable(key, EventFlags::empty());
-        }
+        client.is_watched = true;
+        let Err(error) = client.transport.watch_input(epoll, token(Source::Client, key), USER_INTEREST)
+        else {
+            return true;
+        };
+        self.close_client(key, Farewell::quiet(&format!("cannot watch socket: {error}")));
+        false
     }
 
     /// Tells the others how busy this worker is, and learns whether it is to accept connections.

@@ -31,6 +31,8 @@ use crate::why::Own;
 
 /// The console's database.
 pub(crate) const CONSOLE: &str = "pgbouncer";
+/// Bytes that are read of a client at a time before it is in.
+const READ_MAX: usize = 4096;
 /// Parameters that clients may set whatever the server reports.
 const ALWAYS_TRACKED: [&str; 5] =
     ["client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "application_name"];
@@ -51,22 +53,29 @@ impl Worker {
                 client.readable = true;
                 return;
             }
-            match client.transport.read_more(&mut client.inbox, 4096) {
+            match client.transport.read(&mut self.scratch[..READ_MAX]) {
                 Ok(outcome) if outcome.count == 0 => {
                     return self.close_client(key, Farewell::quiet("client unexpected eof"));
                 }
-                Ok(outcome) => client.readable = outcome.maybe_more,
+                Ok(outcome) => {
+                    client.inbox.extend_from_slice(&self.scratch[..outcome.count]);
+                    client.readable = outcome.maybe_more;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     client.readable = false;
                     return;
                 }
                 Err(error) => return self.client_io_failed(key, &error),
             }
-            if client.inbox.len() > MESSAGE_MAX + 4096 {
+            if client.inbox.len() > MESSAGE_MAX + READ_MAX {
                 return self.close_client(
                     key,
                     Farewell::told(SqlState::PROTOCOL_VIOLATION, "too much data before the login is over"),
                 );
+            }
+            // A new client that asks for encryption has its answer before its socket is watched: what it says next is then mostly there.
+            if client.inbox.len() != startup::ENCRYPTION_REQUEST_LEN && !self.watch_client(key) {
+                return;
             }
             self.login_step(key);
             match self.clients.get(key) {
@@ -96,7 +105,7 @@ impl Worker {
 
     /// Takes one message and does what it wants.
     fn take_in(&mut self, key: Key) {
-        let settings = self.shared.settings.load_full();
+        let settings = self.shared.settings.load();
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Login(login) = &mut client.phase else { return };
         let tls = settings.client_tls.as_ref().filter(|_| client.address.ip().is_some());
@@ -360,7 +369,7 @@ impl Worker {
 
     /// The credential is known: the exchange begins.
     pub(super) fn authenticate(&mut self, key: Key, credential: Credential) {
-        let settings = self.shared.settings.load_full();
+        let settings = self.shared.settings.load();
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Login(login) = &mut client.phase else { return };
         let (Some(startup), Some(method)) = (&login.startup, login.method) else { return };
@@ -452,7 +461,7 @@ impl Worker {
 
     /// The client is who it says: to the console, or to its pool.
     pub(super) fn logged_in(&mut self, key: Key, proved: underpass_auth::Login) {
-        let settings = self.shared.settings.load_full();
+        let settings = self.shared.settings.load();
         let config = &settings.config;
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Login(login) = &mut client.phase else { return };
@@ -534,7 +543,7 @@ impl Worker {
 
     /// Tells the client that it is in.
     pub(super) fn welcome(&mut self, key: Key) {
-        let settings = self.shared.settings.load_full();
+        let settings = self.shared.settings.load();
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(pool) = client.pool.clone() else { return };
         let Some(reported) = pool.welcome() else {
@@ -543,11 +552,12 @@ impl Worker {
         };
         let Phase::Login(login) = &client.phase else { return };
         let Some(startup) = &login.startup else { return };
+        let own = pool.authorization.load_full();
         let known = pool.wanted.load();
         if let Some(known) =
-            known.as_ref().filter(|known| known.fits(&startup.parameters, &reported, &settings))
+            known.as_ref().filter(|known| known.fits(&startup.parameters, &reported, &own, &settings))
         {
-            return self.welcome_with(key, known.parameters.clone());
+            return self.welcome_with(key, known.parameters.clone(), &known.told);
         }
         match requested_parameters(startup, &reported, &settings, client) {
             Ok(wanted) => {
@@ -555,33 +565,31 @@ impl Worker {
                 let is_as_reported = wanted == *reported;
                 let parameters =
                     if is_as_reported { reported.clone() } else { self.shared.intern_parameters(wanted) };
+                let told = parameter_statuses(&parameters, own.as_ref());
                 // With the client's address in its application_name, no two want the same.
                 if !settings.config.application_name_add_host {
                     let asked = startup.parameters.clone();
-                    let parameters = parameters.clone();
-                    pool.wanted.store(Some(Arc::new(Wanted { asked, reported, settings, parameters })));
+                    let (parameters, told) = (parameters.clone(), told.clone());
+                    let settings = settings.clone();
+                    let known = Wanted { asked, reported, own, settings, parameters, told };
+                    pool.wanted.store(Some(Arc::new(known)));
                 }
-                self.welcome_with(key, parameters);
+                self.welcome_with(key, parameters, &told);
             }
             Err(message) => self.close_client(key, Farewell::told(SqlState::PROTOCOL_VIOLATION, message)),
         }
     }
 
-    /// The same, with the parameters that its session has.
-    pub(super) fn welcome_with(&mut self, key: Key, wanted: SharedParameters) {
-        let settings = self.shared.settings.load_full();
+    /// The same, with the parameters that its session has, and as it is told of them.
+    pub(super) fn welcome_with(&mut self, key: Key, wanted: SharedParameters, told: &[u8]) {
+        let settings = self.shared.settings.load();
         let Some(client) = self.clients.get_mut(key) else { return };
         let Some(pool) = client.pool.clone() else { return };
         let Phase::Login(login) = &client.phase else { return };
         let minor = login.startup.as_ref().map_or(0, |startup| startup.minor);
-        let mut out = Vec::with_capacity(512);
+        let mut out = Vec::with_capacity(told.len() + 64);
         build::authentication_ok(&mut out);
-        let own = pool.authorization.load();
-        for (name, value) in wanted.iter() {
-            let is_own = value.is_empty() && name.eq_ignore_ascii_case(SESSION_AUTHORIZATION);
-            let value = own.as_deref().filter(|_| is_own).map_or(value, |own| &**own);
-            build::parameter_status(&mut out, name.as_bytes(), value.as_bytes());
-        }
+        out.extend_from_slice(told);
         client.parameters = wanted;
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
         let (cancel_key, tail) = self.shared.new_cancel_key(me, minor >= 2);
@@ -615,7 +623,7 @@ impl Worker {
             self.again.push(Again::Client(key));
         } else if client.outbox.is_empty() {
             // Offered before it is told that it is in: a client that asks at once finds its lane open.
-            client.outbox.hold_back(&out);
+            client.outbox.hold_back_all(out);
             self.lane_offer(key);
             return self.send_held_back(key);
         }
@@ -623,6 +631,17 @@ impl Worker {
             self.client_io_failed(key, &error);
         }
     }
+}
+
+/// The parameters of a session as its client is told of them. Where they name nobody, the session is that of `own`.
+pub(super) fn parameter_statuses(parameters: &ParameterSet, own: Option<&Arc<Arc<str>>>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(512);
+    for (name, value) in parameters.iter() {
+        let is_own = value.is_empty() && name.eq_ignore_ascii_case(SESSION_AUTHORIZATION);
+        let value = own.filter(|_| is_own).map_or(value, |own| &***own);
+        build::parameter_status(&mut out, name.as_bytes(), value.as_bytes());
+    }
+    out
 }
 
 /// What a client is told that said something impossible before it was in.
@@ -719,12 +738,12 @@ impl crate::shared::Shared {
         let mut keys = lock(&self.cancel_keys);
         loop {
             let (mut bytes, mut tail) = ([0; 8], vec![0; if long { LONG_KEY_TAIL } else { 0 }]);
-            if getrandom::fill(&mut bytes).is_err() || getrandom::fill(&mut tail).is_err() {
+            if keys.random.fill(&mut bytes).is_err() || keys.random.fill(&mut tail).is_err() {
                 return (0, tail);
             }
             let key = peer::mark(u64::from_ne_bytes(bytes), peer_id);
-            if key >> 32 != 0 && !keys.contains_key(&key) {
-                keys.insert(key, CancelTarget { client, tail: tail.clone().into() });
+            if key >> 32 != 0 && !keys.targets.contains_key(&key) {
+                keys.targets.insert(key, CancelTarget { client, tail: tail.clone().into() });
                 return (key, tail);
             }
         }

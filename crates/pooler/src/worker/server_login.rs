@@ -19,7 +19,7 @@ use underpass_wire::startup::ProtocolVersion;
 use underpass_wire::startup::build as startup_build;
 use underpass_wire::{Header, SqlState};
 
-use super::{Entry, Farewell, Source, Worker};
+use super::{Entry, Farewell, Source, Worker, login};
 use crate::client::Phase;
 use crate::control::say;
 use crate::hosts::Turn;
@@ -544,7 +544,8 @@ impl Worker {
             return self.close_server(key, "replication client left");
         }
         // Its parameters were the server's startup parameters: what that reports is what the client has.
-        self.welcome_with(client, reported);
+        let told = login::parameter_statuses(&reported, pool.authorization.load_full().as_ref());
+        self.welcome_with(client, reported, &told);
         if let Some(client_state) = self.clients.get_mut(client) {
             if !matches!(client_state.phase, Phase::Idle) {
                 return;
