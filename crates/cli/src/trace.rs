@@ -16,8 +16,6 @@ use underpass_trace::{Direction, Level, Masker, Protocol};
 
 /// Exit status when `--require-lossless` was given and something is missing.
 const LOSSY: u8 = 3;
-/// Shortest key for `--mask-key`, bytes.
-const MASK_KEY_BYTES_MIN: usize = 16;
 
 /// `underpass trace`.
 #[derive(Debug, Args)]
@@ -203,17 +201,10 @@ fn ring_mib(protocol: Protocol, level: LevelArg) -> u64 {
 
 /// What hides values, if it is wanted.
 fn masker(arguments: &Trace) -> anyhow::Result<Option<Masker>> {
-    let Some(path) = &arguments.mask_key else {
-        return arguments.mask.then(Masker::random).transpose().context("no random key for --mask");
-    };
-    let key = std::fs::read(path).with_context(|| format!("cannot read the key {}", path.display()))?;
-    ensure!(
-        key.len() >= MASK_KEY_BYTES_MIN,
-        "{}: a key of {} bytes can be guessed; make one by: head -c 32 /dev/urandom > FILE",
-        path.display(),
-        key.len()
-    );
-    Ok(Some(Masker::new(&key)))
+    match &arguments.mask_key {
+        Some(path) => Ok(Some(Masker::read(path)?)),
+        None => arguments.mask.then(Masker::random).transpose().context("no random key for --mask"),
+    }
 }
 
 /// The server that the arguments name, and its port.

@@ -72,6 +72,12 @@ keys! {
         /// How much of the responses a recording has: `none` (when the server was ready), `summary` (tags, rows, SQLSTATE, latencies) or
         /// `full`.
         trace_level: TraceLevel = Some("summary"), Reload;
+        /// Literals and bind values are recorded as others of the same length and look, by a key that nobody knows: equal values are
+        /// equal within a recording. `trace_mask_key` does that with a key of one's own.
+        trace_mask: bool = Some("0"), Reload;
+        /// Literals and bind values are masked with the key in this file, of 16 bytes or more: equal values are equal in all recordings
+        /// (and traces of `underpass trace --mask-key`) that were masked with it. Read when a recording begins. Empty: see `trace_mask`.
+        trace_mask_key: Option<PathBuf> = Some(""), Reload;
         /// Most memory for what is recorded and not written yet. What has no room is left out, and counted. \[bytes\]
         trace_queue_bytes: u64 = Some("67108864"), Reload;
         /// A recording ends at this size of its files. 0: at no size. \[bytes\]

@@ -11,6 +11,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use underpass_trace::{Direction, EndReason};
 
+use crate::lanes::monotonic_ns as now_ns;
 use crate::recording::Tap;
 
 /// A stream: a socket, and TLS over it once that was agreed.
@@ -239,7 +240,7 @@ impl Transport {
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<ReadOutcome> {
         let outcome = self.receive(buffer)?;
         if let Some(tap) = &mut self.tap {
-            tap.copy(Direction::Frontend, &buffer[..outcome.count]);
+            tap.copy(Direction::Frontend, now_ns(), &buffer[..outcome.count]);
         }
         Ok(outcome)
     }
@@ -276,9 +277,11 @@ impl Transport {
     /// Writes as much as goes.
     #[inline]
     pub fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        // Who has read an answer may say something, in whatever session, before the call returns that sent it.
+        let began_ns = if self.tap.is_some() { now_ns() } else { 0 };
         let count = self.transmit(data)?;
         if let Some(tap) = &mut self.tap {
-            tap.copy(Direction::Backend, &data[..count]);
+            tap.copy(Direction::Backend, began_ns, &data[..count]);
         }
         Ok(count)
     }

@@ -237,6 +237,37 @@ fn every_byte_is_recorded_whatever_the_transport() -> Result<()> {
 }
 
 #[test]
+fn values_are_masked_by_a_key_of_ones_own_or_nobodys() -> Result<()> {
+    const VALUE: &str = "a value that nobody may know";
+    let server = Postgres::start()?;
+    let key = server.socket_dir().join("mask.key");
+    fs::write(&key, "thirty-two bytes, or rather more than that").expect("a key");
+    let by_key = format!("trace_mask_key = {}", key.display());
+    let mut masked = Vec::new();
+    for lines in ["trace_mask = 1", &by_key, &by_key] {
+        let mut pooler = Underpass::start(&recorded(&server, lines))?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        let shown = client.query(&format!("select '{VALUE}'"))?.ok()?;
+        assert_eq!(shown.value(), Some(VALUE), "its own client sees it");
+        let bound = Batch::new().parse("", "select $1::text").bind("", "", &[Some(VALUE)]);
+        client.exchange(&bound.execute("", 0).sync())?;
+        client.terminate()?;
+        let trace = Trace::of(&mut pooler)?;
+        let sent = trace.sent(trace.only().session);
+        let text = String::from_utf8_lossy(&sent);
+        assert!(text.contains("select '") && !text.contains(VALUE), "{text}");
+        masked.push(sent);
+    }
+    assert!(masked[0] != masked[1] && masked[1] == masked[2]);
+    // A key that is none: nothing is recorded, and that is said.
+    fs::write(&key, "short").expect("a key");
+    let pooler = Underpass::start(&recorded(&server, &by_key))?;
+    assert!(shown(&pooler, "directory")?.is_none() && recordings(pooler.directory()).is_empty());
+    assert!(pooler.log().contains("a key of 5 bytes can be guessed"), "{}", pooler.log());
+    Ok(())
+}
+
+#[test]
 fn passwords_and_the_console_are_not_in_the_trace() -> Result<()> {
     const SECRET: &str = "a-secret-that-nobody-else-has";
     let server = Postgres::builder().auth(AuthMethod::Trust).start()?;

@@ -46,5 +46,5 @@ pub use format::{BLOCK_RAW_MAX, SEGMENT_EXTENSION, VERSION_MAJOR, VERSION_MINOR}
 pub use meta::{Meta, Protocol, RedactionPolicy, Server};
 pub use model::*;
 pub use reader::{Damage, Reader};
-pub use safety::{Masker, fold, strip_literals};
+pub use safety::{KeyError, Masker, fold, strip_literals};
 pub use writer::{Options, Writer, WriterStats};

@@ -25,7 +25,7 @@ use underpass_wire::tag::{backend, frontend};
 use covered::Covered;
 
 pub use fold::fold;
-pub use mask::Masker;
+pub use mask::{KeyError, Masker};
 pub use strip::strip_literals;
 
 use crate::model::*;

@@ -24,8 +24,8 @@ use underpass_console::rows::TraceRow;
 use underpass_console::{Show, Table};
 use underpass_trace::assemble::{Known, Origin};
 use underpass_trace::{
-    Clock, Direction, EndReason, Level, Meta, Options, Server, ServerIdentity, SessionId, Source, Transport,
-    Writer,
+    Clock, Direction, EndReason, Level, Masker, Meta, Options, Server, ServerIdentity, SessionId, Source,
+    Transport, Writer,
 };
 
 pub(crate) use servers::Identity;
@@ -82,8 +82,29 @@ pub(crate) struct Statement {
 struct Wanted {
     parent: PathBuf,
     level: TraceLevel,
+    mask: Mask,
     queue_bytes: usize,
     max_bytes: Option<u64>,
+}
+
+/// How literals and bind values are recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mask {
+    AsTheyAre,
+    /// Masked with a key that nobody knows.
+    Random,
+    /// Masked with the key in this file.
+    Key(PathBuf),
+}
+
+impl Mask {
+    fn masker(&self) -> anyhow::Result<Option<Masker>> {
+        Ok(match self {
+            Self::AsTheyAre => None,
+            Self::Random => Some(Masker::random().context("no random key for trace_mask")?),
+            Self::Key(path) => Some(Masker::read(path)?),
+        })
+    }
 }
 
 impl Wanted {
@@ -97,10 +118,16 @@ impl Wanted {
 
     fn of(config: &Config) -> Option<Self> {
         let keys = &config.underpass;
-        let parent = keys.trace_dir.clone().filter(|path| !path.as_os_str().is_empty())?;
+        let named = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
+        let parent = named(&keys.trace_dir)?;
+        let mask = match named(&keys.trace_mask_key) {
+            Some(path) => Mask::Key(path),
+            None if keys.trace_mask => Mask::Random,
+            None => Mask::AsTheyAre,
+        };
         let queue_bytes = usize::try_from(keys.trace_queue_bytes).unwrap_or(usize::MAX);
         let max_bytes = Some(keys.trace_max_bytes).filter(|&max| max > 0);
-        Some(Self { parent, level: keys.trace_level, queue_bytes, max_bytes })
+        Some(Self { parent, level: keys.trace_level, mask, queue_bytes, max_bytes })
     }
 }
 
@@ -136,12 +163,8 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    fn start(wanted: Wanted, config: &Config) -> anyhow::Result<(Arc<Self>, JoinHandle<()>)> {
-        let directory = new_directory(&wanted.parent)?;
-        let options = Options { max_bytes: wanted.max_bytes, ..Options::default() };
-        let writer = Writer::create(&directory, &meta(&wanted, config), options)?;
-        let (queue, incoming) = channel();
-        let recording = Arc::new(Self {
+    fn new(wanted: Wanted, directory: PathBuf, queue: Sender<Event>) -> Self {
+        Self {
             wanted,
             directory,
             queue,
@@ -151,7 +174,16 @@ impl Recording {
             why: Mutex::default(),
             counts: Counts::default(),
             servers: Mutex::default(),
-        });
+        }
+    }
+
+    fn start(wanted: Wanted, config: &Config) -> anyhow::Result<(Arc<Self>, JoinHandle<()>)> {
+        let masker = wanted.mask.masker()?;
+        let directory = new_directory(&wanted.parent)?;
+        let options = Options { max_bytes: wanted.max_bytes, masker, ..Options::default() };
+        let writer = Writer::create(&directory, &meta(&wanted, config), options)?;
+        let (queue, incoming) = channel();
+        let recording = Arc::new(Self::new(wanted, directory, queue));
         let thread = std::thread::Builder::new().name("trace".into());
         let writing = writer::Writing::new(recording.clone(), writer);
         let thread = thread.spawn(move || writing.run(&incoming)).context("cannot start a thread")?;

@@ -31,9 +31,9 @@ impl Tap {
         Arc::ptr_eq(&self.recording, recording)
     }
 
-    /// The client said this, or was sent it.
+    /// The client said this, or was sent it by a call that began at `time_ns` (see [`now_ns`]).
     #[cold]
-    pub fn copy(&mut self, direction: Direction, bytes: &[u8]) {
+    pub fn copy(&mut self, direction: Direction, time_ns: u64, bytes: &[u8]) {
         let next = match direction {
             Direction::Frontend => &mut self.frontend,
             Direction::Backend => &mut self.backend,
@@ -52,7 +52,7 @@ impl Tap {
             return;
         }
         let session = self.session;
-        self.recording.post(Event::Bytes { session, direction, time_ns: now_ns(), at, bytes: bytes.into() });
+        self.recording.post(Event::Bytes { session, direction, time_ns, at, bytes: bytes.into() });
     }
 
     /// What was said until now was about encryption. The streams begin anew inside it.
@@ -74,5 +74,44 @@ impl Drop for Tap {
             true => Event::Forget(session),
             false => Event::End { session, time_ns: now_ns(), reason, frontend, backend },
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::recording::{Mask, Wanted};
+    use crate::transport::Transport;
+
+    /// `replay --order commit` goes by these times: who has read an answer may depend on it, in whatever session.
+    #[test]
+    fn an_answer_is_no_later_than_its_reader_has_it() {
+        let wanted = Wanted {
+            parent: ".".into(),
+            level: underpass_config::TraceLevel::Full,
+            mask: Mask::AsTheyAre,
+            queue_bytes: 1 << 24,
+            max_bytes: None,
+        };
+        let (queue, incoming) = std::sync::mpsc::channel();
+        let recording = Arc::new(Recording::new(wanted, ".".into(), queue));
+        // A call that returns only when its peer has read: the socket waits for room.
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let mut transport = Transport::new(near.into());
+        transport.set_tap(Some(Box::new(Tap::new(recording, SessionId(1)))));
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let read_ns = now_ns();
+            far.read_exact(&mut vec![0; 4 << 20]).expect("all of it");
+            read_ns
+        });
+        assert_eq!(transport.write(&vec![0; 4 << 20]).expect("a peer"), 4 << 20);
+        let read_ns = reader.join().expect("a reader");
+        let Ok(Event::Bytes { time_ns, .. }) = incoming.recv() else { panic!("no bytes") };
+        assert!(time_ns <= read_ns, "{} ns after it was read", time_ns - read_ns);
     }
 }

@@ -10,11 +10,25 @@
 //! strings behind `INTERVAL`, words for booleans, values of settings without a dot in their name. MySQL's `@variable` is no setting,
 //! `@@setting` is one, and behind a `;` nothing of MySQL's is: it may be a variable of a stored procedure.
 
+use std::path::{Path, PathBuf};
+
 use hmac::{Hmac, Mac as _};
 use sha2::Sha256;
 
 use super::lexer::{Kind, Lexer};
 use crate::Protocol;
+
+/// Why a file gives no key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// It cannot be read.
+    #[error("cannot read the key {}: {_1}", _0.display())]
+    Unreadable(PathBuf, std::io::Error),
+    /// It has this many bytes.
+    #[error("{}: a key of {_1} bytes can be guessed; make one by: head -c 32 /dev/urandom > FILE", _0.display())]
+    Short(PathBuf, usize),
+}
 
 /// Masks with one key.
 #[derive(Clone)]
@@ -34,6 +48,21 @@ impl Masker {
         // HMAC takes keys of any length: a key that is too long is hashed first.
         let Ok(keyed) = Hmac::new_from_slice(key) else { unreachable!("HMAC takes any key") };
         Self { keyed }
+    }
+
+    /// Fewest bytes of a key that [`read`](Self::read) takes: a shorter one can be guessed.
+    pub const KEY_BYTES_MIN: usize = 16;
+
+    /// A masker with the key in a file, which is all of its bytes.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has fewer than [`KEY_BYTES_MIN`](Self::KEY_BYTES_MIN) bytes.
+    pub fn read(path: &Path) -> Result<Self, KeyError> {
+        let key = std::fs::read(path).map_err(|error| KeyError::Unreadable(path.to_owned(), error))?;
+        if key.len() < Self::KEY_BYTES_MIN {
+            return Err(KeyError::Short(path.to_owned(), key.len()));
+        }
+        Ok(Self::new(&key))
     }
 
     /// A masker with a key that nobody knows: equal values stay equal in what this one masks, and nowhere else.
