@@ -428,13 +428,18 @@ impl Postgres {
         }
     }
 
-    /// Forgets the Syncs that the server will ignore: see [`CopyIn`](super::CopyIn).
+    /// Expects no answer to the Syncs that the server will ignore: see [`CopyIn`](super::CopyIn).
     fn copy_in_begins(&mut self) {
         if self.pending.front().is_none_or(|request| request.tag != b'E') {
             return;
         }
-        while self.pending.get(1).is_some_and(|request| request.tag == b'S' && !request.after_copy) {
+        self.copy_in.ahead.clear();
+        while let Some(&sync) = self.pending.get(1)
+            && sync.tag == b'S'
+            && !sync.after_copy
+        {
             self.pending.remove(1);
+            self.copy_in.sync_ahead(sync);
         }
         self.copy_in.running = true;
     }
@@ -450,6 +455,8 @@ impl Postgres {
         let begun = *self.begin(at, first_ns);
         self.back.response = None;
         self.copy_in.running = false;
+        // What ends well has read all that came before the end of its data.
+        self.copy_in.ahead.clear();
         let Some(&request) = self.pending.front() else { return };
         match request.tag {
             // Several statements may be in one Query: it ends at ReadyForQuery.
@@ -535,18 +542,23 @@ impl Postgres {
         self.back.response = None;
         self.back.ready = true;
         self.uses_answered(time_ns);
-        while let Some(request) = self.pending.pop_front() {
-            if matches!(request.tag, b'Q' | b'S' | b'F') {
-                sink.record(Record::Ready(Ready {
-                    session: self.origin.session,
-                    time_ns,
-                    request: self.accounts.shown(Direction::Frontend, request.offset),
-                    offset: self.accounts.shown(Direction::Backend, at),
-                    status,
-                }));
-                break;
-            }
+        let mut answered = None;
+        while answered.is_none()
+            && let Some(request) = self.pending.pop_front()
+        {
+            answered = matches!(request.tag, b'Q' | b'S' | b'F').then_some(request);
         }
+        // A Sync of which nobody else knows was not ignored after all.
+        if let Some(request) = answered.or_else(|| self.copy_in.ahead.pop_front()) {
+            sink.record(Record::Ready(Ready {
+                session: self.origin.session,
+                time_ns,
+                request: self.accounts.shown(Direction::Frontend, request.offset),
+                offset: self.accounts.shown(Direction::Backend, at),
+                status,
+            }));
+        }
+        self.skip_to_sync = false;
         self.back.idle = self.pending.is_empty();
     }
 

@@ -272,7 +272,7 @@ impl Postgres {
         let request = Pending { offset, tag, after_copy: self.copy_in.sent, several: false };
         match tag {
             b'c' | b'f' => self.copy_in.sent = true,
-            b'S' if self.copy_in.running && !self.copy_in.sent => {}
+            b'S' if self.copy_in.running && !self.copy_in.sent => self.copy_in.sync_ahead(request),
             b'S' => {
                 self.skip_to_sync = false;
                 self.pending.push_back(request);

@@ -61,13 +61,27 @@ struct Pending {
 }
 
 /// COPY from the client by the extended protocol. A Sync that comes before its data are over is ignored by the server (manual, "COPY
-/// Operations"), and clients do send one; whether it was before, only the client's stream tells.
-#[derive(Clone, Copy, Debug, Default)]
+/// Operations"), and clients do send one; whether it was before, only the client's stream tells. A COPY that fails before it reads (by a
+/// trigger for each statement) leaves that Sync in its input, and it is answered after all.
+#[derive(Debug, Default)]
 struct CopyIn {
     /// CopyInResponse was seen for an Execute, its end was not.
     running: bool,
     /// CopyDone or CopyFail was sent since the last Execute.
     sent: bool,
+    /// Syncs that came before the end of the data, [`AHEAD_MAX`] at most: ignored, unless the COPY fails before it reads them.
+    ahead: VecDeque<Pending>,
+}
+
+/// Nobody sends more; one who does loses the times of their answers.
+const AHEAD_MAX: usize = 16;
+
+impl CopyIn {
+    fn sync_ahead(&mut self, sync: Pending) {
+        if self.ahead.len() < AHEAD_MAX {
+            self.ahead.push_back(sync);
+        }
+    }
 }
 
 /// One session.
@@ -145,6 +159,7 @@ impl Postgres {
         }
         self.skip_to_sync = false;
         self.copy_in.running = false;
+        self.copy_in.ahead.clear();
         self.uncertain = false;
     }
 }

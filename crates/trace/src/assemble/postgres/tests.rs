@@ -284,6 +284,49 @@ fn syncs_that_a_copy_swallows_are_not_waited_for() {
     }
 }
 
+/// A trigger for each statement fails before any of the data is read: the Sync ahead of them is still there, and is answered.
+#[test]
+fn a_sync_that_a_failed_copy_has_not_read_is_answered() {
+    let start = [message(b'P', b"\0copy t from stdin\0\0\0"), bind("", &[]), execute()].concat();
+    let data = [message(b'd', b"1\n"), message(b'c', b"")].concat();
+    let begun = [message(b'1', b""), message(b'2', b"")].concat();
+    let failed = [message(b'G', &[0, 0, 0]), error("P0001"), ready(b'I')].concat();
+    let batch = [message(b'P', b"\0select 1\0\0\0"), bind("", &[]), execute(), sync()].concat();
+    let next = (batch, [&begun[..], &row(b"1"), &complete("SELECT 1"), &ready(b'I')].concat());
+    let ways = [
+        // The client waits to be asked for its data.
+        (3, vec![([&start[..], &sync()].concat(), [&begun[..], &failed].concat())]),
+        // It ends the batch anew, because of the error.
+        (4, vec![([&start[..], &sync()].concat(), [&begun[..], &failed].concat()), (sync(), ready(b'I'))]),
+        // It has sent its data, too, which are ignored.
+        (
+            4,
+            vec![(
+                [&start[..], &sync(), &data, &sync()].concat(),
+                [&begun[..], &failed, &ready(b'I')].concat(),
+            )],
+        ),
+    ];
+    for (number, (readies, way)) in ways.into_iter().enumerate() {
+        let exchanges = [vec![login()], way, vec![next.clone(), (query(""), ready(b'I'))]].concat();
+        for cut in [1, 7, usize::MAX] {
+            let out = run(&exchanges, Level::Summary, &mut || cut);
+            let ends: Vec<bool> =
+                out.responses().iter().map(|r| matches!(r.outcome, Outcome::Complete { .. })).collect();
+            assert_eq!(ends, [false, true], "way {number}, cut {cut}: {:?}", out.responses());
+            let executes: Vec<u64> = (out.0.iter())
+                .filter_map(|r| match r {
+                    Record::Frontend(f) if f.message[0] == b'E' => Some(f.offset),
+                    _ => None,
+                })
+                .collect();
+            let answered: Vec<u64> = out.responses().iter().map(|r| r.request).collect();
+            assert_eq!(answered, executes, "way {number}, cut {cut}");
+            assert_eq!(out.readies(), readies, "way {number}, cut {cut}");
+        }
+    }
+}
+
 #[test]
 fn level_full_keeps_every_message_of_the_server() {
     let out = run(&exchanges(), Level::Full, &mut || 3);
