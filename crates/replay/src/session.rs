@@ -9,7 +9,7 @@ use underpass_mysql::exchange::Exchange;
 use underpass_trace::Protocol;
 use underpass_wire::backend::{Fields, Message, TransactionStatus};
 use underpass_wire::frontend::build;
-use underpass_wire::tag::backend as tag;
+use underpass_wire::tag::{backend as tag, frontend as frontend_tag};
 
 use crate::connection::{Connection, set_session_authorization};
 use crate::error::ConnectError;
@@ -45,6 +45,7 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
         mysql_status: TransactionStatus::Idle,
         reset: false,
         cancelling: None,
+        ready_again: false,
         outcome: SessionOutcome {
             units: vec![UnitOutcome::NotSent; session.units.len()],
             ..Default::default()
@@ -73,8 +74,12 @@ pub(crate) struct Flight {
     pub failed: bool,
     /// A COPY of it was ended, because there are no data: the error that follows is ours.
     copy_given_up: bool,
-    /// What asks for ReadyForQuery has been sent.
-    asked: bool,
+    /// How often ReadyForQuery has been asked for: a second time where a Sync came ahead of the data of a COPY.
+    asked: u16,
+    /// It is a Sync alone, the only unit that ReadyForQuery and nothing else may answer.
+    is_sync: bool,
+    /// The server has said something to it.
+    is_heard: bool,
     /// When the client asks to cancel it.
     cancel_at: Option<Instant>,
     pub rows: u64,
@@ -101,6 +106,8 @@ pub(crate) struct Player<'r> {
     pub reset: bool,
     /// A CancelRequest that is under way. Nothing may be sent before the server has passed it on, or it may hit that.
     cancelling: Option<JoinHandle<()>>,
+    /// A COPY failed, and it is not known whether before it had read the Sync ahead of its data: then that is answered, too.
+    ready_again: bool,
     outcome: SessionOutcome,
 }
 
@@ -281,7 +288,9 @@ impl Player<'_> {
             exchange: Exchange::new(self.session.commands.get(index).copied().unwrap_or_default()),
             failed: false,
             copy_given_up: false,
-            asked: false,
+            asked: 0,
+            is_sync: false,
+            is_heard: false,
             cancel_at: None,
             rows: 0,
             hash,
@@ -346,7 +355,7 @@ impl Player<'_> {
                 Barrier::None => {}
                 Barrier::CopyIn => {
                     // After an error the server is ready by itself, if it was asked to be; else it waits for Sync.
-                    let waits = |flight: &Flight| flight.copy_in == 0 && (!flight.failed || flight.asked);
+                    let waits = |flight: &Flight| flight.copy_in == 0 && (!flight.failed || flight.asked > 0);
                     while self.flights.back().is_some_and(waits) {
                         self.receive(connection).await?;
                     }
@@ -367,11 +376,12 @@ impl Player<'_> {
                 continue;
             }
             flight.owed += usize::from(step.answers);
-            flight.asked |= step.says == Says::Asks;
+            flight.asked += u16::from(step.says == Says::Asks);
             let mut bytes = match at_hand {
                 Some(bytes) => bytes,
                 None => self.read(step)?,
             };
+            flight.is_sync = flight.owed == 0 && !flight.is_heard && bytes.first() == Some(&frontend_tag::SYNC);
             self.renumber(step, &mut bytes, connection);
             self.write(&bytes, connection).await?;
         }
@@ -436,6 +446,7 @@ impl Player<'_> {
         build::copy_fail(&mut messages, NO_COPY_DATA.as_bytes());
         if flight.owed > 0 {
             // By the extended protocol. It was waiting for data, and ignored the Sync.
+            flight.asked += 1;
             build::sync(&mut messages);
         }
         connection.write_all(&messages).await?;
@@ -472,6 +483,15 @@ impl Player<'_> {
         if matches!(kind, tag::NOTICE_RESPONSE | tag::NOTIFICATION_RESPONSE | tag::PARAMETER_STATUS) {
             return Ok(());
         }
+        if self.ready_again {
+            // Of the units that come after, only a Sync alone could be answered so.
+            let (is_heard, is_sync) = self.flights.front().map_or((false, false), |f| (f.is_heard, f.is_sync));
+            let is_ready = kind == tag::READY_FOR_QUERY;
+            self.ready_again = is_ready && is_sync;
+            if is_ready && !is_heard && !is_sync {
+                return Ok(());
+            }
+        }
         let Some(flight) = self.flights.front_mut() else {
             // Out of a transaction a server says nothing unasked, except that it ends.
             let fields = Fields::decode(body).ok();
@@ -479,6 +499,7 @@ impl Player<'_> {
                 fields.and_then(Fields::message).map(|text| String::from_utf8_lossy(text).into_owned());
             return Err(Break::Lost(text.unwrap_or_else(|| "the server sent an answer to nothing".into())));
         };
+        flight.is_heard = true;
         match kind {
             tag::DATA_ROW | tag::COPY_DATA => {
                 flight.rows += 1;
@@ -498,6 +519,7 @@ impl Player<'_> {
                 let status = TransactionStatus::decode(body).map_err(|error| {
                     Break::Lost(format!("the server does not speak the protocol: {error}"))
                 })?;
+                self.ready_again |= flight.failed && flight.asked > 1;
                 self.ready(status);
             }
             _ => {

@@ -247,3 +247,50 @@ fn a_copy_that_swallows_what_was_sent_behind_it_ends_its_session() {
     assert!(!report.is_equal(), "{}", report.text());
     assert!(report.broken_sessions[0].1.contains("COPY"), "{}", report.text());
 }
+
+/// A trigger for each statement fails before the COPY has read anything: the Sync ahead of the data is answered, and the one behind
+/// them, too. One that fails by its data has read the first, and answers only the second.
+#[test]
+fn a_copy_that_fails_before_it_reads_is_ready_twice() {
+    let (original, copy) = (server(), server());
+    let fails = "create function fails() returns trigger language plpgsql as $$ begin raise 'no'; end $$";
+    original.sql("create table once (a int)").expect("a table");
+    copy.sql(&format!(
+        "create table once (a int primary key); {fails}; \
+         create trigger before_all before insert on t execute function fails()"
+    ))
+    .expect("a trigger");
+    let recorder = Recorder::start(original.port(), Level::Full);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "postgres", "postgres")).expect("connect");
+    let copies = 40;
+    for number in 0..copies {
+        // Every second one reads its data, and has one row twice.
+        let (table, data) = match number % 2 {
+            0 => ("t", format!("{}\tx\n", 1000 + number)),
+            _ => ("once", "1\n1\n".to_owned()),
+        };
+        let begin = format!("copy {table} from stdin");
+        client
+            .send(&Batch::new().parse("", &begin).bind("", "", &[]).execute("", 0).sync())
+            .expect("copy");
+        until_copy_in(&mut client);
+        client.send(&Batch::new().copy_data(data.as_bytes()).copy_done().sync()).expect("data");
+        client.response().expect("copied");
+        match number % 4 {
+            0 | 1 => client.exchange(&Batch::new().extended("select 7", &[]).sync()).expect("a row"),
+            _ => client.exchange(&Batch::new().sync().sync().query("select 7")).expect("a row"),
+        };
+    }
+    client.terminate().expect("terminate");
+
+    let meta = recorder::meta(&original, Level::Full);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    let target = recorder::target(copy.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+    assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
+    assert_eq!(report.kinds.get(&Kind::Error), Some(&copies), "{}", report.text());
+    assert_eq!(report.counts.equal, copies, "{}", report.text());
+    assert!(report.broken_sessions.is_empty(), "{}", report.text());
+}
