@@ -175,6 +175,8 @@ struct Pool<S> {
     paused: bool,
     /// Whether `min_pool_size` means this pool now: see [`Core::keep_minimum`].
     keeps_minimum: bool,
+    /// A program found no idle server: see [`Core::found_none`].
+    found_none: bool,
     /// Last failed connection, for `server_login_retry`.
     failed_at: Option<Instant>,
     /// Connections that are to close when they come to rest.
@@ -449,16 +451,26 @@ impl<S> Core<S> {
         waits
     }
 
+    /// A program has found no idle server for a client. Until user space looked, another came back, so nobody waits; but without a lane
+    /// the client would have waited, and a connection been opened. The next [`Core::launch`] opens one, if `pool_size` allows it and
+    /// nobody loses one for it: else the pool would stay short of its peaks, and each of them be served by user space.
+    pub fn found_none(&mut self, pool: PoolId) {
+        if let Some(pool) = self.existing(pool) {
+            pool.found_none = true;
+        }
+    }
+
     /// Whether the pool should open a connection now: somebody waits or the minimum is not reached, and every limit allows it.
     pub fn launch(&mut self, pool: PoolId, now: Instant) -> Launch<S> {
         let stranded = self.take_stranded(pool);
         if !stranded.is_empty() {
             return Launch::Refuse(stranded);
         }
+        let found_none = self.existing(pool).is_some_and(|pool| std::mem::take(&mut pool.found_none));
         let p = self.get(pool);
         let limits = &p.limits;
         let is_waited_for = p.waiting.len() as u32 > p.logins;
-        let lacks = p.keeps_minimum && p.connections < limits.size_min && p.logins == 0;
+        let lacks = p.logins == 0 && (found_none || p.keeps_minimum && p.connections < limits.size_min);
         if !(is_waited_for || lacks) || p.paused {
             return Launch::Not;
         }
@@ -486,7 +498,7 @@ impl<S> Core<S> {
         }
         let (database, user) = (p.database, p.user);
         let (database_max, user_max) = (limits.database_max, limits.user_max);
-        // A minimum does not take the room that was made for somebody who waits.
+        // A minimum, or one to spare, does not take the room that was made for somebody who waits.
         if !is_waited_for
             && self.pools.iter().any(|other| {
                 let shares =
@@ -740,6 +752,7 @@ impl<S> Pool<S> {
             next_round: 0,
             paused: true,
             keeps_minimum: false,
+            found_none: false,
             failed_at: None,
             old: None,
             last_over: None,

@@ -354,7 +354,7 @@ fn fingerprints_and_pools_are_kept_apart() {
         rig.dp.push_idle(s_two.slot, 0).unwrap();
         let mut c = rig.client();
         send(&mut c.app, &query("q"));
-        rig.expect_up(&c, Reason::NoServer);
+        rig.expect_up(&c, Reason::Unfit);
         expect(&mut c.near, &query("q"));
 
         // With a server of its fingerprint behind others, it finds that one.
@@ -503,7 +503,7 @@ fn retired_held_and_unexpected_releases_go_up() {
         let (mut c, mut s) = (rig.client(), rig.server(0));
         rig.dp.set_server_retire(s.slot, true).unwrap();
         send(&mut c.app, &query("q"));
-        rig.expect_up(&c, Reason::NoServer);
+        rig.expect_up(&c, Reason::Unfit);
         expect(&mut c.near, &query("q"));
         assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "user space grants it to nobody either");
         assert_eq!(rig.dp.claim_server(s.slot).unwrap(), Claim::Owned);

@@ -60,7 +60,7 @@ fn a_server_whose_answer_was_lost_is_given_to_nobody() {
         rig.take(&first);
         assert_eq!(rig.dp.give_client(first.slot, 0).unwrap(), Give::Done);
         send(&mut first.app, &query("c"));
-        let taken = rig.expect_up(&first, Reason::NoServer);
+        let taken = rig.expect_up(&first, Reason::Unfit);
         assert_eq!(taken.server, None, "a program linked a server that ends");
         assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "user space took a server that ends");
     });
@@ -90,7 +90,7 @@ fn a_server_whose_direct_answer_may_be_lost_is_given_to_nobody() {
         assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), None, "user space took it");
         rig.events();
         send(&mut other.app, &query("b"));
-        assert_eq!(rig.expect_up(&other, Reason::NoServer).server, None, "a program took it");
+        assert_eq!(rig.expect_up(&other, Reason::Unfit).server, None, "a program took it");
         assert_eq!(leave(rig, &first), Some(server.slot), "it is to be closed");
         assert!(rig.dp.idle_ordinals(rig.pool).unwrap().is_empty());
         rig.dp.free_server(server.slot).unwrap();

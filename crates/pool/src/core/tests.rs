@@ -570,3 +570,39 @@ fn who_names_a_removed_pool_does_not_reach_its_successor() {
     assert!(matches!(core.launch(old, now), Launch::Not));
     assert!(matches!(core.acquire(new, client(4), None, now), Acquired::Granted { server: 200, .. }));
 }
+
+/// User space served the client after all, so nobody waits; the pool grows as if somebody had.
+#[test]
+fn a_pool_that_programs_find_empty_grows_by_one_at_a_time() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, || PoolLimits { size: 3, reserve_timeout: Duration::ZERO, ..limits() });
+    core.found_none(pool);
+    let Launch::Open { id, from_reserve: false } = core.launch(pool, now) else { panic!("none opened") };
+    core.found_none(pool);
+    assert!(matches!(core.launch(pool, now), Launch::Not), "one is on its way");
+    assert!(matches!(core.release(id, 1, now), Released::Parked));
+    assert!(matches!(core.launch(pool, now), Launch::Not), "that was then");
+    for name in 2..=3 {
+        core.found_none(pool);
+        open(&mut core, pool, name, now);
+    }
+    core.found_none(pool);
+    assert!(matches!(core.launch(pool, now), Launch::Not), "pool_size is reached, and nobody waits for the reserve");
+
+    // Not while connections fail, and not at the cost of others.
+    let failing = core.pool(2, 1, limits);
+    core.found_none(failing);
+    let Launch::Open { id, .. } = core.launch(failing, now) else { panic!("none opened") };
+    core.closed(id, true, now);
+    core.found_none(failing);
+    assert!(matches!(core.launch(failing, now), Launch::Not));
+    let crowded = || PoolLimits { database_max: 1, ..limits() };
+    let (first, second) = (core.pool(3, 1, crowded), core.pool(3, 2, crowded));
+    core.found_none(first);
+    open(&mut core, first, 10, now);
+    core.found_none(second);
+    assert!(matches!(core.launch(second, now), Launch::Not), "the other's idle connection is left alone");
+    core.set_paused(first, true);
+    core.found_none(first);
+    assert!(matches!(core.launch(first, now), Launch::Not));
+}

@@ -396,6 +396,12 @@ impl Worker {
             }
         }
         self.lane_client_up(key);
+        if reason == Some(Reason::NoServer)
+            && let Some(pool) = self.clients.get(key).and_then(|client| client.pool.as_ref()).map(|pool| pool.id)
+        {
+            lock(&self.shared.core).found_none(pool);
+            self.launch(pool);
+        }
     }
 
     /// For tests: takes some clients out of their lanes, at moments that nothing else would choose.

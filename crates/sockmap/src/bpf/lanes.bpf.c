@@ -108,12 +108,14 @@ struct idle_search {
 	__u32 ordinal;
 	__u32 local; /* only servers of lane A */
 	__u32 wraps; /* the search goes on at the lowest when it has passed the highest, once */
+	__u32 unfit; /* there were others */
 	__u64 found;
 };
 
 /* What take_idle() says instead of a server. */
 #define TAKEN_NONE -1
 #define TAKEN_BEHIND -2
+#define TAKEN_UNFIT -3
 
 /* Number of the lowest set bit, without branches: the verifier would walk each path. (No instruction for it.) */
 static __always_inline __u32 lowest_bit(__u64 word)
@@ -153,8 +155,12 @@ static long idle_step(__u32 i, void *context)
 		barrier_var(ordinal);
 	}
 	f->word &= ~bit;
-	if (ordinal >= POOL_ORDINALS_MAX || f->pool->member[ordinal].fingerprint != f->client->fingerprint)
+	if (ordinal >= POOL_ORDINALS_MAX)
 		return 0;
+	if (f->pool->member[ordinal].fingerprint != f->client->fingerprint) {
+		f->unfit = 1;
+		return 0;
+	}
 	if (!(__sync_fetch_and_and(&f->pool->idle[f->word_index & (POOL_WORDS - 1)], ~bit) & bit))
 		return 0; /* another one was faster */
 
@@ -167,6 +173,7 @@ static long idle_step(__u32 i, void *context)
 	 * has CopyData of a failed COPY to read and to ignore; one whose last answer was lost ends. */
 	if (s->fingerprint != f->client->fingerprint || s->flags & SRV_RETIRE ||
 	    (s->flags & SRV_LOCAL ? !backend_caught_up(s) || answer_lost(s) : f->local)) {
+		f->unfit = 1;
 		push_idle(s);
 		/* User space may have claimed it while it was not in the set, by setting DIR_USER, then clearing the bit; and given it back since. */
 		if (*(volatile __u64 *)&s->dir & DIR_USER && drop_from_idle(s) &&
@@ -221,8 +228,11 @@ static __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_
 		find.word_index = unknown_zero();
 	}
 	bpf_loop(tries, idle_step, &find, 0);
-	if (!find.found)
-		return tries == SEARCH_TRIES ? TAKEN_NONE : TAKEN_BEHIND;
+	if (!find.found) {
+		if (tries != SEARCH_TRIES)
+			return TAKEN_BEHIND;
+		return find.unfit ? TAKEN_UNFIT : TAKEN_NONE;
+	}
 	if (p->rotates)
 		*(volatile __u32 *)&p->next = find.ordinal + 1;
 	return find.server_index;
@@ -247,8 +257,11 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 	if (seq_missing(&c->tx_expect, &tp->write_seq))
 		return REASON_BEHIND;
 	taken = take_idle(c, index, pool, local);
-	if (taken < 0)
-		return taken == TAKEN_BEHIND ? REASON_BEHIND : REASON_NO_SERVER;
+	if (taken < 0) {
+		if (taken == TAKEN_BEHIND)
+			return REASON_BEHIND;
+		return taken == TAKEN_UNFIT ? REASON_UNFIT : REASON_NO_SERVER;
+	}
 	server_index = taken;
 	s = bpf_map_lookup_elem(&servers, &server_index);
 	if (!s)

@@ -231,7 +231,8 @@ struct lane_event {
 	X(OFF, "off", "All lanes are switched off.")                                                          \
 	X(POOL_CLOSED, "pool_closed", "The pool is paused, disabled or has its lane switched off.")           \
 	X(WAITERS, "waiters", "Clients are queued: user space grants servers in their order.")               \
-	X(NO_SERVER, "no_server", "No idle server with the client's parameters.")                             \
+	X(NO_SERVER, "no_server", "No idle server.")                                                          \
+	X(UNFIT, "unfit", "Idle servers, but none for this client: other parameters, to be closed or checked first, of another lane.") \
 	X(LINK_RACE, "link_race", "The link word kept changing under the program.")                           \
 	X(BEHIND, "behind", "Earlier bytes are not where the next ones may not overtake them: responses outside of the client's socket, requests that the backend has not read (lane A).") \
 	X(TYPE, "type", "A message type that a lane does not forward.")                                       \

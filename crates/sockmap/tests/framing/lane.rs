@@ -232,7 +232,7 @@ impl Lane {
                 return Err("held");
             }
             if self.retire {
-                return Err("no_server"); // the only one
+                return Err("unfit"); // the only one
             }
             if !is_prepared {
                 return Err("unprepared");
