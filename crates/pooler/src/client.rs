@@ -94,8 +94,6 @@ pub(crate) struct Client {
     pub outbox: Outbox,
     /// Readiness was seen and not used up, because the client waits or its server is full.
     pub readable: bool,
-    /// Its worker's epoll knows its socket.
-    pub is_watched: bool,
     /// The peer has ended its stream.
     pub ended: bool,
     pub pool: Option<Arc<Pool>>,
@@ -141,7 +139,6 @@ impl Client {
             wants: 0,
             outbox: Outbox::default(),
             readable: false,
-            is_watched: false,
             ended: false,
             pool: None,
             database: None,

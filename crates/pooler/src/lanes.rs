@@ -699,7 +699,7 @@ pub(crate) fn hand_over(server: &mut Server) -> Option<(ServerSlot, u64)> {
 
 /// Watches a client for user space, or for hang-ups only.
 pub(crate) fn watch_client(client: &mut Client, epoll: &OwnedFd, token: u64, in_kernel: bool) {
-    client.transport.is_watched();
+    client.transport.watched_otherwise();
     let interest = if in_kernel { KERNEL_INTEREST } else { USER_INTEREST };
     if let Err(error) = epoll::modify(epoll, client.transport.fd(), EventData::new_u64(token), interest) {
         log_socket!(Error, client.label(), "lane", "epoll: {error}");

@@ -20,17 +20,19 @@ pub(crate) struct Transport {
     tls: Option<Box<rustls::Connection>>,
     /// Of a client that is recorded.
     tap: Option<Box<Tap>>,
-    /// Whom to ask for word of room, the first time that there is none.
-    unasked: Option<Unasked>,
+    watch: Watch,
 }
 
-/// An epoll instance that watches a socket for what comes in, and not yet for room to write: a new socket has room, and to be told
-/// so is a turn of the worker's loop for nothing.
-#[derive(Debug)]
-struct Unasked {
-    epoll: Arc<OwnedFd>,
-    token: u64,
-    interest: EventFlags,
+/// Who watches a client's socket.
+#[derive(Debug, Default)]
+enum Watch {
+    #[default]
+    Nobody,
+    /// This epoll instance, for what comes in and not yet for room to write: a new socket has room, and to be told so is a turn of the
+    /// worker's loop for nothing. The first time that there is none, it is asked for.
+    Input { epoll: Arc<OwnedFd>, token: u64, interest: EventFlags },
+    /// Whoever it is asks for all that it wants to know.
+    Asked,
 }
 
 #[derive(Debug)]
@@ -118,13 +120,13 @@ impl AsFd for Descriptor {
 
 impl Transport {
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd: Descriptor::Socket(fd), tls: None, tap: None, unasked: None }
+        Self { fd: Descriptor::Socket(fd), tls: None, tap: None, watch: Watch::Nobody }
     }
 
     /// One without socket: see [`put`](Self::put). `descriptor` is shown where a socket is asked for, and never used.
     pub fn memory(descriptor: Arc<OwnedFd>) -> Self {
         let memory = Memory { descriptor, unread: VecDeque::new(), at: 0 };
-        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None, tap: None, unasked: None }
+        Self { fd: Descriptor::Memory(Box::new(memory)), tls: None, tap: None, watch: Watch::Nobody }
     }
 
     /// Puts bytes behind what is to be read. Only for one without socket.
@@ -165,24 +167,29 @@ impl Transport {
     /// Has `epoll` watch it, for nothing but hang-ups and what comes in: it asks for more when it finds its socket full.
     pub fn watch_input(&mut self, epoll: &Arc<OwnedFd>, token: u64, interest: EventFlags) -> io::Result<()> {
         epoll::add(&**epoll, self.fd(), EventData::new_u64(token), interest.difference(EventFlags::OUT))?;
-        self.unasked = Some(Unasked { epoll: epoll.clone(), token, interest });
+        self.watch = Watch::Input { epoll: epoll.clone(), token, interest };
         Ok(())
     }
 
-    /// It is watched in another way from now on: that is not to be undone.
-    pub fn is_watched(&mut self) {
-        self.unasked = None;
+    /// Whether [`Self::watch_input`] has been called.
+    pub fn is_watched(&self) -> bool {
+        !matches!(self.watch, Watch::Nobody)
+    }
+
+    /// The caller watches it in another way from now on: that is not to be undone.
+    pub fn watched_otherwise(&mut self) {
+        self.watch = Watch::Asked;
     }
 
     /// The socket is full: somebody must say when it is not any more.
     #[cold]
     fn ask_for_room(&mut self) {
-        if let Some(Unasked { epoll, token, interest }) = self.unasked.take() {
-            // Room that there is by now is told, too.
-            if let Err(error) = epoll::modify(&*epoll, self.fd(), EventData::new_u64(token), interest) {
-                log::error!("epoll: {error}");
-            }
+        let Watch::Input { epoll, token, interest } = &self.watch else { return };
+        // Room that there is by now is told, too.
+        if let Err(error) = epoll::modify(&**epoll, self.fd(), EventData::new_u64(*token), *interest) {
+            log::error!("epoll: {error}");
         }
+        self.watch = Watch::Asked;
     }
 
     /// Drives a TLS handshake as far as it goes now; true when it is over.

@@ -117,10 +117,9 @@ impl Worker {
     pub(super) fn watch_client(&mut self, key: Key) -> bool {
         let epoll = &self.shared.mailboxes[self.index as usize].epoll;
         let Some(client) = self.clients.get_mut(key) else { return false };
-        if client.is_watched {
+        if client.transport.is_watched() {
             return true;
         }
-        client.is_watched = true;
         let Err(error) = client.transport.watch_input(epoll, token(Source::Client, key), USER_INTEREST)
         else {
             return true;
