@@ -27,6 +27,10 @@ PGJDBC = "42.7.14"
 CLIENT_TIMEOUT_S = 300
 BUILD_TIMEOUT_S = 900
 
+# Clients with a check `repeated`: 10,000 executions of what they have prepared. So many of them at least in a lane, and less than this share not.
+REPEATING = ("pgbench", "psycopg", "asyncpg", "pgjdbc", "node-postgres", "pgx", "tokio-postgres")
+REPEATED_MIN, REPEATED_USER_MAX = 9000, 0.01
+
 
 class InstallFailed(Exception):
     """A client could not be installed or built."""
@@ -168,6 +172,19 @@ def audited(audit, target):
     return None
 
 
+def run_repeated(name, argv, environment, target, results, options):
+    """What prepares once and executes often is to stay in its lane, logins and the first execution on each server included."""
+    before = account.of(target)
+    run_client(name, argv, {**environment, "DRIVER_ONLY": "repeated"}, results, "transaction", options)
+    after = account.of(target)
+    lanes, user = after.lanes - before.lanes, after.user - before.user
+    said = (f"{user.total()} of {(lanes + user).total()} transactions in user space "
+            f"({', '.join(f'{why} {count}' for why, count in sorted(user.items()))})")
+    print(f"{name}, prepared once: {said}")
+    is_enough = lanes.total() >= REPEATED_MIN and user.total() < REPEATED_USER_MAX * (lanes + user).total()
+    results.add(f"transaction/{name}/repeated-in-lane", None if is_enough else said)
+
+
 def record_clients(commands, server_port, decode, environment, results, options):
     """Each client has a recording of its own."""
     for name, argv in commands.items():
@@ -230,6 +247,8 @@ def main():
                     environment["DRIVER_DB"] = "dump" if name == "pg_dump" and target is not server else "p0"
                     environment["DRIVER_TABLE"] = f"t_{name.replace('-', '_')}_{mode}"
                     run_client(name, argv, environment, results, mode, options)
+                    if audit.wanted and mode == "transaction" and name in REPEATING:
+                        run_repeated(name, argv, environment, target, results, options)
                 if audit.wanted and target is not server:
                     results.add(f"{mode}/account/explained", audited(audit, target))
             finally:

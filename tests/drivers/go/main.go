@@ -114,6 +114,17 @@ var checks = []check{
 		}
 		must(a.Deallocate(ctx, "double"))
 	}},
+	// Runs only where it is asked for by name.
+	{"repeated", func() {
+		a, b := plain(), plain()
+		defer a.Close(ctx)
+		defer b.Close(ctx)
+		for n := range 5000 {
+			for _, c := range []*pgx.Conn{a, b} {
+				same(one[int](c, "SELECT $1::int * 2", n), n*2)
+			}
+		}
+	}},
 	{"statement-cache", func() {
 		c := connect("sslmode=disable statement_cache_capacity=3")
 		defer c.Close(ctx)
@@ -321,6 +332,9 @@ func main() {
 	for _, check := range checks {
 		name, session := strings.CutPrefix(check.name, "session:")
 		if session && os.Getenv("DRIVER_MODE") == "transaction" {
+			continue
+		}
+		if only := os.Getenv("DRIVER_ONLY"); only != "" && name != only || only == "" && name == "repeated" {
 			continue
 		}
 		if message := run(check.body); message != "" {

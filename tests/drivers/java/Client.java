@@ -97,6 +97,20 @@ public class Client {
         }
     }
 
+    /** Runs only where it is asked for by name. */
+    static void repeated() throws Exception {
+        try (Connection one = connect(); Connection two = connect();
+             PreparedStatement s1 = one.prepareStatement("SELECT ?::int * 2");
+             PreparedStatement s2 = two.prepareStatement("SELECT ?::int * 2")) {
+            for (int n = 0; n < 5000; n++) {
+                for (PreparedStatement s : List.of(s1, s2)) {
+                    s.setInt(1, n);
+                    try (ResultSet r = s.executeQuery()) { r.next(); same(r.getInt(1), n * 2); }
+                }
+            }
+        }
+    }
+
     static void preparedAtOnce() throws Exception {
         // prepareThreshold -1: named and binary from the first execution.
         try (Connection c = connect("prepareThreshold", "-1", "preparedStatementCacheQueries", "4")) {
@@ -294,6 +308,7 @@ public class Client {
         checks.put("simple-mode", Client::simpleMode);
         checks.put("prepared", Client::prepared);
         checks.put("prepared-at-once", Client::preparedAtOnce);
+        checks.put("repeated", Client::repeated);
         checks.put("batch", Client::batch);
         checks.put("batch-error", Client::batchError);
         checks.put("copy-in-and-out", Client::copyInAndOut);
@@ -308,6 +323,8 @@ public class Client {
         checks.put("notices", Client::notices);
         checks.put("session-parameters", Client::sessionParameters);
         checks.put("metadata", Client::metadata);
+        String only = ENV.get("DRIVER_ONLY");
+        checks.keySet().removeIf(name -> only != null ? !name.equals(only) : name.equals("repeated"));
         checks.forEach((name, check) -> {
             try {
                 check.run();

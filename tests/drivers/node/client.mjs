@@ -61,6 +61,15 @@ checks.prepared = () => withClient((one) => withClient(async (two) => {
   }
 }));
 
+// Runs only where it is asked for by name.
+checks.repeated = () => withClient((one) => withClient(async (two) => {
+  for (let n = 0; n < 5000; n++) {
+    for (const c of [one, two]) {
+      assert.equal(await value(c, { name: 'double', text: 'SELECT $1::int * 2', values: [n] }), n * 2);
+    }
+  }
+}));
+
 checks.queued = () => withClient(async (c) => {
   const all = await Promise.all(Array.from({ length: 200 }, (_, n) => value(c, { text: 'SELECT $1::int', values: [n] })));
   assert.deepEqual(all, [...Array(200).keys()]);
@@ -174,6 +183,7 @@ checks['session-parameters'] = () => withClient((one) => withClient(async (two) 
 for (const [key, body] of Object.entries(checks)) {
   const name = key.replace('session:', '');
   if (key !== name && env.DRIVER_MODE === 'transaction') continue;
+  if (env.DRIVER_ONLY ? name !== env.DRIVER_ONLY : name === 'repeated') continue;
   try {
     await Promise.race([body(), sleep(60000, null, { ref: false }).then(() => { throw new Error('timed out'); })]);
     console.log(`${name}\tok\t`);

@@ -10,7 +10,7 @@ import uuid
 
 import asyncpg
 
-from harness import CA, DATABASE, HOST, LARGE, PASSWORD, PORT, TABLE, USER, check, run
+from harness import CA, DATABASE, HOST, LARGE, PASSWORD, PORT, REPEATS, TABLE, USER, check, run
 
 
 async def connect(**options):
@@ -62,6 +62,17 @@ async def prepared():
     one, two = await connect(), await connect()
     statements = [await c.prepare("SELECT $1::int * 2") for c in (one, two)]
     for number in range(20):
+        for statement in statements:
+            assert await statement.fetchval(number) == number * 2
+    await one.close()
+    await two.close()
+
+
+@check
+async def repeated():
+    one, two = await connect(), await connect()
+    statements = [await c.prepare("SELECT $1::int * 2") for c in (one, two)]
+    for number in range(REPEATS):
         for statement in statements:
             assert await statement.fetchval(number) == number * 2
     await one.close()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import CA, DATABASE, HOST, PASSWORD, PORT, TABLE, USER, check, run
+from harness import CA, DATABASE, HOST, PASSWORD, PORT, REPEATS, TABLE, USER, check, run
 
 BIN = os.environ["DRIVER_PG_BIN"]
 ENV = {**os.environ, "PGHOST": HOST, "PGPORT": str(PORT), "PGUSER": USER, "PGPASSWORD": PASSWORD,
@@ -135,6 +135,14 @@ def pgbench_pipeline():
             assert "200/200" in out, out
 
 
+def repeated():
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
+        script.write("\\set n random(1, 100)\nSELECT :n * 2;\n")
+        script.flush()
+        out = program("pgbench", "-n", "-M", "prepared", "-f", script.name, "-c", "2", "-j", "2", "-t", str(REPEATS))
+        assert f"{2 * REPEATS}/{2 * REPEATS}" in out, out
+
+
 def dump_and_restore():
     table = f"public.{TABLE}_dump"
     psql("-c", f"CREATE TABLE {table} AS SELECT g AS a, md5(g::text) AS b FROM generate_series(1, 20000) g",
@@ -165,7 +173,7 @@ PROGRAMS = {
              psql_error_and_notice, psql_copy, psql_describe, psql_large_value, psql_cancel, psql_interrupt,
              session_psql_listen, psql_parameters],
     "pgbench": [pgbench_init, pgbench_mode("simple"), pgbench_mode("extended"), pgbench_mode("prepared"),
-                pgbench_connect_each, pgbench_pipeline],
+                pgbench_connect_each, pgbench_pipeline, repeated],
     "pg_dump": [pgbench_init, dump_and_restore, dump_parallel, session_dump_leaves_search_path_alone],
 }
 for function in PROGRAMS[sys.argv[1]]:

@@ -11,6 +11,10 @@ USER, PASSWORD = os.environ["DRIVER_USER"], os.environ["DRIVER_PASSWORD"]
 DATABASE, CA, MODE = os.environ["DRIVER_DB"], os.environ["DRIVER_CA"], os.environ["DRIVER_MODE"]
 TABLE = os.environ["DRIVER_TABLE"]
 LARGE = 16 << 20
+# Only the check of this name. The one called `repeated` runs only so.
+ONLY = os.environ.get("DRIVER_ONLY")
+# How often that executes what it has prepared, on each of two connections.
+REPEATS = 5000
 
 CHECKS = []
 
@@ -24,6 +28,8 @@ def check(function):
 def run():
     """Runs all checks and prints `name<TAB>ok|fail<TAB>message` for each."""
     for function in CHECKS:
+        if function.__name__ != ONLY if ONLY else function.__name__ == "repeated":
+            continue
         name = function.__name__.replace("_", "-")
         if name.startswith("session-"):
             if MODE == "transaction":

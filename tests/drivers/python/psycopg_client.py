@@ -7,7 +7,7 @@ import time
 import psycopg
 from psycopg import errors, sql
 
-from harness import CA, DATABASE, HOST, LARGE, PASSWORD, PORT, TABLE, USER, check, run
+from harness import CA, DATABASE, HOST, LARGE, PASSWORD, PORT, REPEATS, TABLE, USER, check, run
 
 
 def connect(**options):
@@ -60,6 +60,14 @@ def prepared():
             for c in (one, two):
                 assert c.execute("SELECT %s::int * 2", (number,)).fetchone() == (number * 2,)
         assert one.execute("SELECT %s::int", (1,), prepare=True).fetchone() == (1,)
+
+
+@check
+def repeated():
+    with connect() as one, connect() as two:
+        for number in range(REPEATS):
+            for c in (one, two):
+                assert c.execute("SELECT %s::int * 2", (number,), prepare=True).fetchone() == (number * 2,)
 
 
 @check

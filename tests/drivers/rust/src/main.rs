@@ -95,6 +95,18 @@ async fn prepared() -> Outcome {
     Ok(())
 }
 
+/// Runs only where it is asked for by name.
+async fn repeated() -> Outcome {
+    let (one, two) = (connect(&config()).await?, connect(&config()).await?);
+    let statements = [one.prepare("SELECT $1::int * 2").await?, two.prepare("SELECT $1::int * 2").await?];
+    for number in 0..5000 {
+        for (client, statement) in [&one, &two].into_iter().zip(&statements) {
+            same(client.query_one(statement, &[&number]).await?.get::<_, i32>(0), number * 2)?;
+        }
+    }
+    Ok(())
+}
+
 async fn pipeline() -> Outcome {
     let client = connect(&config()).await?;
     let statement = client.prepare("SELECT $1::int").await?;
@@ -231,6 +243,13 @@ async fn session_parameters() -> Outcome {
 }
 
 async fn check(name: &str, body: impl Future<Output = Outcome>) {
+    let is_wanted = match env::var("DRIVER_ONLY") {
+        Ok(only) => name == only,
+        Err(_) => name != "repeated",
+    };
+    if !is_wanted {
+        return;
+    }
     match tokio::time::timeout(Duration::from_secs(60), body).await {
         Ok(Ok(())) => println!("{name}\tok\t"),
         Ok(Err(error)) => {
@@ -251,6 +270,7 @@ async fn main() {
     check("wrong-password", wrong_password()).await;
     check("simple", simple()).await;
     check("prepared", prepared()).await;
+    check("repeated", repeated()).await;
     check("pipeline", pipeline()).await;
     check("pipeline-error", pipeline_error()).await;
     check("copy-in-and-out", copy_in_and_out()).await;
