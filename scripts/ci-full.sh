@@ -91,7 +91,7 @@ soak-mirror-a|4|the same in lane A
 soak-broken|8|the checker itself: a pooler that is broken on purpose, built for it
 soak-pgbouncer|2|the checker itself: PgBouncer, 200000 transactions
 soak-direct|1|the checker itself: no pooler, 200000 transactions
-fuzz|15|every fuzz target for ${FUZZ_SECONDS:-60} s"
+fuzz|15|every fuzz target, from the corpora that are checked in"
 
 names() { cut -d '|' -f 1 <<<"$parts"; }
 
@@ -195,8 +195,9 @@ write_summary() {
             elif row=$(grep "^| $name |" <<<"$before" | grep -v '| not run |'); [ -n "$row" ]; then
                 # Of another machine's run, checked in.
                 IFS='|' read -r _ _ _ revision row <<<"$row"
-                revision=${revision# } && revision=${revision#older: }
-                echo "| $name | $what | older: ${revision% } |$row"
+                revision=${revision# } && revision=${revision#older: } && revision=${revision% }
+                [ "$revision" = "$(revision_of "$name")" ] || revision="older: $revision"
+                echo "| $name | $what | $revision |$row"
             else
                 echo "| $name | $what | $revision | not run | - | takes about $minutes min | - | - |"
             fi

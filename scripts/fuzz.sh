@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Every fuzz target, or those whose names are given after it, for $1 seconds, from the corpora that are checked in; what is found new is kept apart from them.
-# The last line is `N passed, N failed`.
+# The last line is `N passed, N failed, ...`.
 set -uo pipefail
 cd "$(dirname "$0")/../fuzz"
 seconds=${1:-60}
@@ -23,5 +23,5 @@ for target in $targets; do
     fi
 done
 if [ "$failed" -eq 0 ]; then rm -rf "$found"; else echo "inputs found: $found, failing ones: fuzz/artifacts"; fi
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, each for $seconds s"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
