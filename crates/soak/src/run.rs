@@ -278,7 +278,7 @@ async fn connect(client: &mut Client) -> Option<Connection> {
 async fn session(client: &mut Client, mut connection: Connection) -> Result<(), Stop> {
     let (config, shared) = (Arc::clone(&client.config), Arc::clone(&client.shared));
     let id = client.id;
-    // Each answer has its time, not the scenario: one of twenty round trips is slow on a busy machine, and not silent.
+    // Each answer has its time, not the scenario: on a busy machine twenty round trips take longer than one may, and nobody is silent.
     let told = |stop: Stop, what: &str| match stop {
         Stop::Lost(lost @ Lost::Silent(_)) => {
             Violation { kind: Kind::Silence, client: id, detail: format!("{lost}: {what}") }.into()
