@@ -377,11 +377,14 @@ impl Player<'_> {
             }
             flight.owed += usize::from(step.answers);
             flight.asked += u16::from(step.says == Says::Asks);
+            let is_first = flight.owed == 0 && !flight.is_heard;
             let mut bytes = match at_hand {
                 Some(bytes) => bytes,
                 None => self.read(step)?,
             };
-            flight.is_sync = flight.owed == 0 && !flight.is_heard && bytes.first() == Some(&frontend_tag::SYNC);
+            if let Some(flight) = self.flights.back_mut() {
+                flight.is_sync = is_first && bytes.first() == Some(&frontend_tag::SYNC);
+            }
             self.renumber(step, &mut bytes, connection);
             self.write(&bytes, connection).await?;
         }

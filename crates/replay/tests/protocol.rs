@@ -291,6 +291,6 @@ fn a_copy_that_fails_before_it_reads_is_ready_twice() {
     let (plan, played, report) = recorder::play(plan, target, options);
     assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
     assert_eq!(report.kinds.get(&Kind::Error), Some(&copies), "{}", report.text());
-    assert_eq!(report.counts.equal, copies, "{}", report.text());
+    assert_eq!(report.counts.equal, 2 * copies, "{}", report.text());
     assert!(report.broken_sessions.is_empty(), "{}", report.text());
 }
