@@ -488,7 +488,8 @@ impl Player<'_> {
         }
         if self.ready_again {
             // Of the units that come after, only a Sync alone could be answered so.
-            let (is_heard, is_sync) = self.flights.front().map_or((false, false), |f| (f.is_heard, f.is_sync));
+            let (is_heard, is_sync) =
+                self.flights.front().map_or((false, false), |f| (f.is_heard, f.is_sync));
             let is_ready = kind == tag::READY_FOR_QUERY;
             self.ready_again = is_ready && is_sync;
             if is_ready && !is_heard && !is_sync {

@@ -271,9 +271,7 @@ fn a_copy_that_fails_before_it_reads_is_ready_twice() {
             _ => ("once", "1\n1\n".to_owned()),
         };
         let begin = format!("copy {table} from stdin");
-        client
-            .send(&Batch::new().parse("", &begin).bind("", "", &[]).execute("", 0).sync())
-            .expect("copy");
+        client.send(&Batch::new().parse("", &begin).bind("", "", &[]).execute("", 0).sync()).expect("copy");
         until_copy_in(&mut client);
         client.send(&Batch::new().copy_data(data.as_bytes()).copy_done().sync()).expect("data");
         client.response().expect("copied");

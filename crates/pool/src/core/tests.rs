@@ -587,7 +587,10 @@ fn a_pool_that_programs_find_empty_grows_by_one_at_a_time() {
         open(&mut core, pool, name, now);
     }
     core.found_none(pool);
-    assert!(matches!(core.launch(pool, now), Launch::Not), "pool_size is reached, and nobody waits for the reserve");
+    assert!(
+        matches!(core.launch(pool, now), Launch::Not),
+        "pool_size is reached, and nobody waits for the reserve"
+    );
 
     // Not while connections fail, and not at the cost of others.
     let failing = core.pool(2, 1, limits);

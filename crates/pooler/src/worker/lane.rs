@@ -397,7 +397,8 @@ impl Worker {
         }
         self.lane_client_up(key);
         if reason == Some(Reason::NoServer)
-            && let Some(pool) = self.clients.get(key).and_then(|client| client.pool.as_ref()).map(|pool| pool.id)
+            && let Some(pool) =
+                self.clients.get(key).and_then(|client| client.pool.as_ref()).map(|pool| pool.id)
         {
             lock(&self.shared.core).found_none(pool);
             self.launch(pool);
