@@ -16,8 +16,9 @@ use foldhash::fast::RandomState;
 pub const NAME_MARK: u8 = b'~';
 /// Digits of a server-side name. `!` is not among them: a name of mark and `!` never exists.
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-/// Names shorter than this have too few digits to be worth a table of their own (62 statements at one digit).
-const LENGTH_MIN: usize = 3;
+/// A shorter name has no room for a digit. One digit makes names for 62 statements, enough for most whose driver counts from `s0` on
+/// (tokio-postgres); the others of that length get a canonical one, as any length would that has run out of numbers.
+const LENGTH_MIN: usize = 2;
 /// Longer names are shortened to a canonical one.
 const LENGTH_MAX: usize = 63;
 /// Length of a name that is not chosen by the client's: the mark and 14 digits hold any 64-bit number that is ever counted to.
@@ -342,6 +343,7 @@ mod tests {
         let longer = table.intern(4, b"select 1\0\0\0");
         assert_ne!(first.id, longer.id);
         assert_eq!((first.name.len(), longer.name.len()), (3, 4));
+        assert_eq!(table.intern(2, b"x\0\0\0").name.len(), 2);
         assert_eq!(table.intern(1, b"x\0\0\0").name.len(), LENGTH_CANONICAL);
         assert_eq!(table.intern(400, b"x\0\0\0").name.len(), LENGTH_CANONICAL);
     }
@@ -350,16 +352,16 @@ mod tests {
     fn names_are_never_given_twice() {
         let table = Statements::default();
         let mut seen = std::collections::HashSet::new();
-        for n in 0..8000u32 {
-            let statement = table.intern(3, &n.to_be_bytes());
-            assert!(seen.insert(statement.name.clone()), "{:?}", statement.name);
-            assert!(is_reserved(&statement.name));
+        for (length, numbers) in [(2, 62), (3, 62 * 62)] {
+            for n in 0..8000u32 {
+                let statement = table.intern(length, &n.to_be_bytes());
+                let expected = if n < numbers { length } else { LENGTH_CANONICAL };
+                assert_eq!(statement.name.len(), expected, "statement {n} of length {length}");
+                assert!(seen.insert(statement.name.clone()), "{:?}", statement.name);
+                assert!(is_reserved(&statement.name));
+            }
         }
-        assert!(
-            seen.iter().any(|name| name.len() == LENGTH_CANONICAL),
-            "62 * 62 names of length 3, then longer ones"
-        );
-        assert!(!seen.contains(&*nonexistent(b"abc")));
+        assert!(!seen.contains(&*nonexistent(b"ab")) && !seen.contains(&*nonexistent(b"abc")));
     }
 
     #[test]
