@@ -386,6 +386,27 @@ impl<S> Core<S> {
         pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
     }
 
+    /// The same for a client that came up from its lane because a program found idle servers, and none with its parameters, which have this
+    /// `fingerprint`. It gets one of those, if one is left, although one like it may have come back since: which clients can have in their lane.
+    /// So the servers come to have the parameters that are asked for; else one that has just been opened would have its own until no
+    /// other is idle.
+    pub fn acquire_unlike(
+        &mut self,
+        pool: PoolId,
+        client: ClientRef,
+        fingerprint: u32,
+        now: Instant,
+    ) -> Acquired<S> {
+        let pool_id = pool;
+        let pool = self.at(pool);
+        if !pool.paused && pool.waiting.is_empty() {
+            if let Some(granted) = pool.grant_unlike(pool_id, client.worker, fingerprint, now) {
+                return granted;
+            }
+        }
+        self.acquire(pool_id, client, None, now)
+    }
+
     /// The same for one who asks whether there is a server at all: where connecting has failed, it waits for the next attempt, and is not
     /// refused for the last one.
     pub fn acquire_to_learn(&mut self, pool: PoolId, client: ClientRef, now: Instant) -> Acquired<S> {

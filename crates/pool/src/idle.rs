@@ -21,6 +21,8 @@ pub trait SharedIdle<S>: Send + std::fmt::Debug {
     fn push(&mut self, ordinal: u32, server: &mut S) -> bool;
     /// Takes the lowest one at or above `from`, else the lowest. A set that keeps its own turn, shared with programs, ignores `from`.
     fn pop_from(&mut self, from: u32) -> Option<u32>;
+    /// As [`Self::pop_from`], one whose parameters have another fingerprint than this.
+    fn pop_unlike(&mut self, fingerprint: u32) -> Option<u32>;
     /// Takes the lowest one that fits the client at `lane`, its place in the lane, and links the two there. The server stays parked:
     /// whoever released it to here releases it again, when what the client is about to say is answered.
     fn link_lowest(&mut self, lane: u64) -> Option<u32>;

@@ -788,6 +788,11 @@ impl SharedIdle<Box<Server>> for LaneIdle {
         }
     }
 
+    fn pop_unlike(&mut self, fingerprint: u32) -> Option<u32> {
+        let slot = self.datapath.pop_idle_unlike(self.pool, fingerprint).ok()??;
+        self.datapath.ordinal_of(slot).ok()
+    }
+
     fn remove(&mut self, ordinal: u32) -> bool {
         self.own.remove(&ordinal)
             || self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false))

@@ -78,24 +78,28 @@ impl Datapath {
         let pool = self.clients.pool(c).load(Relaxed);
         let wanted = self.clients.fingerprint(c).load(Relaxed);
         let unread = !self.is_direct_read(c)?;
-        let taken = self.take_first(pool, Some(wanted), |s| {
-            // A server of lane D would write its answer beside one of lane B that the application has not read.
-            if unread && !self.is_local(s) {
-                self.show_idle(s);
-                return false;
-            }
-            // User space claims by setting DIR_USER, then reading peer: one of the two sees the other.
-            // What is not 0 is a link that was made meanwhile.
-            let (peer, mine) = (self.servers.peer(s), PEER_LINKED | u64::from(c));
-            if peer.compare_exchange(0, mine, SeqCst, SeqCst).is_err() {
-                return false;
-            }
-            let free = self.servers.dir(s).load(SeqCst) & DIR_USER == 0;
-            if !free {
-                let _ = peer.compare_exchange(mine, 0, SeqCst, SeqCst);
-            }
-            free
-        });
+        let taken = self.take_first(
+            pool,
+            |print| print == wanted,
+            |s| {
+                // A server of lane D would write its answer beside one of lane B that the application has not read.
+                if unread && !self.is_local(s) {
+                    self.show_idle(s);
+                    return false;
+                }
+                // User space claims by setting DIR_USER, then reading peer: one of the two sees the other.
+                // What is not 0 is a link that was made meanwhile.
+                let (peer, mine) = (self.servers.peer(s), PEER_LINKED | u64::from(c));
+                if peer.compare_exchange(0, mine, SeqCst, SeqCst).is_err() {
+                    return false;
+                }
+                let free = self.servers.dir(s).load(SeqCst) & DIR_USER == 0;
+                if !free {
+                    let _ = peer.compare_exchange(mine, 0, SeqCst, SeqCst);
+                }
+                free
+            },
+        );
         Ok(taken.map(|s| self.server_slot(s)))
     }
 

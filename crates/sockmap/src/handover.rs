@@ -507,10 +507,22 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`].
     pub fn pop_idle(&self, pool: PoolSlot, fingerprint: Option<u32>) -> Result<Option<ServerSlot>, Error> {
+        self.pop_idle_that(pool, |print| fingerprint.is_none_or(|wanted| wanted == print))
+    }
+
+    /// The same, one with another fingerprint than this.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn pop_idle_unlike(&self, pool: PoolSlot, fingerprint: u32) -> Result<Option<ServerSlot>, Error> {
+        self.pop_idle_that(pool, |print| print != fingerprint)
+    }
+
+    fn pop_idle_that(&self, pool: PoolSlot, fits: impl Fn(u32) -> bool) -> Result<Option<ServerSlot>, Error> {
         let p = self.check_pool(pool)?;
         // A bit whose server is linked or user space's is stale: a program that gives back what it had taken sets it after the peer is cleared, and the
         // server may have been claimed in between.
-        let taken = self.take_first(p, fingerprint, |s| {
+        let taken = self.take_first(p, fits, |s| {
             self.servers.peer(s).load(SeqCst) == 0
                 && self.servers.dir(s).fetch_or(DIR_USER, SeqCst) & DIR_USER == 0
         });
@@ -577,12 +589,12 @@ impl Datapath {
         self.take_idle(self.server_slot(doubted)).unwrap_or(false).then_some(doubted)
     }
 
-    /// Takes the first idle server of a pool that has this fingerprint, if one is given, is not marked to be retired, did not lose its last answer, and
+    /// Takes the first idle server of a pool whose fingerprint `fits`, that is not marked to be retired, did not lose its last answer, and
     /// that `take` agrees to when it has left the set.
     pub(crate) fn take_first(
         &self,
         p: u32,
-        fingerprint: Option<u32>,
+        fits: impl Fn(u32) -> bool,
         take: impl Fn(u32) -> bool,
     ) -> Option<u32> {
         let words = POOL_ORDINALS_MAX / 64;
@@ -603,7 +615,7 @@ impl Datapath {
                 bits &= !bit;
                 let ordinal = word as u32 * 64 + bit.trailing_zeros();
                 let (member, print) = self.pools.member(p, ordinal);
-                if fingerprint.is_some_and(|wanted| wanted != print.load(SeqCst)) {
+                if !fits(print.load(SeqCst)) {
                     continue;
                 }
                 let s = member.load(SeqCst);

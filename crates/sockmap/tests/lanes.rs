@@ -363,6 +363,10 @@ fn fingerprints_and_pools_are_kept_apart() {
         send(&mut c.app, &query("r"));
         expect(&mut s_one.backend, &query("r"));
         assert_eq!(rig.dp.pop_idle(rig.pool, Some(1)).unwrap(), None);
+        // User space can ask for either kind, too.
+        assert_eq!(rig.dp.pop_idle_unlike(rig.pool, 2).unwrap(), None);
+        assert_eq!(rig.dp.pop_idle_unlike(rig.pool, 1).unwrap(), Some(s_two.slot));
+        assert_eq!(rig.dp.push_idle(s_two.slot, 0).unwrap(), Give::Done);
         assert_eq!(rig.dp.pop_idle(rig.pool, None).unwrap(), Some(s_two.slot));
         rig.dp.set_server_fingerprint(s_two.slot, 1).unwrap();
         assert_eq!(rig.dp.push_idle(s_two.slot, 0).unwrap(), Give::Done);

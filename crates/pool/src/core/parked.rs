@@ -31,6 +31,14 @@ impl<S> Idle<S> {
         }
     }
 
+    /// See [`SharedIdle::pop_unlike`]; none where no program takes any.
+    pub(super) fn pop_unlike(&mut self, fingerprint: u32) -> Option<u32> {
+        match self {
+            Idle::Own(_) => None,
+            Idle::Shared(shared) => shared.pop_unlike(fingerprint),
+        }
+    }
+
     /// Takes the lowest that `fits`; none where programs take servers, too, which know no workers.
     pub(super) fn pop_fitting(&mut self, fits: impl Fn(u32) -> bool) -> Option<u32> {
         match self {
@@ -163,10 +171,27 @@ impl<S> Pool<S> {
             return Some(Acquired::Linked(id));
         }
         let (ordinal, server) = self.take_idle(worker)?;
+        Some(self.granted(pool, ordinal, server, now))
+    }
+
+    /// A server for a client of this worker that has other parameters than the client.
+    pub(super) fn grant_unlike(
+        &mut self,
+        pool: PoolId,
+        worker: u16,
+        fingerprint: u32,
+        now: Instant,
+    ) -> Option<Acquired<S>> {
+        let ordinal = self.idle.pop_unlike(fingerprint)?;
+        let (ordinal, server) = self.unpark(ordinal, worker)?;
+        Some(self.granted(pool, ordinal, server, now))
+    }
+
+    fn granted(&mut self, pool: PoolId, ordinal: u32, server: S, now: Instant) -> Acquired<S> {
         let slot = &mut self.slots[ordinal as usize];
         slot.state = State::Active;
         let id = ServerId { pool, ordinal, generation: slot.generation };
-        Some(Acquired::Granted { id, server, check: self.is_check_due(ordinal, now) })
+        Acquired::Granted { id, server, check: self.is_check_due(ordinal, now) }
     }
 
     /// Whether a server that was idle until now was so past `server_check_delay`.
@@ -218,6 +243,11 @@ impl<S> Pool<S> {
                 |ordinal: u32| self.slots[ordinal as usize].worker.is_none_or(|home| home == worker);
             self.idle.pop_fitting(is_near).or_else(|| self.idle.pop_from(0))?
         };
+        self.unpark(ordinal, worker)
+    }
+
+    /// One that has left the idle set goes to a client of this worker.
+    fn unpark(&mut self, ordinal: u32, worker: u16) -> Option<(u32, S)> {
         self.next_round = ordinal + 1;
         let slot = &mut self.slots[ordinal as usize];
         slot.worker = Some(worker);

@@ -429,6 +429,11 @@ impl SharedIdle<u32> for Lane {
     fn pop_from(&mut self, _: u32) -> Option<u32> {
         self.idle.pop_first()
     }
+    /// What it knows of parameters: each has its ordinal for a fingerprint.
+    fn pop_unlike(&mut self, fingerprint: u32) -> Option<u32> {
+        let ordinal = *self.idle.iter().find(|&&ordinal| ordinal != fingerprint)?;
+        self.idle.take(&ordinal)
+    }
     fn remove(&mut self, ordinal: u32) -> bool {
         self.idle.remove(&ordinal)
     }
@@ -608,4 +613,32 @@ fn a_pool_that_programs_find_empty_grows_by_one_at_a_time() {
     core.set_paused(first, true);
     core.found_none(first);
     assert!(matches!(core.launch(first, now), Launch::Not));
+}
+
+/// What came back since the program looked is left to the lane.
+#[test]
+fn a_client_that_programs_found_no_fit_server_for_gets_an_unfit_one() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, _) = in_lane(&mut core, Lane::default());
+    for name in [100, 101] {
+        queue(&mut core, pool, name, now);
+        open(&mut core, pool, name, now);
+    }
+    let ids: Vec<ServerId> = (0..2).map(|ordinal| ServerId { pool, ordinal, generation: 1 }).collect();
+    for (&id, name) in ids.iter().zip([100, 101]) {
+        assert!(matches!(core.release(id, name, now), Released::Parked));
+    }
+    let granted = core.acquire_unlike(pool, client(1), 0, now);
+    assert!(
+        matches!(granted, Acquired::Granted { server: 101, id, check: false } if id == ids[1]),
+        "{granted:?}"
+    );
+    // All that is left is like it: it gets that.
+    let granted = core.acquire_unlike(pool, client(2), 0, now);
+    assert!(matches!(granted, Acquired::Granted { server: 100, .. }), "{granted:?}");
+    // No more than others does it overtake a queue, or what PAUSE has stopped.
+    assert!(matches!(core.acquire_unlike(pool, client(3), 0, now), Acquired::Queued(_)));
+    core.set_paused(pool, true);
+    assert!(matches!(core.release(ids[1], 101, now), Released::Parked));
+    assert!(matches!(core.acquire_unlike(pool, client(4), 0, now), Acquired::Queued(_)));
 }

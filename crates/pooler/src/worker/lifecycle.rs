@@ -11,6 +11,7 @@ use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released, Ticket};
 use underpass_pool::link::Status;
 use underpass_pool::{PoolId, ServerId};
+use underpass_sockmap::Reason;
 use underpass_trace::EndReason;
 use underpass_wire::SqlState;
 use underpass_wire::backend::build::error_response;
@@ -55,13 +56,19 @@ impl Worker {
     /// to be prepared: see [`Work`]. With `lane`, the client's place in its lane, it may also be fed at once: then there is nothing left
     /// to do.
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId, lane: Option<u64>) -> Option<Key> {
-        let learns = self.clients.get(key).is_some_and(|client| client.is_probe());
+        let client = self.clients.get(key);
+        let learns = client.is_some_and(|client| client.is_probe());
+        let unfit = client.filter(|client| lane.is_none() && client.why == Why::Program(Reason::Unfit));
+        let unlike = unfit.map(|client| client.parameters.fingerprint());
         let acquired = {
             let mut core = lock(&self.shared.core);
             match core.is_failing(pool) {
                 _ if learns => Some(core.acquire_to_learn(pool, self.me(key), self.now)),
                 true => None,
-                false => Some(core.acquire(pool, self.me(key), lane, self.now)),
+                false => Some(match unlike {
+                    Some(fingerprint) => core.acquire_unlike(pool, self.me(key), fingerprint, self.now),
+                    None => core.acquire(pool, self.me(key), lane, self.now),
+                }),
             }
         };
         let Some(acquired) = acquired else {
