@@ -14,6 +14,8 @@ mod application;
 mod death;
 #[path = "lanes/elsewhere.rs"]
 mod elsewhere;
+#[path = "lanes/growth.rs"]
+mod growth;
 #[path = "lanes/leftovers.rs"]
 mod leftovers;
 #[path = "lanes/limits.rs"]
