@@ -176,6 +176,9 @@ impl TcpOptions {
         if buffer_bytes > 0 {
             set_buffers(fd, buffer_bytes)?;
         }
+        if is_loopback {
+            spare_congestion_control(fd);
+        }
         Ok(Inherited { nodelay: true, keepalive: self.keepalive, buffer_bytes })
     }
 }
@@ -185,6 +188,15 @@ pub(crate) fn reset_on_close(fd: BorrowedFd<'_>, is_wanted: bool) {
     let linger = is_wanted.then_some(Duration::ZERO);
     if let Err(error) = sockopt::set_socket_linger(fd, linger) {
         log::debug!("SO_LINGER: {error}");
+    }
+}
+
+/// Chooses Reno for a socket of loopback addresses, before it connects or listens: no path is congested there, and BBR, where it is the
+/// system's default, models one at every acknowledgement and paces what is sent. Once BBR has begun, its pacing stays.
+fn spare_congestion_control(fd: BorrowedFd<'_>) {
+    // Any process may choose it (`tcp_allowed_congestion_control`), unlike CUBIC.
+    if let Err(error) = sockopt::set_tcp_congestion(fd, "reno") {
+        log::debug!("TCP_CONGESTION: {error}");
     }
 }
 
@@ -273,6 +285,9 @@ pub(crate) fn connect(endpoint: &Endpoint) -> io::Result<OwnedFd> {
         Endpoint::Tcp(address) => {
             let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
             let fd = rustix::net::socket_with(family, SocketType::STREAM, STREAM_FLAGS, None)?;
+            if address.ip().is_loopback() {
+                spare_congestion_control(fd.as_fd());
+            }
             let result = rustix::net::connect(&fd, address);
             (fd, result)
         }
@@ -344,6 +359,20 @@ mod tests {
         let both = TcpOptions { buffer_bytes: 64 << 10, ..local };
         let (send, receive, _) = buffers(both, None);
         assert_eq!((send, receive), (128 << 10, 128 << 10));
+    }
+
+    #[test]
+    fn no_path_is_modelled_on_loopback() {
+        // Not what systems have by default, except a test machine that means to.
+        let listener = listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)), 5, false).unwrap();
+        TcpOptions::from_config(&Config::default()).prepare(&listener).unwrap();
+        let address = local_endpoint(&listener).unwrap();
+        let connected = connect(&Endpoint::Tcp(address)).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+        let (accepted, _) = accept(&listener, None).unwrap().expect("a connection");
+        for socket in [&connected, &accepted] {
+            assert_eq!(sockopt::tcp_congestion(socket).unwrap(), "reno");
+        }
     }
 
     #[test]
