@@ -443,7 +443,7 @@ impl Outbox {
     /// Keeps `data` for a [`Self::drain`] or [`Self::send`] that follows at once.
     pub fn hold_back(&mut self, data: &[u8]) {
         // Nothing is sent off: what comes later, and finds the socket full, would pass for held back.
-        self.is_held_back = self.is_empty() && !data.is_empty();
+        self.is_held_back |= self.is_empty() && !data.is_empty();
         self.bytes.extend_from_slice(data);
     }
 
@@ -497,6 +497,10 @@ mod tests {
         assert!(&read[..11] == b"namerequest" && !outbox.is_held_back());
         assert!(outbox.send(&mut transport, b"next").expect("room"));
         assert_eq!(rustix::io::read(&far, &mut read).expect("a packet"), 4);
+        outbox.hold_back(b"one");
+        outbox.hold_back_all(b"more".to_vec());
+        assert!(outbox.is_held_back() && outbox.drain(&mut transport).expect("room"));
+        assert_eq!(rustix::io::read(&far, &mut read).expect("a packet"), 7);
     }
 
     #[test]

@@ -421,12 +421,13 @@ impl Worker {
                 if let Some(body) = send {
                     crate::message(&mut out, b'R', &body);
                 }
-                if !out.is_empty() {
-                    if let Err(error) = client.outbox.send(&mut client.transport, &out) {
-                        return self.client_io_failed(key, &error);
-                    }
+                // With what tells it that it is in, where that is known: one packet, and one wake-up of the client.
+                client.outbox.hold_back(&out);
+                self.logged_in(key, login);
+                if self.clients.get(key).is_some_and(|client| client.outbox.is_held_back()) {
+                    self.send_held_back(key);
                 }
-                return self.logged_in(key, login);
+                return;
             }
             ClientStep::Failed(refusal) => {
                 let user = client.user.as_ref().map_or("", |user| &user.name);
@@ -621,7 +622,7 @@ impl Worker {
         client.why = Own::Unread.into();
         if client.readable || client.ended || !client.inbox.is_empty() {
             self.again.push(Again::Client(key));
-        } else if client.outbox.is_empty() {
+        } else if client.outbox.is_unhindered() {
             // Offered before it is told that it is in: a client that asks at once finds its lane open.
             client.outbox.hold_back_all(out);
             self.lane_offer(key);
