@@ -191,8 +191,9 @@ pub(crate) fn reset_on_close(fd: BorrowedFd<'_>, is_wanted: bool) {
     }
 }
 
-/// Chooses Reno for a socket of loopback addresses, before it connects or listens: no path is congested there, and BBR, where it is the
-/// system's default, models one at every acknowledgement and paces what is sent. Once BBR has begun, its pacing stays.
+/// Chooses Reno for a socket of loopback addresses, before it connects or has its first connection: no path is congested there, and BBR,
+/// where it is the system's default, models one at every acknowledgement and paces what is sent. Once BBR has begun, its
+/// pacing stays (`sk_pacing_status` in the kernel is never taken back).
 fn spare_congestion_control(fd: BorrowedFd<'_>) {
     // Any process may choose it (`tcp_allowed_congestion_control`), unlike CUBIC.
     if let Err(error) = sockopt::set_tcp_congestion(fd, "reno") {
@@ -362,20 +363,6 @@ mod tests {
     }
 
     #[test]
-    fn no_path_is_modelled_on_loopback() {
-        // Not what systems have by default, except a test machine that means to.
-        let listener = listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)), 5, false).unwrap();
-        TcpOptions::from_config(&Config::default()).prepare(&listener).unwrap();
-        let address = local_endpoint(&listener).unwrap();
-        let connected = connect(&Endpoint::Tcp(address)).unwrap();
-        std::thread::sleep(Duration::from_millis(10));
-        let (accepted, _) = accept(&listener, None).unwrap().expect("a connection");
-        for socket in [&connected, &accepted] {
-            assert_eq!(sockopt::tcp_congestion(socket).unwrap(), "reno");
-        }
-    }
-
-    #[test]
     fn keepalive_and_user_timeout_are_set_where_they_are_configured() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -430,6 +417,16 @@ mod tests {
         let (send, receive, window) = buffers_of(&socket);
         assert_eq!((send, receive), (512 << 10, 512 << 10));
         assert!(window <= 256 << 10, "{window}");
+    }
+
+    #[test]
+    fn loopback_needs_no_model_of_its_path() {
+        let options = TcpOptions::from_config(&Config::default());
+        let (accepted, _) = accepted(options, options);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connected = connect(&Endpoint::Tcp(listener.local_addr().unwrap())).unwrap();
+        assert_eq!(sockopt::tcp_congestion(&accepted).unwrap(), "reno");
+        assert_eq!(sockopt::tcp_congestion(&connected).unwrap(), "reno");
     }
 
     #[test]

@@ -309,7 +309,7 @@ impl Worker {
             && client.outbox.is_empty()
     }
 
-    /// Sends what was held back until the client was in its lane.
+    /// Sends what was held back until the client was in its lane, or what was to go with it was known.
     pub(super) fn send_held_back(&mut self, key: Key) {
         let Some(client) = self.clients.get_mut(key) else { return };
         if client.outbox.is_empty() {

@@ -421,7 +421,7 @@ impl Worker {
                 if let Some(body) = send {
                     crate::message(&mut out, b'R', &body);
                 }
-                // With what tells it that it is in, where that is known: one packet, and one wake-up of the client.
+                // With what tells it that it is in, where that is known: in one packet.
                 client.outbox.hold_back(&out);
                 self.logged_in(key, login);
                 if self.clients.get(key).is_some_and(|client| client.outbox.is_held_back()) {
