@@ -57,6 +57,11 @@ impl Acceptors {
         }
     }
 
+    /// Of each worker at its last look, in thousandths of a core.
+    pub fn loads(&self) -> Vec<u32> {
+        self.loads.iter().map(|load| load.load(Relaxed)).collect()
+    }
+
     /// Notes what `worker` did with its time, in thousandths; the first one decides. Tells whether `worker` is to accept connections.
     pub fn look(&self, worker: u16, load: u32) -> bool {
         self.loads[usize::from(worker)].store(load, Relaxed);

@@ -120,6 +120,8 @@ pub(crate) struct Client {
     pub on_console: bool,
     /// A session with a mirror: it has no socket, is no client of anybody's, and counts nowhere.
     pub is_silent: bool,
+    /// The look at which it was last among those that are busy (`worker/moving.rs`).
+    pub busy_at: u32,
     /// What it has to do with mirroring; none for nearly all.
     pub mirror: Option<Box<Role>>,
 }
@@ -155,6 +157,7 @@ impl Client {
             replication: Replication::None,
             on_console: false,
             is_silent: false,
+            busy_at: 0,
             mirror: None,
         }
     }

@@ -6,6 +6,7 @@
 
 mod acceptors;
 mod applications;
+mod balance;
 mod client;
 mod control;
 mod deriver;

@@ -239,6 +239,7 @@ fn share(
         mailboxes,
         cancel_keys: Mutex::default(),
         cancel_keys_unknown: Default::default(),
+        broadcasts: Mutex::default(),
         acceptors: Acceptors::new(threads),
         client_errors: Default::default(),
         clients: AtomicU32::new(0),

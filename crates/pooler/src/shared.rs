@@ -156,6 +156,8 @@ pub(crate) struct Shared {
     /// Clients that were closed for an error, by what they were told.
     pub client_errors: Mutex<BTreeMap<Told, u64>>,
     pub clients: AtomicU32,
+    /// Tasks that every worker was given. Held while they are given one, and while a client goes from one to another.
+    pub broadcasts: Mutex<u64>,
     /// Who takes the next one.
     pub acceptors: Acceptors,
     pub next_socket: AtomicU32,
@@ -499,9 +501,14 @@ impl Shared {
     /// Gives every worker a task.
     pub fn broadcast(&self, task: impl Fn(&mut Worker) + Send + Sync + 'static) {
         let task = Arc::new(task);
+        let mut broadcasts = lock(&self.broadcasts);
+        *broadcasts += 1;
         for mailbox in &self.mailboxes {
             let task = task.clone();
-            mailbox.post(Box::new(move |worker| task(worker)));
+            mailbox.post(Box::new(move |worker| {
+                worker.broadcasts_done += 1;
+                task(worker);
+            }));
         }
     }
 }

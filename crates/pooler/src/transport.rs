@@ -176,6 +176,12 @@ impl Transport {
         !matches!(self.watch, Watch::Nobody)
     }
 
+    /// Takes the registration with `epoll` back.
+    pub fn unwatch(&mut self, epoll: BorrowedFd<'_>) {
+        let _ = epoll::delete(epoll, self.fd());
+        self.watch = Watch::Nobody;
+    }
+
     /// The caller watches it in another way from now on: that is not to be undone.
     pub fn watched_otherwise(&mut self) {
         self.watch = Watch::Asked;

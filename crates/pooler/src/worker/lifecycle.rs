@@ -48,7 +48,7 @@ impl Server {
 }
 
 impl Worker {
-    fn me(&self, key: Key) -> ClientRef {
+    pub(super) fn me(&self, key: Key) -> ClientRef {
         ClientRef { worker: self.index, slot: key.index, generation: key.generation }
     }
 
@@ -370,6 +370,7 @@ impl Worker {
         self.lane_unlink(client_key);
         self.clean(key);
         self.lane_offer(client_key);
+        self.was_busy(client_key);
     }
 
     /// See [`Again::Unclear`].

@@ -136,6 +136,7 @@ impl Worker {
         let passed = self.now.saturating_duration_since(before).as_micros().max(1);
         let load = busy.saturating_sub(busy_before).as_micros() * 1000 / passed;
         let accepts = self.shared.acceptors.look(self.index, load as u32);
+        self.balance();
         if accepts == self.accepts {
             return;
         }

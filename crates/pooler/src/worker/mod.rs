@@ -15,6 +15,7 @@ mod lifecycle;
 mod listen;
 pub(crate) mod login;
 pub(crate) mod mirror;
+mod moving;
 mod peer;
 mod recording;
 mod server_login;
@@ -132,6 +133,9 @@ pub(crate) struct Worker {
     /// Sweeps, counted in turns, and the generation of each client that rested at the last look (`sweep.rs`).
     sweeps: u32,
     resting: Vec<Option<u32>>,
+    moving: moving::Moving,
+    /// Tasks for every worker that were done here.
+    pub broadcasts_done: u64,
     /// Servers whose outbox may hold something back since this turn of the loop.
     holding_back: Vec<Key>,
     /// Clients without a socket: shadows and probes.
@@ -183,6 +187,8 @@ impl Worker {
             flips: u64::from(index),
             sweeps: 0,
             resting: Vec::new(),
+            moving: moving::Moving::default(),
+            broadcasts_done: 0,
             holding_back: Vec::new(),
             console_waits: Vec::new(),
         }
@@ -314,6 +320,7 @@ impl Worker {
                 self.sweep();
             }
             self.send_all_held_back();
+            self.send_leaving();
         }
         self.close_all();
         Ok(())
