@@ -69,7 +69,9 @@ case $kind in
         exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --skip-fault pipeline-cut,torn-message) ;;
     underpass)
         binary=$(reachable "$target/underpass" "$directory")
-        (cd "$directory" && as_service "$binary" pooler "$directory/pgbouncer.ini") >"$directory/pooler.log" 2>&1 &
+        # Besides what their load does, one in twenty transactions has its client change the worker.
+        (cd "$directory" && as_service env UNDERPASS_TEST_MOVE=20 "$binary" pooler "$directory/pgbouncer.ini") \
+            >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
         exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
     queue-d | queue-a)

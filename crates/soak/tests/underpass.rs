@@ -25,8 +25,12 @@ fn check_report(report: &Report, pooler: &mut Underpass) {
 }
 
 fn check(name: &str, pool_mode: PoolMode) {
+    check_with(name, pool_mode, |ini| ini);
+}
+
+fn check_with(name: &str, pool_mode: PoolMode, also: impl FnOnce(Ini) -> Ini) {
     let server = Postgres::start().unwrap();
-    let ini = Ini::for_server(&server).set("pool_mode", name).set("default_pool_size", "5");
+    let ini = also(Ini::for_server(&server).set("pool_mode", name).set("default_pool_size", "5"));
     let mut pooler = Underpass::start(&ini).unwrap();
     let mut config = Config::for_port(pooler.port());
     config.clients = 60;
@@ -58,6 +62,14 @@ fn session_pooling_leaks_nothing() {
 #[test]
 fn statement_pooling_leaks_nothing() {
     check("statement", PoolMode::Statement);
+}
+
+/// Every third transaction has its client change the worker. (Clients of lanes do not.)
+#[test]
+fn clients_that_change_workers_leak_nothing() {
+    check_with("transaction", PoolMode::Transaction, |ini| {
+        ini.environment("UNDERPASS_TEST_MOVE", "3").tail("[underpass]\nthreads = 3\nkernel_path = off\n")
+    });
 }
 
 /// Kernel lanes, with clients taken out of them at random moments. `pool` servers for 40 clients.
