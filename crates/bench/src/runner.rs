@@ -36,8 +36,13 @@ use crate::tasks::Task;
 /// Rounds between two starts of the systems, at least.
 const ROUNDS_PER_START: u32 = 2;
 
-/// Passes of a round at most where a program is started for each turn: each place of clients and server has one.
-const PASSES_BESIDE: u32 = 4;
+/// How long a load goes on before its window once a program beside it has begun.
+///
+/// In a group with such programs no load is held between turns, and beside a load without one a thread works for as long as they take to
+/// begin. A program that did nothing but sleep made held loads of eight clients 12 % slower when it began before they went on, because the
+/// machine had nothing to do for that second, and 5 % when it began while they went on: whatever begins makes the scheduler move their
+/// processes, and where it moves none, they stay for as long as a window takes in the good places that a draw gave them.
+const SETTLE_BESIDE: Duration = Duration::from_millis(200);
 
 /// How long a lane has to take up its load, how often it is looked at, and the share from which on it has.
 const LANE_PATIENCE: Duration = Duration::from_millis(1500);
@@ -86,18 +91,16 @@ pub enum Event<'a> {
 const PAUSE_PERIOD: Duration = Duration::from_millis(20);
 
 /// Seconds that a program beside a system takes to begin and to end, about.
-const BESIDE_S: f64 = 0.4;
+const BESIDE_S: f64 = 1.5;
 
 /// About how many seconds one sample of a system takes, its share of starts included.
 #[must_use]
 pub fn seconds_of(step: &Step, system: &System, seconds: f64) -> f64 {
-    let (sample_s, turns) = match &step.work {
-        Work::Pgbench { load, .. } => {
-            (seconds + load.overhead_s(seconds), load.slices(seconds).min(PASSES_BESIDE))
-        }
-        Work::Task(task) => (task.seconds(seconds), 1),
+    let sample_s = match &step.work {
+        Work::Pgbench { load, .. } => seconds + load.overhead_s(seconds),
+        Work::Task(task) => task.seconds(seconds),
     };
-    sample_s + if system.beside.is_empty() { 0.0 } else { BESIDE_S * f64::from(turns) }
+    sample_s + if system.beside.is_empty() { 0.0 } else { BESIDE_S }
 }
 
 /// Under what a running system is kept: its name, its settings, and which of several with both it is. Each load of a group has
@@ -112,6 +115,8 @@ pub struct Runner<'a> {
     seconds: f64,
     began: Instant,
     instances: BTreeMap<Key<'a>, Instance>,
+    /// How long the last program beside a system took to begin, in a group that has some.
+    beside_took: Option<Duration>,
 }
 
 /// A cell within its group: its load, ready to go on, and what its turns gave.
@@ -175,7 +180,7 @@ impl<'a> Runner<'a> {
     /// A runner that starts systems at `place`, measures for `seconds` a sample and ends early when `stop` is set.
     #[must_use]
     pub fn new(place: Place<'a>, stop: &'a AtomicBool, seconds: f64) -> Self {
-        Self { place, stop, seconds, began: Instant::now(), instances: BTreeMap::new() }
+        Self { place, stop, seconds, began: Instant::now(), instances: BTreeMap::new(), beside_took: None }
     }
 
     /// Runs all cells of one experiment `rounds` times, or as often as their steps say, and adds their samples.
@@ -230,6 +235,8 @@ impl<'a> Runner<'a> {
     ) -> Result<Vec<Sample>> {
         let keys = keys_of(cells);
         self.stop_all_but(&keys);
+        let has_company = cells.iter().any(|cell| !cell.system.beside.is_empty());
+        self.beside_took = has_company.then(|| self.beside_took.unwrap_or(Duration::from_secs(1)));
         // All systems first: a load that runs would slow their start, and a start disturb a load.
         let starts: Vec<Result<()>> =
             cells.iter().zip(&keys).map(|(cell, key)| self.start(*cell, *key)).collect();
@@ -274,16 +281,18 @@ impl<'a> Runner<'a> {
         Ok(samples)
     }
 
-    /// Passes of a round, the same for all systems of a group. A program beside a system is started for each of its turns,
-    /// which takes longer than a short turn, so then there are fewer.
+    /// Passes of a round, the same for all systems of a group.
     fn passes(&self, cells: &[Cell<'a>]) -> u32 {
         let passes = cells.iter().map(|cell| match &cell.step.work {
-            Work::Pgbench { load, .. } => load.slices(self.seconds),
-            Work::Task(_) => 1,
+            Work::Pgbench { load, .. } if self.is_held(load) => load.slices(self.seconds),
+            _ => 1,
         });
-        let most =
-            if cells.iter().any(|cell| !cell.system.beside.is_empty()) { PASSES_BESIDE } else { u32::MAX };
-        passes.min().unwrap_or(1).min(most)
+        passes.min().unwrap_or(1)
+    }
+
+    /// Whether a load of the group is held between its turns.
+    fn is_held(&self, load: &Load) -> bool {
+        load.can_be_held() && self.beside_took.is_none()
     }
 
     /// Stops all systems but these: idle ones should not share the machine with those that are measured.
@@ -308,7 +317,7 @@ impl<'a> Runner<'a> {
     /// Starts the cell's load, lets it warm up and holds it.
     fn stand(&mut self, cell: Cell<'a>, key: Key<'a>, start: Result<()>) -> Stand<'a> {
         let driver = start.and_then(|()| match &cell.step.work {
-            Work::Pgbench { load, .. } if load.can_be_held() => {
+            Work::Pgbench { load, .. } if self.is_held(load) => {
                 let load = load_of(load, cell);
                 let mut driver = Driver::start(&load, &self.instances[&key], self.place)?;
                 driver.wait_until_warm(self.stop)?;
@@ -382,7 +391,20 @@ impl<'a> Runner<'a> {
             (Work::Task(Task::Sysbench { .. }), Some(mariadb)) => mariadb.port,
             _ => self.place.server.port,
         };
-        let beside = Beside::start(cell.system, self.place, port)?;
+        let mut beside = None;
+        let mut bring = || {
+            let Some(took) = &mut self.beside_took else { return Ok(()) };
+            let began = Instant::now();
+            beside = Beside::start(cell.system, self.place, port)?;
+            if beside.is_some() {
+                *took = began.elapsed();
+            }
+            while began.elapsed() < *took {
+                std::hint::spin_loop();
+            }
+            thread::sleep(SETTLE_BESIDE);
+            Ok(())
+        };
         match (&cell.step.work, driver) {
             (Work::Pgbench { load, .. }, driver) => {
                 let trips = &mut sample.trips;
@@ -398,7 +420,7 @@ impl<'a> Runner<'a> {
                         let when_warm = || {
                             wait_for_lane(&cell, instance, self.place)?;
                             *before = Console::read(&cell, instance, self.place)?;
-                            Ok(())
+                            bring()
                         };
                         let load = load_of(load, cell);
                         (sample.metrics, sample.latency) = pgbench::measure(
@@ -409,6 +431,7 @@ impl<'a> Runner<'a> {
             }
             (Work::Task(task), _) => {
                 sample.before = Console::read(&cell, instance, self.place)?;
+                bring()?;
                 (sample.metrics, sample.latency) = task.run(seconds, instance, self.place, self.stop)?;
             }
         }
