@@ -78,7 +78,10 @@ __noinline int record_call(const struct event_head *head, __u64 from)
 	if (len > EVENT_BYTES_MAX)
 		return -1;
 	ring = ring_for(ring_hash(head));
-	if (!ring || is_full(ring, len))
+	if (!ring)
+		return -1;
+	RECORD_SMALL(ring, head, len, LOAD_USER, -2);
+	if (is_full(ring, event_size(len)))
 		return -1;
 	if (bpf_ringbuf_reserve_dynptr(ring, event_size(len), 0, &ptr) ||
 	    bpf_dynptr_write(&ptr, 0, (void *)head, sizeof(*head), 0)) {

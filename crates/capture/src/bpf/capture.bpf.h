@@ -263,13 +263,43 @@ static __always_inline void *ring_for(__u32 hash)
 }
 
 /*
- * Whether the ring has no room for an event with so many payload bytes. Not all of a ring is for them: what a closed socket tells
+ * Whether the ring has no room for an event with payload, of so many bytes in all. Not all of a ring is for them: what a closed socket tells
  * shows whether its last bytes are missing, and must not be lost in the burst that they were lost in.
  */
-static __always_inline int is_full(void *ring, __u32 len)
+static __always_inline int is_full(void *ring, __u32 size)
 {
-	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) + event_size(len) > ring_payload_bytes;
+	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) + size > ring_payload_bytes;
 }
+
+/*
+ * Part of a function: records an event with `len` bytes of payload, if they are from 1 to `size` (a power of two), and returns from the
+ * function: 0, -1 when the ring was full, `fault` when LOAD failed (see COPY_BYTES). A place of constant size can be written to without
+ * a dynptr, which takes twice as many calls of the kernel, and these are most of what an event costs.
+ */
+#define RECORD_WITHIN(size, ring, head, len, LOAD, fault)                                                \
+	if (len - 1 < size) {                                                                            \
+		struct event_head *event = NULL;                                                         \
+		__u32 rest = len - 1;                                                                    \
+		if (!is_full(ring, sizeof(*event) + size))                                               \
+			event = bpf_ringbuf_reserve(ring, sizeof(*event) + size, 0);                     \
+		if (!event)                                                                              \
+			return -1;                                                                       \
+		*event = *head;                                                                          \
+		barrier_var(rest);                                                                       \
+		if (LOAD((void *)(event + 1), 0, (rest & (size - 1)) + 1)) {                             \
+			bpf_ringbuf_discard(event, BPF_RB_NO_WAKEUP);                                    \
+			return fault;                                                                    \
+		}                                                                                        \
+		bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);                                             \
+		return 0;                                                                                \
+	}
+
+#define RECORD_SMALL(ring, head, len, LOAD, fault)             \
+	RECORD_WITHIN(64, ring, head, len, LOAD, fault)        \
+	RECORD_WITHIN(128, ring, head, len, LOAD, fault)       \
+	RECORD_WITHIN(256, ring, head, len, LOAD, fault)       \
+	RECORD_WITHIN(512, ring, head, len, LOAD, fault)       \
+	RECORD_WITHIN(1024, ring, head, len, LOAD, fault)
 
 /* Sends an event that has no payload. Even these may find the ring full, when thousands of connections come and go within it: then
  * what is missing may be more than the trace knows, and the account says so. */

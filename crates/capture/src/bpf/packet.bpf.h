@@ -27,6 +27,7 @@
 
 /* What is remembered of a connection, in the socket. */
 struct connection {
+	__u64 cookie;
 	__u32 decided;	  /* CONNECTION_* */
 	__u32 responded;  /* response bytes recorded since the last request byte */
 	__u32 requests;   /* segments with request bytes, saturating */
@@ -82,7 +83,10 @@ __noinline int record_packet(struct __sk_buff *skb, const struct event_head *hea
 	if (len > EVENT_BYTES_MAX)
 		return -1;
 	ring = ring_for(head->remote_port);
-	if (!ring || is_full(ring, len))
+	if (!ring)
+		return -1;
+	RECORD_SMALL(ring, head, len, LOAD_SKB, -1);
+	if (is_full(ring, event_size(len)))
 		return -1;
 	if (bpf_ringbuf_reserve_dynptr(ring, event_size(len), 0, &ptr) ||
 	    bpf_dynptr_write(&ptr, 0, (void *)head, sizeof(*head), 0) || copy_packet(skb, &ptr, from, len)) {
@@ -111,6 +115,37 @@ static __always_inline __u32 tcp_behind_extensions(struct __sk_buff *skb, __u8 n
 	return next == IPPROTO_TCP ? at : 0;
 }
 
+static __always_inline void take_tcp(struct event_head *head, const struct tcp_header *tcp, __u32 direction)
+{
+	head->remote_port = bpf_ntohs(direction == DIRECTION_FRONTEND ? tcp->source : tcp->dest);
+	head->local_port = bpf_ntohs(direction == DIRECTION_FRONTEND ? tcp->dest : tcp->source);
+	head->seq = bpf_ntohl(tcp->seq);
+	head->ack = bpf_ntohl(tcp->ack_seq);
+	head->tcp_flags = tcp->flags;
+}
+
+static __always_inline void take_ipv4(struct event_head *head, const __u8 *ip, __u32 direction)
+{
+	head->family = AF_INET;
+	__builtin_memcpy(direction == DIRECTION_FRONTEND ? head->remote : head->local, ip + 12, 4);
+	__builtin_memcpy(direction == DIRECTION_FRONTEND ? head->local : head->remote, ip + 16, 4);
+}
+
+/* What parse() does, for nearly all packets: IPv4 without options, its headers in the linear part. Without a call of the kernel. */
+static __always_inline __u32 parse_usual(struct __sk_buff *skb, struct event_head *head, __u32 direction)
+{
+	struct {
+		__u8 ip[20];
+		struct tcp_header tcp;
+	} *packet = (void *)(long)skb->data;
+
+	if ((void *)(packet + 1) > (void *)(long)skb->data_end || packet->ip[0] != 0x45 || packet->ip[9] != IPPROTO_TCP)
+		return 0;
+	take_ipv4(head, packet->ip, direction);
+	take_tcp(head, &packet->tcp, direction);
+	return sizeof(packet->ip) + (packet->tcp.offset >> 4) * 4;
+}
+
 /* Addresses, ports and TCP fields of the packet, seen from the server. Returns the length of all headers, 0 if it is not TCP. */
 static __always_inline __u32 parse(struct __sk_buff *skb, struct event_head *head, __u32 direction)
 {
@@ -123,9 +158,7 @@ static __always_inline __u32 parse(struct __sk_buff *skb, struct event_head *hea
 		if (bpf_skb_load_bytes(skb, 0, ip, sizeof(ip)) || ip[9] != IPPROTO_TCP)
 			return 0;
 		ip_len = (ip[0] & 15) * 4;
-		head->family = AF_INET;
-		__builtin_memcpy(direction == DIRECTION_FRONTEND ? head->remote : head->local, ip + 12, 4);
-		__builtin_memcpy(direction == DIRECTION_FRONTEND ? head->local : head->remote, ip + 16, 4);
+		take_ipv4(head, ip, direction);
 	} else {
 		__u8 ip[40];
 
@@ -140,11 +173,7 @@ static __always_inline __u32 parse(struct __sk_buff *skb, struct event_head *hea
 	}
 	if (bpf_skb_load_bytes(skb, ip_len, &tcp, sizeof(tcp)))
 		return 0;
-	head->remote_port = bpf_ntohs(direction == DIRECTION_FRONTEND ? tcp.source : tcp.dest);
-	head->local_port = bpf_ntohs(direction == DIRECTION_FRONTEND ? tcp.dest : tcp.source);
-	head->seq = bpf_ntohl(tcp.seq);
-	head->ack = bpf_ntohl(tcp.ack_seq);
-	head->tcp_flags = tcp.flags;
+	take_tcp(head, &tcp, direction);
 	return ip_len + (tcp.offset >> 4) * 4;
 }
 
@@ -270,21 +299,29 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 
 	if (!sk || sk->src_port != server_port)
 		return PASS;
-	/* None for the request socket of a handshake, which carries no payload. */
-	sk = bpf_sk_fullsock(sk);
-	if (!sk || sk->protocol != IPPROTO_TCP)
-		return PASS;
-	if (sk->state != TCP_LISTEN) {
+	if (sk->state != TCP_LISTEN)
 		connection = bpf_sk_storage_get(&connections, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-		if (connection && !(connection->decided & (CONNECTION_OURS | CONNECTION_FOREIGN)))
-			__sync_fetch_and_or(&connection->decided, foreign(sk) ? CONNECTION_FOREIGN : CONNECTION_OURS);
-		if (connection && (connection->decided & CONNECTION_FOREIGN))
+	if (!connection || !(connection->decided & (CONNECTION_OURS | CONNECTION_FOREIGN))) {
+		__u32 is_foreign;
+
+		/* None for the request socket of a handshake, which carries no payload. */
+		sk = bpf_sk_fullsock(sk);
+		if (!sk || sk->protocol != IPPROTO_TCP)
 			return PASS;
+		is_foreign = foreign(sk);
+		if (connection) {
+			connection->cookie = bpf_get_socket_cookie(skb);
+			__sync_fetch_and_or(&connection->decided, is_foreign ? CONNECTION_FOREIGN : CONNECTION_OURS);
+		} else if (is_foreign) {
+			return PASS;
+		}
 	}
-	if (!connection && foreign(sk))
+	if (connection && (connection->decided & CONNECTION_FOREIGN))
 		return PASS;
 
-	from = parse(skb, &head, direction);
+	from = parse_usual(skb, &head, direction);
+	if (from == 0)
+		from = parse(skb, &head, direction);
 	if (from == 0 || skb->len < from) {
 		/* Not understood: whatever it holds is missing from the trace. */
 		account = counters_of(0, direction);
@@ -301,7 +338,7 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 	if (payload == 0 && !(head.tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST)))
 		return PASS;
 	head.ts_ns = bpf_ktime_get_ns();
-	head.cookie = bpf_get_socket_cookie(skb);
+	head.cookie = connection ? connection->cookie : bpf_get_socket_cookie(skb);
 	if (payload == 0) {
 		send_head(&head, head.remote_port);
 		return PASS;
