@@ -152,6 +152,7 @@ pub struct Kernel {
     protocol: Protocol,
     // Order matters: programs are detached before their rings go.
     packets: Vec<Link>,
+    audit: Option<Link>,
     probes: Vec<Link>,
     activity: Option<Link>,
     rings: Vec<Ring>,
@@ -210,6 +211,7 @@ impl Kernel {
         Ok(Self {
             protocol: settings.protocol,
             packets: Vec::new(),
+            audit: None,
             probes: Vec::new(),
             activity: None,
             rings,
@@ -218,7 +220,7 @@ impl Kernel {
         })
     }
 
-    /// Attaches the packet source to a cgroup of the version 2 hierarchy, and the audit of closed sockets.
+    /// Attaches the packet source to a cgroup of the version 2 hierarchy, in place of the one where it was, and the audit of closed sockets.
     ///
     /// A socket belongs to the cgroup of the process that made it, and what a listener accepted to the listener's: the server must
     /// have been below this cgroup when it began to listen.
@@ -231,18 +233,20 @@ impl Kernel {
         let directory = File::open(cgroup).map_err(Error::system(what()))?;
         let fd = directory.as_raw_fd();
         let progs = &self.skel.progs;
-        let audit =
-            progs.socket_state.attach_raw_tracepoint("inet_sock_set_state").map_err(|e| Error::Attach {
-                what: "the audit to the tracepoint inet_sock_set_state".into(),
-                message: format!("{e:#}"),
+        if self.audit.is_none() {
+            let audit = progs.socket_state.attach_raw_tracepoint("inet_sock_set_state").map_err(|e| {
+                Error::Attach {
+                    what: "the audit to the tracepoint inet_sock_set_state".into(),
+                    message: format!("{e:#}"),
+                }
             })?;
-        let links = [
-            audit,
-            // Responses first: a request that is seen without its answer would wait for it.
+            self.audit = Some(audit);
+        }
+        // Responses first: a request that is seen without its answer would wait for it. Those of another cgroup go when these are there.
+        self.packets = vec![
             progs.packet_out.attach_cgroup(fd).map_err(failed)?,
             progs.packet_in.attach_cgroup(fd).map_err(failed)?,
         ];
-        self.packets.extend(links);
         Ok(())
     }
 
@@ -348,6 +352,7 @@ impl Kernel {
     /// Detaches all programs. What is in the rings stays there.
     pub fn detach(&mut self) {
         self.packets.clear();
+        self.audit = None;
         self.detach_probes();
     }
 

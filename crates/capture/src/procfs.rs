@@ -105,6 +105,15 @@ pub fn cgroup2_mount() -> Option<PathBuf> {
     })
 }
 
+/// The cgroup of a process in the hierarchy of version 2 that is mounted at `mount`; `None` for the root, and for one that does not show there.
+pub(crate) fn own_cgroup(pid: u32, mount: &Path) -> Option<PathBuf> {
+    let text = fs::read_to_string(path(pid, "cgroup")).ok()?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/")).filter(|own| !own.is_empty())?;
+    // Of a process outside our cgroup namespace it begins with "..".
+    let is_below = own.split('/').all(|name| name != "..");
+    Some(mount.join(own)).filter(|directory| is_below && directory.is_dir())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A capture from its start to its end.
 
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use underpass_trace::{
     Clock, Count, Counters, Direction, Level, Meta, Note, Options as WriterOptions, Protocol, Record, Writer,
     WriterStats,
@@ -48,6 +52,7 @@ const GAP_LOCAL: &str = "sessions by Unix sockets, or what they said before the 
 const GAP_RESTART: &str = "what probed sessions said before the restarted server was known";
 const GAP_UNPROBED: &str = "probed sessions since the probes were lost";
 const GAP_SILENT: &str = "sessions by the probes, which were attached but silent";
+const GAP_CGROUP: &str = "what a restarted server said, if it was started in another cgroup";
 
 /// How far events go: to measure what each stage costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +91,8 @@ pub struct Options {
     pub stage: Stage,
     /// Whether functions of the server are probed.
     pub probes: Probes,
-    /// The cgroup whose packets are watched; the root of the version 2 hierarchy by default.
+    /// The cgroup (version 2) whose packets are watched. By default the server's own, and the root from when the server ends: whoever starts
+    /// it again may put it elsewhere.
     pub cgroup: Option<PathBuf>,
     /// The trace's directory, which must not exist or be empty.
     pub directory: PathBuf,
@@ -187,6 +193,32 @@ struct Run<'a> {
     probed_ns: u64,
     /// Whether they see anything is being found out.
     proof: Option<Proof>,
+    /// Packets are watched in the server's own cgroup.
+    own_cgroup: Option<OwnCgroup>,
+}
+
+/// Watching the sockets of the server's own cgroup spares all others of the machine the programs' run for each of their packets.
+struct OwnCgroup {
+    /// Where it is left for.
+    root: PathBuf,
+    /// The server's process, as a descriptor that tells its end.
+    server: OwnedFd,
+}
+
+impl OwnCgroup {
+    /// Attaches the packet source there, if the server has one of its own.
+    fn attach(kernel: &mut Kernel, server: u32, root: &Path) -> Option<Self> {
+        let directory = procfs::own_cgroup(server, root)?;
+        let server = pidfd_open(Pid::from_raw(server as i32)?, PidfdFlags::empty()).ok()?;
+        kernel.attach_packets(&directory).ok()?;
+        Some(Self { root: root.to_owned(), server })
+    }
+
+    /// Whether the server ends within `time`.
+    fn ends_within(&self, time: Duration) -> bool {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        poll(&mut [PollFd::new(&self.server, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// A connection of our own that probes should see which were attached while the recording runs: nothing waits for it.
@@ -232,7 +264,9 @@ pub fn run(
         (None, _) => Some(procfs::cgroup2_mount().ok_or(Error::NoCgroup2)?),
     };
     let mut kernel = Kernel::open(&settings)?;
-    if let Some(cgroup) = &cgroup {
+    let root = cgroup.as_ref().filter(|_| options.cgroup.is_none());
+    let own_cgroup = root.and_then(|root| OwnCgroup::attach(&mut kernel, options.server.pid, root));
+    if let (Some(cgroup), None) = (&cgroup, &own_cgroup) {
         kernel.attach_packets(cgroup)?;
     }
     let mut run = Run {
@@ -248,6 +282,7 @@ pub fn run(
         end_noted: false,
         probed_ns: 0,
         proof: None,
+        own_cgroup,
         options,
         kernel,
     };
@@ -373,27 +408,59 @@ impl Run<'_> {
         }
     }
 
+    /// Makes packets and waits until the programs have seen them. Returns our end of their connection if they have not.
+    fn unseen_packets(&mut self, port: u16) -> Result<Option<SocketAddr>, Error> {
+        let ours = selftest::by_tcp(&self.options.server, port)?;
+        self.recorder.ignore(ours);
+        let mut seen = false;
+        let deadline = Instant::now() + SELFTEST;
+        while !seen && Instant::now() < deadline {
+            let recorder = &mut self.recorder;
+            self.kernel.drain(|ring, event| {
+                seen |= matches!(event, Event::Packet { ends, .. } if ends.remote.port() == ours.port());
+                // There is no trace yet. A session must not begin before it: its start would be in none, and nothing of it
+                // could be played. What speaks now is joined when it speaks again.
+                if !matches!(event, Event::Packet { .. } | Event::Call { .. } | Event::Activity { .. }) {
+                    recorder.event(ring, event, &mut |_: Record<'_>| {});
+                }
+            });
+            thread::sleep(POLL);
+        }
+        Ok((!seen).then_some(ours))
+    }
+
+    /// Watches packets in the root cgroup from now on.
+    fn leave_own_cgroup(&mut self) -> Result<(), Error> {
+        match self.own_cgroup.take() {
+            Some(OwnCgroup { root, .. }) => self.kernel.attach_packets(&root),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for `time`, or until the server ends. The next one speaks when it has started, which takes longer than to be ready for it.
+    fn rest(&mut self, time: Duration) {
+        let Some(own) = &self.own_cgroup else { return thread::sleep(time) };
+        if own.ends_within(time) {
+            if let Err(error) = self.leave_own_cgroup() {
+                self.gap(GAP_CGROUP);
+                self.summary
+                    .notes
+                    .push(format!("packets are not watched outside the server's old cgroup: {error}"));
+            }
+        }
+    }
+
     /// Makes traffic and waits until each source has seen it.
     fn selftest(&mut self) -> Result<(), Error> {
         let server = &self.options.server;
         if let Some(port) = self.options.port {
-            let ours = selftest::by_tcp(server, port)?;
-            self.recorder.ignore(ours);
-            let mut seen = false;
-            let deadline = Instant::now() + SELFTEST;
-            while !seen && Instant::now() < deadline {
-                let recorder = &mut self.recorder;
-                self.kernel.drain(|ring, event| {
-                    seen |= matches!(event, Event::Packet { ends, .. } if ends.remote.port() == ours.port());
-                    // There is no trace yet. A session must not begin before it: its start would be in none, and nothing of it
-                    // could be played. What speaks now is joined when it speaks again.
-                    if !matches!(event, Event::Packet { .. } | Event::Call { .. } | Event::Activity { .. }) {
-                        recorder.event(ring, event, &mut |_: Record<'_>| {});
-                    }
-                });
-                thread::sleep(POLL);
+            let mut unseen = self.unseen_packets(port)?;
+            if unseen.is_some() && self.own_cgroup.is_some() {
+                // It has been moved there since it began to listen, or others made its sockets.
+                self.leave_own_cgroup()?;
+                unseen = self.unseen_packets(port)?;
             }
-            if !seen {
+            if let Some(ours) = unseen {
                 return Err(Error::Silent {
                     what: "the packet source",
                     why: format!(
@@ -528,11 +595,11 @@ impl Run<'_> {
                 clocked = Instant::now();
                 write(&mut self.writer, &mut self.stopped, &Record::Clock(clock()));
             }
-            match fill {
-                ..FILL_CALM => thread::sleep(calm(self.kernel.ring_bytes())),
-                ..FILL_BUSY => thread::sleep(POLL),
-                _ => {}
-            }
+            self.rest(match fill {
+                ..FILL_CALM => calm(self.kernel.ring_bytes()),
+                ..FILL_BUSY => POLL,
+                _ => Duration::ZERO,
+            });
         }
     }
 

@@ -50,7 +50,8 @@ pub(crate) struct Trace {
     /// Records no packets: every session comes from the probes.
     #[arg(long, conflicts_with = "cgroup")]
     no_packets: bool,
-    /// Watches the packets of this cgroup only (version 2). The server must have been in it when it began to listen.
+    /// Watches the packets of this cgroup only (version 2). The server must have been in it when it began to listen. Without it: the server's
+    /// own, and from the end of that server on all.
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
     /// Replaces literals and bind values by others of the same length and look, by a keyed hash: equal values stay equal. Answers, COPY data and
