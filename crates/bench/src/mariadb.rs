@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
+use crate::counters::Cgroup;
 use crate::postgres::{DATABASE, PASSWORD, USER, free_port, log_tail};
 use crate::procs::{Account, Launch, Running, find_program, output};
 
@@ -22,6 +23,8 @@ grant all on *.* to {{user}}@'%';
 #[derive(Debug)]
 pub struct Mariadb {
     process: Running,
+    /// As a service manager would give it one; a tracer watches the sockets in it.
+    _cgroup: Option<Cgroup>,
     folder: PathBuf,
     /// TCP port on 127.0.0.1.
     pub port: u16,
@@ -64,7 +67,10 @@ impl Mariadb {
         fs::write(&init, text)?;
         account.give(&init)?;
         let port = free_port()?;
-        let mut command = plain.command(account, find("mariadbd")?);
+        let cgroup = Cgroup::create("mariadb");
+        let launch =
+            Launch { cgroup: cgroup.as_ref().map(|group| group.path().to_owned()), ..Launch::default() };
+        let mut command = launch.command(account, find("mariadbd")?);
         // As with PostgreSQL here: the disk is not what is measured.
         command
             .args(["--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve", "--skip-log-bin"])
@@ -80,7 +86,7 @@ impl Mariadb {
         let log = fs::File::create(folder.join("server.log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let process = Running::start(command, "mariadbd", Signal::SIGTERM)?;
-        let mut server = Self { process, folder, port };
+        let mut server = Self { process, _cgroup: cgroup, folder, port };
         server.wait_until_ready()?;
         Ok(server)
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
+use crate::counters::Cgroup;
 use crate::hosts::Hosts;
 use crate::procs::{Account, Launch, Running, find_program, output};
 
@@ -39,6 +40,8 @@ pub struct ServerNeeds {
 #[derive(Debug)]
 pub struct Server {
     process: Running,
+    /// As a service manager would give it one; a tracer watches the sockets in it.
+    _cgroup: Option<Cgroup>,
     folder: PathBuf,
     scram_secret: OnceLock<String>,
     /// TCP port.
@@ -77,7 +80,12 @@ impl Server {
         fs::write(data.join("postgresql.auto.conf"), settings(&folder, hosts, port, needs))?;
         fs::write(data.join("pg_hba.conf"), HBA)?;
 
-        let launch = Launch { netns: hosts.server.clone(), ..Launch::default() };
+        let cgroup = Cgroup::create(name);
+        let launch = Launch {
+            netns: hosts.server.clone(),
+            cgroup: cgroup.as_ref().map(|group| group.path().to_owned()),
+            ..Launch::default()
+        };
         let log = fs::File::create(folder.join("server.log"))?;
         let mut command = launch.command(account, &postgres);
         command.arg("-D").arg(&data).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -86,7 +94,8 @@ impl Server {
         let mut version = Command::new(&postgres);
         version.arg("--version");
         let version = output(version, "postgres --version")?.trim().to_owned();
-        let mut server = Self { process, folder, scram_secret: OnceLock::new(), port, version };
+        let mut server =
+            Self { process, _cgroup: cgroup, folder, scram_secret: OnceLock::new(), port, version };
         server.wait_until_ready()?;
         server.psql("postgres", &format!("create database {DATABASE}"))?;
         server.psql(
