@@ -262,7 +262,7 @@ fn lacking() -> String {
 /// What each way has cost on two busy processors, docs/tracing.md: the best and the worst of its tables.
 const fn cost(protocol: Protocol) -> (&'static str, &'static str) {
     match protocol {
-        Protocol::Postgres => ("0 to 9 % of throughput where no processor is idle", "4 to 14 %"),
+        Protocol::Postgres => ("3 to 7 % of throughput where no processor is idle", "7 to 15 %"),
         Protocol::Mysql => ("4 to 14 % of throughput where no processor is idle", "not measured"),
     }
 }
