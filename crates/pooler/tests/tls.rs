@@ -162,6 +162,20 @@ fn client_sslmodes_and_certificates() -> Result<()> {
     let silent = Client::open(&pooler.options("joe", "postgres"))?;
     can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
     drop(silent);
+
+    // A map says as whom else the holder of a certificate may come.
+    let ident = directory.join("ident.conf");
+    std::fs::write(&ident, "people maria joe\n").expect("the test's own file");
+    let mapped = checked
+        .set("auth_ident_file", &ident.display().to_string())
+        .hba("local all all trust\nhostssl all joe all cert map=people\n");
+    let pooler = Underpass::start(&mapped)?;
+    can(&pooler, Some(&maria))?;
+    for other in [&joe, &authority.client("paul")?] {
+        let told =
+            can(&pooler, Some(&Tls::new(&authority, Some(other))?)).expect_err("not in the map").to_string();
+        assert!(told.contains("28000") || told.contains("authentication failed"), "{told}");
+    }
     Ok(())
 }
 

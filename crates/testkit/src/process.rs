@@ -14,7 +14,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, User, geteuid};
 
 use crate::{Error, Result};
@@ -104,13 +106,20 @@ impl Process {
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    /// Sends a signal.
+    /// Sends a signal. After SIGSTOP it is waited for: the threads of a process stop one by one, each when it is scheduled next.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         if self.status.is_some() {
             return Err(self.exited_error());
         }
-        kill(Pid::from_raw(self.pid() as i32), signal)
-            .map_err(|errno| Error::Io { what: format!("signal {}", self.name), source: errno.into() })
+        let pid = Pid::from_raw(self.pid() as i32);
+        let failed = |errno: Errno| Error::Io { what: format!("signal {}", self.name), source: errno.into() };
+        kill(pid, signal).map_err(failed)?;
+        if signal == Signal::SIGSTOP {
+            // The kernel tells the parent when the last thread has stopped. Who has ended instead stays to be waited for.
+            let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+            waitid(Id::Pid(pid), flags).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Whether it has not ended.
