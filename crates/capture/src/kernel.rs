@@ -422,8 +422,9 @@ impl Kernel {
     /// How often the probes ran.
     pub fn hits(&self) -> Hits {
         let read = |key: u32| {
-            let value = self.skel.maps.hits.lookup(&key.to_ne_bytes(), MapFlags::ANY).ok().flatten();
-            value.and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
+            let per_cpu = self.skel.maps.hits.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY).ok().flatten();
+            let values = per_cpu.iter().flatten().filter_map(|bytes| bytes.first_chunk());
+            values.map(|bytes| u64::from_ne_bytes(*bytes)).sum()
         };
         Hits { read: read(0), write: read(1), activity: read(2), layout: read(3) }
     }

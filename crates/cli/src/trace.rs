@@ -263,7 +263,7 @@ fn lacking() -> String {
 const fn cost(protocol: Protocol) -> (&'static str, &'static str) {
     match protocol {
         Protocol::Postgres => ("3 to 7 % of throughput where no processor is idle", "7 to 15 %"),
-        Protocol::Mysql => ("4 to 14 % of throughput where no processor is idle", "not measured"),
+        Protocol::Mysql => ("3 to 6 % of throughput where no processor is idle", "not measured"),
     }
 }
 

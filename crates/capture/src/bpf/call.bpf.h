@@ -31,9 +31,10 @@ struct session {
 	__u16 tls; /* MariaDB and MySQL: it has turned to TLS */
 };
 
-/* Hits by kind, for the self-test: a probe that is attached and never called is an error. */
+/* Hits by kind, for the self-test: a probe that is attached and never called is an error. Each CPU has its own, as it has its own accounts:
+ * processors that write to one place in turn wait for each other. */
 struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 8);
 	__type(key, __u32);
 	__type(value, __u64);
