@@ -5,8 +5,8 @@
 //! end. One worker that has several such clients finds the next event waiting more often than not; spread over workers, each event finds
 //! its worker asleep. So while clients come and go at once and one worker has time for them all, it takes them all.
 //!
-//! A client stays with its worker, so nothing is gathered that might stay: one long-lived client in ten ends it, and so does a
-//! first worker that gets busy (TLS handshakes make it so within a look).
+//! A client leaves its worker only when `balance.rs` sends it, one that has turned out to be busy. So nothing is gathered that might stay:
+//! one long-lived client in ten ends it, and so does a first worker that gets busy (TLS handshakes make it so within a look).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;

@@ -99,6 +99,11 @@ pub(crate) struct CancelTarget {
     pub tail: Box<[u8]>,
 }
 
+impl CancelTarget {
+    /// `client.slot` of one that goes to another worker and is not there yet.
+    pub const ON_ITS_WAY: u32 = u32::MAX;
+}
+
 /// The cancel keys of all clients, and what new ones are made of.
 #[derive(Default)]
 pub(crate) struct CancelKeys {

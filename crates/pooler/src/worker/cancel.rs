@@ -23,7 +23,7 @@ use crate::client::{Phase, key_of};
 use crate::net::{self, Endpoint};
 use crate::peers::{PeerCancel, Turn};
 use crate::server::{SettleStep, Work};
-use crate::shared::lock;
+use crate::shared::{CancelTarget, lock};
 use crate::table::Key;
 
 /// A connection that carries a CancelRequest to PostgreSQL.
@@ -79,7 +79,7 @@ impl Worker {
             .targets
             .get(&own)
             .filter(|target| equal_in_constant_time(&target.tail, tail))
-            .map(|target| target.client);
+            .map(|target| target.client.worker);
         let asker = ClientRef { worker: self.index, slot: asker.index, generation: asker.generation };
         match target {
             None => {
@@ -87,9 +87,7 @@ impl Worker {
                 log::info!("cancel request with an unknown key");
                 self.cancel_answered(asker);
             }
-            Some(target) => {
-                self.post(target.worker, Box::new(move |worker| worker.cancel_client(target, asker)))
-            }
+            Some(worker) => self.cancel_at(worker, own, asker, false),
         }
     }
 
@@ -200,29 +198,46 @@ impl Worker {
         }
     }
 
-    fn cancel_client(&mut self, target: ClientRef, asker: ClientRef) {
-        // Which server a lane's client is linked to is known once user space has the link; it keeps it until the answer is out.
-        self.lane_client_up(key_of(target));
-        let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
-        if matches!(client.phase, Phase::Lane) {
-            // A program was just running.
-            return self.post(self.index, Box::new(move |worker| worker.cancel_client(target, asker)));
+    fn cancel_at(&self, worker: u16, own: u64, asker: ClientRef, has_looked: bool) {
+        self.post(worker, Box::new(move |worker| worker.cancel_client(own, asker, has_looked)));
+    }
+
+    /// A cancel request with the key `own`. The key alone leads to the client, which may have changed its worker while the request was on its way.
+    fn cancel_client(&mut self, own: u64, asker: ClientRef, has_looked: bool) {
+        let target = lock(&self.shared.cancel_keys).targets.get(&own).map(|target| target.client);
+        let Some(target) = target else { return self.cancel_answered(asker) };
+        if target.worker != self.index {
+            return self.cancel_at(target.worker, own, asker, false);
         }
+        let key = key_of(target);
+        // Which server a lane's client is linked to is known once user space has the link; it keeps it until the answer is out.
+        self.lane_client_up(key);
+        let is_in_lane = self.clients.get(key).is_some_and(|client| matches!(client.phase, Phase::Lane));
+        // It is on its way here; or a program was just running.
+        if target.slot == CancelTarget::ON_ITS_WAY || is_in_lane {
+            return self.cancel_at(self.index, own, asker, has_looked);
+        }
+        let Some(client) = self.clients.get(key) else { return self.cancel_answered(asker) };
         if client.on_console {
-            self.console_cancelled(key_of(target));
+            self.console_cancelled(key);
             return self.cancel_answered(asker);
         }
-        if client.mirror.is_some() {
-            self.mirror_cancel(key_of(target));
+        let is_mirrored = client.mirror.is_some();
+        if is_mirrored {
+            self.mirror_cancel(key);
         }
-        let Some(client) = self.clients.get(key_of(target)) else { return self.cancel_answered(asker) };
+        let Some(client) = self.clients.get(key) else { return self.cancel_answered(asker) };
         let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
         if waits {
-            self.cancel_waiting(key_of(target));
+            self.cancel_waiting(key);
         }
         let working = linked.filter(|&key| {
             self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy())
         });
+        if working.is_none() && !waits && !is_mirrored && !has_looked {
+            // Of one that has just arrived nothing was read yet: what it said before it asked for this is read within a turn of the loop.
+            return self.cancel_at(self.index, own, asker, true);
+        }
         // Where nothing is running there is nothing to cancel.
         let sent = working.is_some_and(|server| self.cancel_server(server, Some(asker)));
         if !sent {

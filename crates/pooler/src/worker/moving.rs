@@ -8,11 +8,12 @@
 use std::sync::atomic::Ordering;
 
 use underpass_console::rows::Replication;
+use underpass_pool::core::ClientRef;
 
 use super::Worker;
 use crate::balance::{self, Advice};
 use crate::client::{Client, Phase};
-use crate::shared::{lock, phase};
+use crate::shared::{CancelTarget, lock, phase};
 use crate::table::Key;
 
 /// Environment variable for tests only: `UNDERPASS_TEST_MOVE=N` sends one of N clients to another worker at the end of a transaction,
@@ -124,6 +125,9 @@ impl Worker {
         // Readiness that is there by now shows up again with the new registration.
         client.transport.unwatch(self.epoll());
         log::trace!("{} goes from worker {} to {to}", client.label(), self.index);
+        // A cancel request that comes meanwhile follows it, and waits there.
+        let there = ClientRef { worker: to, slot: CancelTarget::ON_ITS_WAY, generation: 0 };
+        self.cancel_key_leads(client.cancel_key, there);
         self.post(to, Box::new(move |worker| worker.arrive(client)));
     }
 
@@ -131,11 +135,14 @@ impl Worker {
     fn arrive(&mut self, client: Box<Client>) {
         let cancel_key = client.cancel_key;
         let key = self.clients.insert(|_| client);
-        let me = self.me(key);
-        if let Some(target) = lock(&self.shared.cancel_keys).targets.get_mut(&cancel_key) {
-            target.client = me;
-        }
+        self.cancel_key_leads(cancel_key, self.me(key));
         self.watch_client(key);
+    }
+
+    fn cancel_key_leads(&self, cancel_key: u64, to: ClientRef) {
+        if let Some(target) = lock(&self.shared.cancel_keys).targets.get_mut(&cancel_key) {
+            target.client = to;
+        }
     }
 }
 
