@@ -150,6 +150,7 @@ impl Default for Random {
 /// The state of the process.
 pub(crate) struct Shared {
     pub settings: ArcSwap<Settings>,
+    /// Whoever needs `names` too takes those first.
     pub core: Mutex<Core<Box<Server>>>,
     pub statements: Statements,
     pub parameters: Mutex<ParameterTable>,

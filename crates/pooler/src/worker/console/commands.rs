@@ -189,9 +189,10 @@ impl Worker {
 
     /// Whether nothing is left of what PAUSE waits for. A RESUME from elsewhere ends the wait too. A mirror that hangs is not waited for.
     pub(super) fn is_paused_out(&self, database: Option<&DatabaseState>) -> bool {
+        // Names before the core, as everywhere: who makes a pool holds the one and waits for the other.
+        let pools = self.shared.pools();
         let core = lock(&self.shared.core);
-        self.shared
-            .pools()
+        pools
             .iter()
             .filter(|pool| !pool.database.is_mirror)
             .filter(|pool| database.is_none_or(|database| pool.database.number == database.number))
@@ -204,9 +205,10 @@ impl Worker {
     }
 
     pub(super) fn is_closed_out(&self, database: Option<&DatabaseState>) -> bool {
+        // Names before the core, as everywhere: who makes a pool holds the one and waits for the other.
+        let pools = self.shared.pools();
         let core = lock(&self.shared.core);
-        self.shared
-            .pools()
+        pools
             .iter()
             .filter(|pool| !pool.database.is_mirror)
             .filter(|pool| database.is_none_or(|database| pool.database.number == database.number))
