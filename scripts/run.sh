@@ -42,12 +42,13 @@ clean_up() {
 }
 trap clean_up EXIT
 trap 'exit 0' INT TERM
+# Own process groups: Ctrl-C reaches this script, which stops the pooler before the server. And without them bash now and then loses
+# the signal that comes while it waits for a $(command).
+set -m
 mkdir -m 755 "$directory" || { trap - EXIT; exit 1; }
 [ "$(id -u)" -ne 0 ] || chown "$(service_user)" "$directory"
 
 # --- the server
-# Own process groups: Ctrl-C reaches this script, which stops the pooler before the server.
-set -m
 # An ini value in single quotes doubles them.
 quote() { printf "'%s'" "${1//\'/\'\'}"; }
 decode() { local text=${1//+/%2B}; printf '%b' "${text//%/\\x}"; }
