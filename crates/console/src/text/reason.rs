@@ -42,6 +42,8 @@ pub const SERVER_SHUTTING_DOWN: &str = "server shutting down";
 pub const SERVER_IDLE_TIMEOUT: &str = "server idle timeout";
 /// Makes room for another pool of the same database or user.
 pub const EVICTED: &str = "evicted";
+/// A server that rests has said that it is about to end the connection.
+pub const SERVER_ENDS: &str = "server ends the connection";
 /// RELOAD removed the database; clients and servers.
 pub const DATABASE_REMOVED: &str = "database removed";
 /// RELOAD changed the database.

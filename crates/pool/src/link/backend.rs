@@ -307,7 +307,7 @@ impl Link {
         match self.pop() {
             Some(op) if op.kind.ends_in_ready() => {
                 self.status = status;
-                self.copy_in = false;
+                (self.copy_in, self.copy_begun) = (false, false);
                 if op.answer == Answer::Forward {
                     observer.ready(status);
                 }
@@ -357,6 +357,13 @@ impl Link {
         self.executed(b'C')?;
         self.copy_syncs = 0;
         self.copy_ahead = 0;
+        // An Execute takes the mark along; behind a Query, which may have a further COPY, it would be taken for the end of that one.
+        if std::mem::take(&mut self.copy_begun)
+            && self.pending.front().is_some_and(|op| op.kind == OpKind::Query)
+            && self.pending.get(1).is_some_and(|op| op.kind == OpKind::CopyEnd)
+        {
+            self.pending.remove(1);
+        }
         if body.is_some_and(is_deallocate_all) {
             self.unnamed = Unnamed::Stranger;
             self.forget_statements(client);
@@ -423,6 +430,7 @@ impl Link {
             self.in_extended = true;
         }
         self.copy_in = end.is_none();
+        self.copy_begun = true;
         Ok(())
     }
 
@@ -431,12 +439,15 @@ impl Link {
         if self.copy_syncs > 0 {
             return Err(LinkError::SyncInCopy);
         }
-        self.copy_in = false;
+        (self.copy_in, self.copy_begun) = (false, false);
         // Between CopyInResponse and the first data a server checks much (a view, a cancel request), and reads nothing.
         self.doubt |= std::mem::take(&mut self.copy_ahead) > 0;
         match self.pending.front().map(|op| op.kind) {
             // Reported outside any command: the server is about to end the connection.
-            None => return Ok(()),
+            None => {
+                self.is_ending = true;
+                return Ok(());
+            }
             Some(OpKind::Query | OpKind::FunctionCall) => return Ok(()),
             Some(OpKind::Sync) => return Ok(()),
             Some(_) => {}

@@ -272,7 +272,7 @@ impl Link {
             self.statements.outdate(statement.id);
         }
         if held && certain {
-            if !self.is_busy() {
+            if self.may_make_up() {
                 context.to_client.extend_from_slice(b"1\0\0\0\x04");
                 self.in_extended = true;
             } else {
@@ -428,7 +428,7 @@ impl Link {
         if is_close {
             if let Some(before) = context.client.statements().set(name, None) {
                 let effect = Effect { client: Some((name.into(), None, Some(before))), ..Effect::default() };
-                if !self.is_busy() {
+                if self.may_make_up() {
                     context.to_client.extend_from_slice(b"3\0\0\0\x04");
                     self.in_extended = true;
                 } else {

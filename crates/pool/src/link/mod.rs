@@ -388,6 +388,8 @@ pub struct Link {
     skip_until_sync: bool,
     /// The server reads COPY data, and the client has not sent its end.
     copy_in: bool,
+    /// The Query that is answered had COPY data: when the statement that took them is over, so is what marks their end.
+    copy_begun: bool,
     /// Syncs passed on during `copy_in`: the server ignores them.
     copy_syncs: u32,
     /// Syncs that went ahead of the data of this COPY: the server ignores them, unless an error meets it before it reads them.
@@ -397,6 +399,8 @@ pub struct Link {
     resync: Resync,
     /// Replication: both directions pass unseen until the connection ends.
     copy_both: bool,
+    /// The server reported an error outside any command: it is about to end the connection.
+    is_ending: bool,
     /// The client's next message is passed on once all answers are there, because it depends on them.
     holds: bool,
     /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
@@ -455,11 +459,13 @@ impl Link {
             in_extended: false,
             skip_until_sync: false,
             copy_in: false,
+            copy_begun: false,
             copy_syncs: 0,
             copy_ahead: 0,
             doubt: false,
             resync: Resync::None,
             copy_both: false,
+            is_ending: false,
             holds: false,
             foreign: 0,
             foreign_extended: false,
@@ -491,6 +497,21 @@ impl Link {
     /// The server has got the beginning of a message and waits for its rest.
     pub fn is_cut(&self) -> bool {
         self.frontend_left > 0
+    }
+
+    /// The client has got the beginning of a message and waits for its rest: whatever it is told now, it takes for that.
+    pub fn is_answer_cut(&self) -> bool {
+        self.backend_left > 0 && !self.backend_left_hidden || self.forwarded_head > 0
+    }
+
+    /// Whether the server has said, unasked, that it ends the connection (`57P01`, `57P05`): it does so when its process gets to it.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// Whether an answer that is made up may go to the client now.
+    fn may_make_up(&self) -> bool {
+        !self.is_busy() && self.backend_left == 0 && self.forwarded_head == 0
     }
 
     /// Nothing is outstanding and both directions stand between messages; a transaction may be open.
@@ -565,6 +586,7 @@ impl Link {
         if self.copy_in {
             // The one request whose end is known: followed as if it had passed here.
             self.foreign = 0;
+            self.copy_begun = true;
             self.push(OpKind::Query, Answer::Forward, None);
         }
         self.frontend_left = lane.request_left;

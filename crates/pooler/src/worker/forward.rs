@@ -456,7 +456,10 @@ impl Worker {
             Some(Entry::Here(server)) if matches!(server.work, Work::Login(_)) => {
                 self.server_login_event(key)
             }
-            Some(Entry::Here(_)) => self.forward_responses(key),
+            Some(Entry::Here(_)) => {
+                self.forward_responses(key);
+                self.rest_again(key);
+            }
             Some(&Entry::Parked(id)) => {
                 // An idle server speaks: it died, or has something to report. One that has moved to another worker since is not ours to
                 // read, whatever this event says: its new registration reports the same. Of one that a lane has linked the programs tell

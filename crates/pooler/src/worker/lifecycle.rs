@@ -250,7 +250,9 @@ impl Worker {
         server.refusal = None;
         server.link.inject_query(&sql, &mut out);
         if let Err(error) = server.outbox.send(&mut server.transport, &out) {
-            self.close_server(key, &format!("server write failed: {error}"));
+            // Not at once: the caller may hold what the client said, which goes to the server that the client is given then.
+            let reason = format!("server write failed: {error}");
+            self.post(self.index, Box::new(move |worker| worker.close_server(key, &reason)));
         }
     }
 
@@ -499,9 +501,14 @@ impl Worker {
         }
     }
 
-    /// A parked server that had something to say: back to rest if it is still alive.
+    /// A server of nobody that had something to say: back to rest when all of it was said, if it stays alive.
     pub(super) fn rest_again(&mut self, key: Key) {
-        if self.server(key).is_some_and(|server| matches!(server.work, Work::Resting)) {
+        let Some(server) = self.server(key).filter(|server| matches!(server.work, Work::Resting)) else { return };
+        if server.link.is_ending() {
+            return self.close_server(key, reason::SERVER_ENDS);
+        }
+        // The rest of a message that was cut on its way would go to the next client.
+        if server.link.is_quiescent() && server.inbox.is_empty() {
             self.give_back(key);
         }
     }
@@ -640,6 +647,7 @@ impl Worker {
         if let Some((client, _)) = affected {
             self.lane_unlink(client);
         }
+        let is_cut = server.link.is_answer_cut();
         self.log_close(&mut server, reason);
         if let Some((client_key, retry)) = affected {
             match self.clients.get(client_key) {
@@ -651,7 +659,7 @@ impl Worker {
                 Some(_) => self.close_client(
                     client_key,
                     Farewell {
-                        report: Some((SqlState::CONNECTION_FAILURE, reason.to_owned())),
+                        report: (!is_cut).then(|| (SqlState::CONNECTION_FAILURE, reason.to_owned())),
                         reason: reason.to_owned(),
                         is_error: true,
                     },
@@ -756,7 +764,10 @@ impl Worker {
                 logging::phrase(Some(label), &text::pooler_error(&farewell.reason));
             }
         }
-        if let Some((sqlstate, message)) = &farewell.report {
+        // In the middle of an answer it would be taken for a part of that.
+        let is_cut = matches!(phase, Phase::Linked(server)
+            if matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_answer_cut()));
+        if let (Some((sqlstate, message)), false) = (&farewell.report, is_cut) {
             let mut out = Vec::new();
             error_response(&mut out, &Report::new(Severity::Fatal, *sqlstate, message));
             if client.is_clear() {
