@@ -511,7 +511,7 @@ impl<S> Core<S> {
             if !is_waited_for
                 || limits.reserve == 0
                 || waited < limits.reserve_timeout
-                || p.connections >= limits.size + limits.reserve
+                || p.connections >= limits.size.saturating_add(limits.reserve)
             {
                 return Launch::Not;
             }
@@ -609,7 +609,7 @@ impl<S> Core<S> {
     pub fn open_dedicated(&mut self, pool: PoolId, now: Instant) -> Launch<S> {
         let p = self.get(pool);
         let full = |max: u32, have: u32| max > 0 && have >= max;
-        let pool_full = p.connections >= p.limits.size + p.limits.reserve;
+        let pool_full = p.connections >= p.limits.size.saturating_add(p.limits.reserve);
         let database_full = full(p.limits.database_max, count(&self.database_connections, p.database));
         let user_full = full(p.limits.user_max, count(&self.user_connections, p.user));
         if !(pool_full || database_full || user_full) {
@@ -664,7 +664,7 @@ impl<S> Core<S> {
             close_needed || pool.old.as_ref().is_some_and(|old| old.has(connected_at, &server));
         let reason = if close_needed {
             Some(CloseReason::CloseNeeded)
-        } else if pool.connections > pool.limits.size + pool.limits.reserve {
+        } else if pool.connections > pool.limits.size.saturating_add(pool.limits.reserve) {
             Some(CloseReason::PoolShrunk)
         } else if !was_login && (is_due || pool.is_over(connected_at, now)) {
             pool.last_over = Some(now);

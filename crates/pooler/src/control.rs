@@ -202,7 +202,7 @@ fn apply_pauses(shared: &Arc<Shared>) {
         // A pool that is being made sees the new state already, or is in this list.
         let names = shared.names.read().unwrap_or_else(PoisonError::into_inner);
         for pool in names.pools() {
-            let paused = shared.is_paused(&pool.database);
+            let paused = shared.is_paused(&pool.database) || pool.forgotten.load(Ordering::Acquire);
             lock(&shared.core).set_paused(pool.id, paused);
         }
     }
@@ -469,7 +469,8 @@ pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>]) {
         pool.proved.store(None);
         let mut core = lock(&shared.core);
         core.keep_minimum(pool.id, false);
-        core.set_paused(pool.id, shared.is_held(&pool.database));
+        // Nobody who waits for it has a connection opened that would outlive it: whoever asks for the database again opens it.
+        core.set_paused(pool.id, true);
     }
     // One that comes again may be another: no connection made for this one is left to it, wherever it is now.
     make_obsolete(shared, pools, reason::DATABASE_REMOVED);

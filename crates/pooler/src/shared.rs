@@ -363,7 +363,9 @@ impl Shared {
                 let pool = pool.clone();
                 if pool.forgotten.swap(false, Ordering::AcqRel) {
                     self.refresh(&pool);
-                    lock(&self.core).keep_minimum(pool.id, true);
+                    let mut core = lock(&self.core);
+                    core.keep_minimum(pool.id, true);
+                    core.set_paused(pool.id, self.is_held(database));
                 }
                 return pool;
             }

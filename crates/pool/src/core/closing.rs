@@ -190,7 +190,7 @@ impl<S> Core<S> {
             let idle_for = now.saturating_duration_since(p.idle.since(ordinal, slot.idle_since));
             let reason = if slot.close_needed {
                 CloseReason::CloseNeeded
-            } else if p.connections > limits.size + limits.reserve {
+            } else if p.connections > limits.size.saturating_add(limits.reserve) {
                 CloseReason::PoolShrunk
             } else if slot.is_due {
                 CloseReason::Lifetime
@@ -247,7 +247,9 @@ impl<S> Pool<S> {
         let Idle::Shared(shared) = &self.idle else { return };
         let is_leaving = |slot: &Slot<S>| slot.state != State::Free && (slot.close_needed || slot.is_due);
         let leaving = self.slots.iter().filter(|slot| is_leaving(slot)).count() as u32;
-        let surplus = self.connections.saturating_sub(self.limits.size + self.limits.reserve + leaving);
+        let surplus = self
+            .connections
+            .saturating_sub(self.limits.size.saturating_add(self.limits.reserve).saturating_add(leaving));
         let parked = self.slots.iter_mut().enumerate();
         let staying = parked.filter(|(_, slot)| slot.state == State::Idle && !is_leaving(slot));
         for (ordinal, slot) in staying.take(surplus as usize) {

@@ -503,7 +503,9 @@ impl Worker {
 
     /// A server of nobody that had something to say: back to rest when all of it was said, if it stays alive.
     pub(super) fn rest_again(&mut self, key: Key) {
-        let Some(server) = self.server(key).filter(|server| matches!(server.work, Work::Resting)) else { return };
+        let Some(server) = self.server(key).filter(|server| matches!(server.work, Work::Resting)) else {
+            return;
+        };
         if server.link.is_ending() {
             return self.close_server(key, reason::SERVER_ENDS);
         }
@@ -618,9 +620,10 @@ impl Worker {
             Some(body) => (turn, ConnectError::refused(body)),
             None => (turn, ConnectError { message: reason.to_owned(), refused: None }),
         });
-        // A host that refuses the user is there: the others are not asked, as libpq does.
-        let tries_next = matches!(&error, Some((turn, ConnectError { refused: None, .. }))
-            if self.tries_next_host(&pool, *turn));
+        // A host that refuses the user is there: the others are not asked now, as libpq does. But the next attempt is at another one, or a
+        // round that came here because the first was away for a moment would never come back to that.
+        let moves_on = error.as_ref().is_some_and(|(turn, _)| self.tries_next_host(&pool, *turn));
+        let tries_next = moves_on && matches!(&error, Some((_, ConnectError { refused: None, .. })));
         let stayed_unknown =
             matches!(server.work, Work::Identifying { .. }) && lock(&self.shared.core).is_login(id);
         let has_failed = (error.is_some() && !tries_next) || stayed_unknown;

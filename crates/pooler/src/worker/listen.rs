@@ -94,7 +94,7 @@ impl Worker {
         }
         let key = self.clients.insert(|_| Box::new(Client::new(transport, id, address, now)));
         // Room for the console and for cancel requests, which must get in when the pooler is full.
-        let full = connected > settings.config.max_client_conn + CONSOLE_RESERVE;
+        let full = connected > settings.config.max_client_conn.saturating_add(CONSOLE_RESERVE);
         let farewell = if full {
             let message = "no more connections allowed (max_client_conn)";
             Farewell::told(SqlState::TOO_MANY_CONNECTIONS, message)
