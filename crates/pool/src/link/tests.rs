@@ -282,6 +282,61 @@ fn copy_by_simple_query_and_its_failure() {
 }
 
 #[test]
+fn a_second_copy_of_one_query_has_an_end_of_its_own() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'Q', b"copy t from stdin; copy u from stdin\0")]);
+    b.server_sends(&[m(b'G', b"\0\0\0")]);
+    b.client_sends(&[m(b'd', b"x\n"), m(b'c', b"")]);
+    b.server_sends(&[m(b'C', b"COPY 1\0"), m(b'G', b"\0\0\0")]);
+    assert!(b.link.is_copy_in(), "it waits for the data of the second");
+    let mut out = Vec::new();
+    assert!(b.link.abandon(&mut out));
+    assert_eq!(out, m(b'f', b"client disconnected\0"));
+    b.server_sends(&[m(b'E', b"SERROR\0\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn the_ends_of_both_copies_may_be_sent_ahead() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'Q', b"copy t from stdin; copy u from stdin\0")]);
+    b.client_sends(&[m(b'd', b"x\n"), m(b'c', b""), m(b'd', b"y\n"), m(b'c', b"")]);
+    b.server_sends(&[m(b'G', b"\0\0\0"), m(b'C', b"COPY 1\0"), m(b'G', b"\0\0\0")]);
+    assert!(!b.link.is_copy_in(), "its end is on its way");
+    b.server_sends(&[m(b'C', b"COPY 1\0"), ready(b'I')]);
+    assert!(b.link.is_quiescent());
+}
+
+#[test]
+fn nothing_is_made_up_in_the_middle_of_an_answer() {
+    for (more, made_up) in
+        [(m(b'C', b"Sone\0"), m(b'3', b"")), (m(b'P', b"two\0select 1\0\0\0"), m(b'1', b""))]
+    {
+        let mut b = Bench::new();
+        // The server has the second text under another name of the same length.
+        b.client_sends(&[m(b'P', b"old\0select 1\0\0\0"), m(b'S', b"")]);
+        b.server_sends(&[m(b'1', b""), ready(b'I')]);
+        b.client_sends(&[m(b'P', b"one\0select 2\0\0\0"), m(b'D', b"Sone\0"), m(b'H', b"")]);
+        let row = m(b'T', &[7; 40]);
+        let (head, rest) = row.split_at(20);
+        let said = b.server_sends(&[m(b'1', b""), m(b't', b"\0\0"), head.to_vec()]);
+        assert!(said.ends_with(head));
+        assert!(b.link.is_answer_cut());
+        let (_, at_once) = b.client_sends(&[more]);
+        assert_eq!(at_once, b"", "the client waits for the rest of a message");
+        assert_eq!(b.server_sends(&[rest.to_vec()]), [rest, &made_up].concat());
+        assert!(!b.link.is_answer_cut());
+    }
+}
+
+#[test]
+fn who_says_that_it_ends_is_known() {
+    let mut b = Bench::new();
+    b.server_sends(&[m(b'E', b"SFATAL\0C57P05\0\0")]);
+    assert!(b.link.is_ending() && b.link.is_quiescent());
+}
+
+#[test]
 fn a_stranger_never_meets_anothers_unnamed_statement() {
     let mut b = Bench::new();
     b.client_sends(&[m(b'P', b"\0select 'secret'\0\0\0"), m(b'S', b"")]);
