@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{
-    AuthMethod, Client, Ini, MockServer, Options, Pooler, PoolerKind, Postgres, Reply, Result, Step,
+    AuthMethod, Batch, Client, Ini, MockServer, Options, Pooler, PoolerKind, Postgres, Reply, Result, Step,
     Underpass,
 };
 
@@ -133,6 +133,31 @@ fn auth_query_finds_whom_the_list_does_not_know() -> Result<()> {
     server.sql("alter role joe password 'changed'")?;
     assert_eq!(refusal(&joe).0, "28P01");
     logs_in(&joe.password("changed"))
+}
+
+/// Drivers that know they will be asked for a password may send it at once; it waits until the pooler knows what it is to be.
+#[test]
+fn a_password_that_comes_before_it_is_asked_for_counts() -> Result<()> {
+    let (server, _, _) = with_joe(AuthMethod::Trust)?;
+    let ini = Ini::for_server(&server)
+        .set("auth_type", "plain")
+        .set("auth_user", "postgres")
+        .set("auth_query", &format!("select $1::text, '{PASSWORD}'"));
+    let pooler = Underpass::start(&ini)?;
+    for (password, last) in [(PASSWORD, b'Z'), ("wrong", b'E')] {
+        let mut client = Client::open(&pooler.options("joe", "postgres"))?;
+        let parameters = [("user", "joe"), ("database", "postgres")];
+        client.send(&Batch::new().startup(0x0003_0000, &parameters).password(password))?;
+        loop {
+            let tag = client.recv()?.tag;
+            assert!(b"RSKZE".contains(&tag), "{}", char::from(tag));
+            if b"ZE".contains(&tag) {
+                assert_eq!(char::from(tag), char::from(last), "{password}");
+                break;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Of several rows the last is taken, as by PgBouncer; a query that fails, or that never ends, is PgBouncer's `bouncer config error`.

@@ -126,7 +126,10 @@ impl Worker {
         };
         self.give_back(server_key);
         match read_answer(&answer) {
-            Ok(credential) => self.authenticate(client, credential),
+            Ok(credential) => {
+                self.authenticate(client, credential);
+                self.login_goes_on(client);
+            }
             Err(reason) => self.auth_query_failed(client, &reason),
         }
     }

@@ -86,6 +86,14 @@ impl Worker {
         }
     }
 
+    /// What the client has to prove is known now. It may have sent its password long ago, without waiting to be asked.
+    pub(super) fn login_goes_on(&mut self, key: Key) {
+        self.login_step(key);
+        if self.clients.get(key).is_some_and(|client| client.is_login() && client.readable) {
+            self.again.push(Again::Client(key));
+        }
+    }
+
     /// Uses what has been read as far as it goes.
     fn login_step(&mut self, key: Key) {
         loop {

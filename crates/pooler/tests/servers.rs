@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Servers that break off in the middle of a message, that speak while nobody asks, and that die without the pooler's knowing yet.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use underpass_testkit::{
+    Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass,
+};
+
+/// Transaction pooling over one connection to a scripted server, which is asked for nothing that it does not expect.
+fn mocked(mock: &MockServer) -> Ini {
+    Ini::new()
+        .database("postgres", &format!("host=127.0.0.1 port={} user=joe pool_size=1", mock.port()))
+        .userlist("postgres", "")
+        .set("pool_mode", "transaction")
+        .set("server_tls_sslmode", "disable")
+        .set("server_check_delay", "1000")
+}
+
+/// Bytes to send, from `range` of those of `reply`.
+fn part(reply: &Reply, range: impl std::slice::SliceIndex<[u8], Output = [u8]>) -> Step {
+    Step::Send(Reply::new().raw(&reply.as_bytes()[range]))
+}
+
+/// A session of bytes, logged in.
+fn raw_session(pooler: &Underpass) -> TcpStream {
+    let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
+    raw.set_read_timeout(Some(Duration::from_secs(15))).expect("timeout");
+    let startup = Batch::new().startup(0x0003_0000, &[("user", "postgres"), ("database", "postgres")]);
+    raw.write_all(startup.as_bytes()).expect("startup");
+    let mut greeting = Vec::new();
+    while !greeting.ends_with(b"Z\0\0\0\x05I") {
+        let mut byte = [0];
+        raw.read_exact(&mut byte).expect("greeting");
+        greeting.extend(byte);
+    }
+    raw
+}
+
+/// Whatever the pooler said behind half a row, the client would take it for the other half.
+#[test]
+fn nothing_is_said_into_the_middle_of_a_message() -> Result<()> {
+    let row = Reply::new().row_description(&["n"]).data_row(&[Some(&"x".repeat(100_000))]);
+    let half = row.as_bytes().len() - 50_000;
+    // The server goes, or it falls silent and query_timeout ends it.
+    for ending in [Step::Close, Step::WaitClose] {
+        let is_silent = matches!(ending, Step::WaitClose);
+        let ending = std::sync::Mutex::new(Some(ending));
+        let mock = MockServer::start({
+            let row = row.clone();
+            move |_| {
+                let ending = ending.lock().expect("not poisoned").take().unwrap_or(Step::Close);
+                vec![Step::Login, Step::Expect(b'Q'), part(&row, ..half), ending]
+            }
+        })?;
+        let mut ini = mocked(&mock);
+        if is_silent {
+            ini = ini.set("query_timeout", "1");
+        }
+        let pooler = Underpass::start(&ini)?;
+        let mut raw = raw_session(&pooler);
+        raw.write_all(Batch::new().query("select repeat('x', 100000)").as_bytes()).expect("query");
+        let mut answer = Vec::new();
+        raw.read_to_end(&mut answer).expect("the end of the connection");
+        assert!(answer == row.as_bytes()[..half], "{} bytes for {half}, silent: {is_silent}", answer.len());
+    }
+    Ok(())
+}
+
+/// `idle_session_timeout` and the like: the server says so, and its process ends when it gets to it. What is asked in between is lost.
+#[test]
+fn a_server_that_is_about_to_end_is_given_to_nobody() -> Result<()> {
+    let mock = MockServer::start(|index| {
+        if index > 0 {
+            return vec![Step::Login, Step::Serve];
+        }
+        let farewell =
+            Reply::new().error("FATAL", "57P05", "terminating connection due to idle-session timeout");
+        vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "first")),
+            Step::Delay(Duration::from_millis(100)),
+            Step::Send(farewell),
+            Step::WaitClose,
+        ]
+    })?;
+    let pooler = Underpass::start(&mocked(&mock))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    drop((client, pooler));
+    mock.wait_finished(1)
+}
+
+/// The rest of what it says to nobody is not for whom it is given next.
+#[test]
+fn an_idle_server_is_given_to_nobody_in_the_middle_of_a_message() -> Result<()> {
+    let notification = Reply::new().message(b'A', &[b"\0\0\0\x01news\0", &[b'x'; 100][..], b"\0"].concat());
+    let mock = MockServer::start(move |_| {
+        vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "first")),
+            Step::Delay(Duration::from_millis(100)),
+            part(&notification, ..40),
+            Step::Delay(Duration::from_millis(600)),
+            part(&notification, 40..),
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "second")),
+            Step::WaitClose,
+        ]
+    })?;
+    let pooler = Underpass::start(&mocked(&mock))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(client.query("select 2")?.ok()?.value(), Some("second"), "{}", pooler.log());
+    drop((client, pooler));
+    mock.wait_finished(1)
+}
+
+/// The client's request waits while its parameters are put back on the server it is given first. That one is dead, which shows as soon as
+/// it is asked, on a unix socket: the request goes to the next.
+#[test]
+fn a_request_outlives_the_server_that_is_prepared_for_it() -> Result<()> {
+    let server = Postgres::start()?;
+    let directory = server.socket_dir().display().to_string();
+    let ini = Ini::new()
+        .database("postgres", &format!("host={directory} port={} user=postgres pool_size=2", server.port()))
+        .userlist("postgres", "")
+        .set("pool_mode", "transaction")
+        .tail("[underpass]\nthreads = 1\n");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    for _ in 0..5 {
+        let mut plain = Client::connect(&options)?;
+        let mut tokyo = Client::connect(&options.clone().parameter("TimeZone", "Asia/Tokyo"))?;
+        let begin = |client: &mut Client| -> Result<String> {
+            client.query("begin")?.ok()?;
+            Ok(client.query("select pg_backend_pid()")?.ok()?.value().unwrap_or_default().to_owned())
+        };
+        let (first, second) = (begin(&mut plain)?, begin(&mut tokyo)?);
+        for client in [&mut tokyo, &mut plain] {
+            client.query("commit")?.ok()?;
+        }
+        pooler.signal(Signal::SIGSTOP)?;
+        tokyo.send(&Batch::new().query("show timezone"))?;
+        server.sql(&format!("select pg_terminate_backend({first}, 10000)"))?;
+        pooler.signal(Signal::SIGCONT)?;
+        assert_eq!(tokyo.response()?.ok()?.value(), Some("Asia/Tokyo"), "{second}: {}", pooler.log());
+    }
+    Ok(())
+}
