@@ -204,6 +204,9 @@ struct World {
     server: Backend,
     statements: Statements,
     to_server: Vec<u8>,
+    /// What the server has said and the link has not been given.
+    under_way: Vec<u8>,
+    /// What the link was given and did not use.
     from_server: Vec<u8>,
     inbox: Vec<u8>,
     /// The inbox begins with a message that the link held back.
@@ -217,6 +220,7 @@ impl World {
             server: Backend::default(),
             statements: Statements::default(),
             to_server: Vec::new(),
+            under_way: Vec::new(),
             from_server: Vec::new(),
             inbox: Vec::new(),
             holds: false,
@@ -241,20 +245,28 @@ impl World {
         Ok(())
     }
 
-    /// Lets the server read `count` bytes, and the link what comes back, in pieces of `piece` bytes.
-    fn server_works(
+    /// Lets the server read all there is, and the link all that comes back, in pieces of `piece` bytes.
+    fn server_works(&mut self, session: Option<&mut Session>, piece: usize) -> Result<(), LinkError> {
+        self.server_works_for(session, usize::MAX, piece, usize::MAX)
+    }
+
+    /// Lets the server read `count` bytes, and the link `come` bytes of its answers, in pieces of `piece` bytes.
+    fn server_works_for(
         &mut self,
         mut session: Option<&mut Session>,
         count: usize,
         piece: usize,
+        come: usize,
     ) -> Result<(), LinkError> {
-        let mut left = count;
+        let (mut left, mut to_come) = (count, come);
         loop {
             let count = left.min(self.to_server.len());
             left -= count;
             let bytes: Vec<u8> = self.to_server.drain(..count).collect();
-            let mut answer = Vec::new();
-            self.server.read(&bytes, &mut answer);
+            self.server.read(&bytes, &mut self.under_way);
+            let come = to_come.min(self.under_way.len());
+            to_come -= come;
+            let answer: Vec<u8> = self.under_way.drain(..come).collect();
             for part in answer.chunks(piece) {
                 self.from_server.extend_from_slice(part);
                 let mut buffer = Vec::new();
@@ -283,19 +295,22 @@ impl World {
 
     /// All that is under way, and what that brings about.
     fn all_works(&mut self, session: &mut Session) -> Result<(), LinkError> {
-        self.server_works(Some(session), usize::MAX, 7)?;
+        self.server_works(Some(session), 7)?;
         self.ends_doubt();
-        self.server_works(Some(session), usize::MAX, 7)
+        self.server_works(Some(session), 7)
     }
 }
+
+type Cut = (u8, u8, u8, u8);
 
 /// Programs of clients, and how their bytes are cut and delayed.
 #[derive(Debug, Clone)]
 struct Run {
     turns: Vec<(usize, Vec<Action>)>,
     statements_max: u32,
-    /// Bytes the client sends, bytes the server reads then, bytes of each piece of the answer.
-    cuts: Vec<(u8, u8, u8)>,
+    /// Bytes the client sends, bytes the server reads then, bytes of each piece of the answers, and how many of these come before the client
+    /// goes on.
+    cuts: Vec<Cut>,
     reset_between: bool,
     /// Clients wait for the answer of an action before the next one.
     waits: bool,
@@ -305,7 +320,7 @@ fn run() -> impl Strategy<Value = Run> {
     (
         prop::collection::vec((0..3usize, prop::collection::vec(action(), 1..4)), 1..10),
         1..4u32,
-        prop::collection::vec((1..60u8, 0..60u8, 1..30u8), 1..40),
+        prop::collection::vec((1..60u8, 0..60u8, 1..30u8, prop_oneof![0..60u8, Just(u8::MAX)]), 1..40),
         prop::bool::weighted(0.2),
         any::<bool>(),
     )
@@ -324,13 +339,13 @@ fn turn(
     session: &mut Session,
     actions: &[Vec<u8>],
     waits: bool,
-    cuts: &mut impl Iterator<Item = (u8, u8, u8)>,
+    cuts: &mut impl Iterator<Item = Cut>,
 ) -> Result<Result<(), LinkError>, TestCaseError> {
     world.link.begin();
     for action in actions {
         let mut left = &action[..];
         while !left.is_empty() {
-            let (take, work, piece) = cuts.next().unwrap_or((1, 1, 1));
+            let (take, work, piece, come) = cuts.next().unwrap_or((1, 1, 1, 1));
             let (now, later) = left.split_at(left.len().min(take.into()));
             left = later;
             let mut said = Vec::new();
@@ -338,7 +353,7 @@ fn turn(
             session.expected.extend_from_slice(&said);
             let worked = world
                 .client_says(session, now)
-                .and_then(|()| world.server_works(Some(session), work.into(), piece.into()));
+                .and_then(|()| world.server_works_for(Some(session), work.into(), piece.into(), come.into()));
             if worked.is_err() || session.direct.violated {
                 return Ok(worked);
             }
@@ -393,8 +408,12 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
             }
             Err(error) => return Err(TestCaseError::fail(format!("{error}: {error:?}"))),
         }
-        let (heard, expected) = (readable(&session.heard), readable(&session.expected));
+        let (mut heard, mut expected) = (readable(&session.heard), readable(&session.expected));
         if run.waits {
+            // Of two names for one text, the one that is told is not always the one that was used.
+            for error in heard.iter_mut().chain(&mut expected).filter(|message| message.contains("26000")) {
+                *error = error.replace("stmt_2", "stmt_1");
+            }
             if session.lacked_a_statement() {
                 return Ok(());
             }
@@ -412,7 +431,7 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
         prop_assert!(world.link.is_quiescent(), "never released: {:?}", world.link);
         if world.link.is_doubtful() {
             world.link.resync(&mut world.to_server);
-            let went = world.server_works(None, usize::MAX, 3);
+            let went = world.server_works(None, 3);
             prop_assert!(
                 went.is_ok() && world.link.is_quiescent() && !world.link.is_doubtful(),
                 "{:?}",
@@ -421,7 +440,7 @@ fn check(run: &Run) -> Result<(), TestCaseError> {
         }
         if run.reset_between {
             world.link.inject_query("deallocate all", &mut world.to_server);
-            let went = world.server_works(None, usize::MAX, 3);
+            let went = world.server_works(None, 3);
             prop_assert!(went.is_ok() && world.link.is_quiescent(), "{:?}", went);
         }
     }
@@ -467,24 +486,31 @@ proptest! {
         actions in prop::collection::vec(action(), 1..4),
         cut in any::<prop::sample::Index>(),
         work in 0..200usize,
+        come in 0..200usize,
     ) {
         let mut world = World::new(3);
         let mut session = Session::new();
         let bytes: Vec<u8> = actions.iter().flat_map(|action| encode(action, "")).collect();
         let said = &bytes[..cut.index(bytes.len() + 1)];
-        let went = world.client_says(&mut session, said).and_then(|()| world.server_works(Some(&mut session), work, 5));
+        let went = world.client_says(&mut session, said).and_then(|()| world.server_works_for(Some(&mut session), work, 5, come));
         prop_assume!(went.is_ok());
         drop(session);
+        // What was said before a COPY was known to have begun may be answered in more ways than one: then the server is closed.
+        let is_blind = !world.under_way.is_empty();
         for _ in 0..5 {
             if world.link.is_settled() && world.to_server.is_empty() {
                 if !world.link.is_doubtful() {
                     break;
                 }
                 world.link.resync(&mut world.to_server);
-                prop_assert!(world.server_works(None, usize::MAX, 9).is_ok());
+                let went = world.server_works(None, 9);
+                if went.is_err() && is_blind {
+                    return Ok(());
+                }
+                prop_assert!(went.is_ok(), "{:?}", went);
                 continue;
             }
-            if !world.link.abandon(&mut world.to_server) || world.server_works(None, usize::MAX, 9).is_err() {
+            if !world.link.abandon(&mut world.to_server) || world.server_works(None, 9).is_err() {
                 return Ok(());
             }
         }

@@ -179,7 +179,7 @@ impl Backend {
         }
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
             if part.starts_with("row") && self.transaction() != b'E' {
-                message(out, b'T', &[b"\0\0"]);
+                message(out, b'T', &[b"\0\x01a column, in some bytes"]);
             }
             match self.execute(part, out) {
                 Ok(Outcome::Done) => {}
@@ -331,7 +331,7 @@ impl Backend {
 
 fn describe(sql: &str, out: &mut Vec<u8>) {
     if sql.starts_with("row") {
-        message(out, b'T', &[b"\0\0"]);
+        message(out, b'T', &[b"\0\x01a column, in some bytes"]);
     } else {
         message(out, b'n', &[]);
     }
