@@ -202,8 +202,9 @@ fn apply_pauses(shared: &Arc<Shared>) {
         // A pool that is being made sees the new state already, or is in this list.
         let names = shared.names.read().unwrap_or_else(PoisonError::into_inner);
         for pool in names.pools() {
-            let paused = shared.is_paused(&pool.database) || pool.forgotten.load(Ordering::Acquire);
-            lock(&shared.core).set_paused(pool.id, paused);
+            let mut core = lock(&shared.core);
+            let is_removed = pool.removed.load(Ordering::Acquire);
+            core.set_paused(pool.id, is_removed || shared.is_paused(&pool.database));
         }
     }
     shared.broadcast(|worker| {
@@ -406,7 +407,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
         match settings.config.database(&database.name) {
             None => {
                 say(&text::database_dropped(&database.name));
-                forget(shared, std::slice::from_ref(&database));
+                forget(shared, std::slice::from_ref(&database), true);
                 let number = database.number;
                 shared.broadcast(move |worker| {
                     worker.kill(Some(number), reason::DATABASE_REMOVED);
@@ -447,8 +448,8 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
 }
 
-/// These databases are not known any more, until somebody asks for them again.
-pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>]) {
+/// These databases are not known any more, until somebody asks for them again. `removed`: whoever has to do with them is sent away next.
+pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>], removed: bool) {
     if databases.is_empty() {
         return;
     }
@@ -462,15 +463,18 @@ pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>]) {
     let mut pools = shared.pools();
     pools.retain(|pool| numbers.contains(&pool.database.number));
     for pool in &pools {
-        pool.forgotten.store(true, Ordering::Release);
         // What a server told may not be true of the next one.
         pool.welcome.store(None);
         pool.secret.store(None);
         pool.proved.store(None);
         let mut core = lock(&shared.core);
+        // In the lock: who brings the pool back at the same time takes all of this back, or nothing.
+        pool.forgotten.store(true, Ordering::Release);
         core.keep_minimum(pool.id, false);
-        // Nobody who waits for it has a connection opened that would outlive it: whoever asks for the database again opens it.
-        core.set_paused(pool.id, true);
+        // Nobody who waits for it has a connection opened that would outlive it. A database that nobody uses may get a client at this very
+        // moment, which stays.
+        pool.removed.store(removed, Ordering::Release);
+        core.set_paused(pool.id, removed || shared.is_held(&pool.database));
     }
     // One that comes again may be another: no connection made for this one is left to it, wherever it is now.
     make_obsolete(shared, pools, reason::DATABASE_REMOVED);

@@ -100,6 +100,8 @@ pub(crate) struct Pool {
     pub is_forced: AtomicBool,
     /// Unused for `pool_idle_timeout`, or of a forgotten database: not shown, until a client comes, and let go with its last server.
     pub forgotten: AtomicBool,
+    /// RELOAD removed its database: nothing is opened for those who wait, until a client comes. Changes under the lock of the core.
+    pub removed: AtomicBool,
 }
 
 /// The parameters of a session, and all that they follow from.
@@ -254,6 +256,7 @@ impl Pool {
             wanted: ArcSwapOption::empty(),
             is_forced: AtomicBool::new(false),
             forgotten: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
         }
     }
 

@@ -365,6 +365,7 @@ impl Shared {
                     self.refresh(&pool);
                     let mut core = lock(&self.core);
                     core.keep_minimum(pool.id, true);
+                    pool.removed.store(false, Ordering::Release);
                     core.set_paused(pool.id, self.is_held(database));
                 }
                 return pool;

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use underpass_console::Show;
-use underpass_testkit::{Batch, Client, Ini, Options, Pooler, Postgres, Response, Underpass};
+use underpass_testkit::{Batch, Client, Ini, Options, Pooler, Port, Postgres, Response, Underpass};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Transactions until a disturbance no longer shows in the share that kernel lanes carried: each takes every client out of its lane.
@@ -220,5 +220,76 @@ fn what_nobody_uses_is_forgotten_and_comes_back() {
         wait_until("the database is forgotten", || names("SHOW DATABASES") == ["pgbouncer"]);
         assert_eq!(names("SHOW POOLS"), ["pgbouncer"]);
         assert!(names("SHOW SERVERS").is_empty());
+    }
+}
+
+/// Who waits looks ten times a second at all pools, and at the same time new names make new ones: each side holds what the other wants next.
+#[test]
+fn consoles_that_wait_and_names_that_are_new_do_not_stop_one_another() {
+    const DATABASES: usize = 25;
+    const TOGETHER: usize = 50;
+    const WHILE: Duration = Duration::from_secs(4);
+    let server = Postgres::start().unwrap();
+    let nowhere = Port::reserve().unwrap();
+    let to = format!("host=127.0.0.1 port={} dbname=postgres user=postgres", server.port());
+    let ini = (0..DATABASES)
+        .fold(Ini::new(), |ini, number| ini.database(&format!("paused{number}"), &to))
+        .database("closed", &to)
+        .database("*", &format!("host=127.0.0.1 port={} user=postgres", nowhere.number()))
+        .set("auth_type", "any")
+        .set("pool_mode", "transaction")
+        .set("max_client_conn", "500")
+        .set("log_connections", "0")
+        .set("log_disconnections", "0")
+        .tail("[underpass]\nthreads = 4");
+    let pooler = Underpass::start(&ini).unwrap().forgets_pools();
+    let options = pooler.options("anybody", "").read_timeout(LIMIT);
+    let holder = |name: &str| {
+        let mut client = Client::connect(&options.clone().database(name)).unwrap();
+        client.query("BEGIN").unwrap().ok().unwrap();
+        client
+    };
+    let mut holders = vec![holder("closed")];
+    holders.extend((0..DATABASES).map(|number| holder(&format!("paused{number}"))));
+    pooler.console("RECONNECT closed").unwrap().ok().unwrap();
+    let commands = (0..DATABASES).flat_map(|n| [format!("PAUSE paused{n}"), "WAIT_CLOSE closed".to_owned()]);
+    let mut consoles: Vec<Client> = commands
+        .map(|command| {
+            let mut console = admin(&pooler);
+            console.send(&Batch::new().query(&command)).unwrap();
+            console
+        })
+        .collect();
+
+    let begun = Instant::now();
+    let say_names = |speaker: usize| -> usize {
+        let mut said = 0;
+        while begun.elapsed() < WHILE {
+            let named = |number: usize| options.clone().database(&format!("name_{speaker}_{number}"));
+            // Each is told after a while that nothing is there.
+            let mut clients: Vec<Client> =
+                (said..said + TOGETHER).map(|number| Client::open(&named(number)).unwrap()).collect();
+            clients.iter_mut().try_for_each(Client::startup).unwrap();
+            for client in &mut clients {
+                let told =
+                    client.authenticate().and_then(|()| client.finish_login()).expect_err("nothing is there");
+                let told = told.to_string();
+                assert!(told.contains("connect failed"), "the pooler does not answer in {LIMIT:?}: {told}");
+            }
+            said += TOGETHER;
+        }
+        said
+    };
+    let said: usize = thread::scope(|scope| {
+        let say_names = &say_names;
+        let speakers = [0, 1, 2, 3].map(|speaker| scope.spawn(move || say_names(speaker)));
+        speakers.into_iter().map(|speaker| speaker.join().expect("no panic")).sum()
+    });
+    println!("{said} new names");
+    for client in &mut holders {
+        client.query("COMMIT").unwrap().ok().unwrap();
+    }
+    for console in &mut consoles {
+        console.response().unwrap().ok().unwrap();
     }
 }

@@ -93,6 +93,37 @@ fn names_that_come_and_go_cost_nothing_once_they_are_gone() -> Result<()> {
     Ok(())
 }
 
+/// A database that nobody uses is forgotten at any moment, also when somebody is about to use it.
+#[test]
+fn a_name_that_is_said_again_while_it_is_forgotten_is_served() -> Result<()> {
+    const NAMES: usize = 10;
+    const WHILE: Duration = Duration::from_secs(3);
+    // Whoever waits for a server can be met waiting.
+    let server =
+        MockServer::start(|_| vec![Step::Delay(Duration::from_millis(20)), Step::Login, Step::Serve])?;
+    let config = ini(&server)
+        .set("autodb_idle_timeout", "0.05")
+        .set("server_idle_timeout", "0.05")
+        .set("log_connections", "0")
+        .set("log_disconnections", "0")
+        .tail("[underpass]\nkernel_path = off\nthreads = 4");
+    let pooler = Underpass::start(&config)?;
+    let (options, begun) = (&pooler.options("anybody", ""), Instant::now());
+    std::thread::scope(|scope| {
+        for speaker in 0..2 * SPEAKERS {
+            scope.spawn(move || {
+                for number in (0..NAMES).cycle().take_while(|_| begun.elapsed() < WHILE) {
+                    let options = options.clone().database(&format!("name_{speaker}_{number}"));
+                    let mut client = Client::connect(&options).expect("a login");
+                    client.query("select 1").and_then(|answer| answer.ok()).expect("an answer");
+                    client.terminate().expect("an end");
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
 #[test]
 fn names_that_no_server_knows_are_not_kept_for_an_hour() -> Result<()> {
     let is_there = Arc::new(AtomicBool::new(false));

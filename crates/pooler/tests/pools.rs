@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass};
 
 const PID: &str = "select pg_backend_pid()";
 
@@ -327,6 +327,72 @@ fn the_next_host_of_a_list_is_tried_at_once() -> Result<()> {
     assert_eq!(failures("none"), 1, "after all hosts failed nothing is tried for server_login_retry");
     assert!(refusal(client("denied")).contains("does not exist"));
     assert_eq!(failures("denied"), 0, "a host that answers is not passed over");
+    Ok(())
+}
+
+/// A round over the hosts that ends with a refusal begins anew at the first: it must not stay where it was refused.
+#[test]
+fn a_host_that_refuses_does_not_keep_the_pool_from_one_that_is_back() -> Result<()> {
+    const DEADLINE: Duration = Duration::from_secs(15);
+    let mut server = Postgres::builder().setting("listen_addresses", "127.0.0.2").start()?;
+    let port = server.port();
+    let _refuses = MockServer::start_at(port, |_| {
+        let refusal = Reply::new().error("FATAL", "3D000", "database is not here");
+        vec![Step::Startup, Step::Send(refusal), Step::Close]
+    })?;
+    let to =
+        |more: &str| format!("host=127.0.0.2,127.0.0.1 port={port} dbname=postgres user=postgres {more}");
+    let ini = Ini::new()
+        .userlist("anyone", "")
+        .database("turns", &to(""))
+        .database("stays", &to("load_balance_hosts=disable"))
+        .set("auth_type", "any")
+        .set("pool_mode", "transaction")
+        .set("server_tls_sslmode", "disable")
+        .set("server_login_retry", "1");
+    let pooler = Underpass::start(&ini)?;
+    let client = |database: &str| Client::connect(&pooler.options("whoever", database));
+    server.stop()?;
+    for database in ["turns", "stays"] {
+        let told = refusal(client(database));
+        assert!(told.contains("database is not here"), "{database}: {told}");
+    }
+    server.start_again()?;
+    for database in ["turns", "stays"] {
+        let begun = Instant::now();
+        let mut back = client(database);
+        while back.is_err() && begun.elapsed() < DEADLINE {
+            std::thread::sleep(Duration::from_millis(100));
+            back = client(database);
+        }
+        assert!(back.is_ok(), "{database}: {}\n{}", refusal(back), pooler.log());
+        back?.query("select 1")?.ok()?;
+    }
+    Ok(())
+}
+
+/// All users of a database share the host that `load_balance_hosts = disable` stays with.
+#[test]
+fn a_user_who_is_refused_does_not_send_others_to_the_next_host() -> Result<()> {
+    let server = Postgres::builder().setting("listen_addresses", "127.0.0.1,127.0.0.2").start()?;
+    let to = format!("host=127.0.0.2,127.0.0.1 port={} dbname=postgres", server.port());
+    let ini = Ini::new()
+        .userlist("postgres", "")
+        .userlist("nobody", "")
+        .database("stays", &format!("{to} load_balance_hosts=disable"))
+        .set("server_login_retry", "0.2");
+    let pooler = Underpass::start(&ini)?;
+    for _ in 0..3 {
+        let told = refusal(Client::connect(&pooler.options("nobody", "stays")));
+        assert!(told.contains("does not exist"), "{told}");
+        let mut client = Client::connect(&pooler.options("postgres", "stays"))?;
+        let address = client.query("select host(inet_server_addr())")?.ok()?;
+        assert_eq!(address.value(), Some("127.0.0.2"));
+        // The next one needs a connection of its own.
+        pooler.console("RECONNECT")?.ok()?;
+        client.terminate()?;
+        std::thread::sleep(Duration::from_millis(300));
+    }
     Ok(())
 }
 

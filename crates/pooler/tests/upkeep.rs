@@ -72,6 +72,46 @@ fn a_database_that_is_removed_gets_no_connection_and_comes_back_as_another() -> 
     Ok(())
 }
 
+/// Each worker sends its own clients away, and while it does so those of the others still wait.
+#[test]
+fn whoever_waits_for_a_removed_database_leaves_no_connection_behind() -> Result<()> {
+    const WAITERS: usize = 20;
+    let server = server_with_databases()?;
+    let threads = "[underpass]\nthreads = 4\n";
+    let both = ini(&server, &[("x", "dbname=a pool_size=1"), ("y", "dbname=b")]).tail(threads);
+    let without = ini(&server, &[("y", "dbname=b")]).tail(threads);
+    let mut pooler = Underpass::start(&both)?.forgets_pools();
+    let options = pooler.options("app", "x");
+    for round in 0..10 {
+        let mut holder = Client::connect(&options)?;
+        assert_eq!(ask(&mut holder, "select current_database()")?, "a", "round {round}: it is back");
+        let mut waiters = (0..WAITERS).map(|_| Client::connect(&options)).collect::<Result<Vec<_>>>()?;
+        holder.query("begin")?.ok()?;
+        waiters.iter_mut().try_for_each(|client| client.send(&Batch::new().query("select 1")))?;
+        until("they wait", || {
+            let pools = pooler.console("SHOW POOLS")?.ok()?;
+            let waiting =
+                pools.column_names().iter().position(|name| name == "cl_waiting").expect("a column");
+            let row = pools.rows().into_iter().find(|row| row[0].as_deref() == Some("x"));
+            Ok(row.and_then(|row| row[waiting].clone()) == Some(WAITERS.to_string()))
+        })?;
+        pooler.rewrite(&without)?;
+        pooler.console("RELOAD")?.ok()?;
+        for client in waiters.iter_mut().chain([&mut holder]) {
+            let told = client.until_closed()?;
+            let error =
+                told.iter().filter_map(|message| message.error()).next_back().expect("it is told why");
+            assert_eq!(error.message, "database removed");
+        }
+        until("no connection is left", || Ok(connections(&server, "a", "app")? == 0))?;
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(connections(&server, "a", "app")?, 0, "round {round}: one was opened since");
+        pooler.rewrite(&both)?;
+        pooler.console("RELOAD")?.ok()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_minimum_is_kept_for_clients_and_forced_users() -> Result<()> {
     let server = server_with_databases()?;

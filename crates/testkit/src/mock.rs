@@ -90,7 +90,12 @@ pub struct MockServer {
 impl MockServer {
     /// Listens on a free port of 127.0.0.1; `script` is asked for the steps of each connection by its index, from 0.
     pub fn start(script: impl Fn(usize) -> Vec<Step> + Send + 'static) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("listen"))?;
+        Self::start_at(0, script)
+    }
+
+    /// The same on this port, of which another server has another address.
+    pub fn start_at(port: u16, script: impl Fn(usize) -> Vec<Step> + Send + 'static) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", port)).map_err(Error::io("listen"))?;
         let port = listener.local_addr().map_err(Error::io("local address"))?.port();
         let shared = Arc::new(Shared::default());
         let acceptor = thread::spawn({

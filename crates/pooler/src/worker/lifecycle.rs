@@ -620,9 +620,11 @@ impl Worker {
             Some(body) => (turn, ConnectError::refused(body)),
             None => (turn, ConnectError { message: reason.to_owned(), refused: None }),
         });
-        // A host that refuses the user is there: the others are not asked now, as libpq does. But the next attempt is at another one, or a
-        // round that came here because the first was away for a moment would never come back to that.
-        let moves_on = error.as_ref().is_some_and(|(turn, _)| self.tries_next_host(&pool, *turn));
+        // A host that refuses the user is there: the others are not asked now, as libpq does, and stay where they are. But a round that came here
+        // because another host was away goes on with the next attempt, or the pool would not leave the host that refuses it.
+        let is_under_way = lock(&pool.round).next().is_some();
+        let moves_on = matches!(&error, Some((turn, error))
+            if (is_under_way || error.refused.is_none()) && self.tries_next_host(&pool, *turn));
         let tries_next = moves_on && matches!(&error, Some((_, ConnectError { refused: None, .. })));
         let stayed_unknown =
             matches!(server.work, Work::Identifying { .. }) && lock(&self.shared.core).is_login(id);

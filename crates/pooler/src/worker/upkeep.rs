@@ -283,7 +283,7 @@ impl Worker {
                 over.push(database);
             }
         }
-        control::forget(&shared, &over);
+        control::forget(&shared, &over, false);
     }
 
     /// A forced user's `min_pool_size` needs no client: the pool is made when the database is known.
