@@ -130,7 +130,8 @@ name without its own. Keys: {}. `reserve_pool` is the old name of `reserve_pool_
 `host` is a name, an address, `/directory` or `@name` of a unix socket, or a list of them separated by commas; without
 it the server is asked at a unix socket in `unix_socket_dir`. `load_balance_hosts` is `round-robin` (each new connection goes to the next host)
 or `disable` (all go to one host until a connection to it fails). A host that cannot be reached, or is starting up, is passed over at
-once for the next one; `server_login_retry` begins when all have failed. A host that refuses the user is not passed over.
+once for the next one; `server_login_retry` begins when all have failed. A host that refuses the user is not passed over;
+if it was asked because another could not be reached, the attempt after `server_login_retry` goes to the one after it.
 
 ## Section [users]
 

@@ -69,7 +69,10 @@ pub(crate) enum LoginStep {
     #[default]
     FirstPacket,
     /// Waits for the answer of `auth_query`.
-    AuthQuery,
+    AuthQuery {
+        /// The number of the database that is asked.
+        database: u32,
+    },
     /// Exchanges authentication messages.
     Authenticating(Box<ClientAuth>),
     /// Waits for a server to learn what to tell the client.

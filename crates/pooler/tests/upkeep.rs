@@ -112,6 +112,38 @@ fn whoever_waits_for_a_removed_database_leaves_no_connection_behind() -> Result<
     Ok(())
 }
 
+/// Their own database stays; it is the one that would have been asked about them that goes.
+#[test]
+fn who_is_asked_for_at_a_removed_database_is_sent_away() -> Result<()> {
+    let server = server_with_databases()?;
+    let slow = |ini: Ini| {
+        ini.set("auth_type", "scram-sha-256")
+            .set("auth_query", "select $1::text, 'secret' || pg_sleep(60)::text")
+    };
+    let both =
+        slow(ini(&server, &[("x", "dbname=a pool_size=1"), ("y", "dbname=b auth_dbname=x auth_user=app")]));
+    let without = slow(ini(&server, &[("y", "dbname=b")]));
+    let mut pooler = Underpass::start(&both)?.forgets_pools();
+    let options = pooler.options("stranger", "y");
+    // The first is asked for, the second waits until the server has an answer.
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::open(&options)?;
+        client.startup()?;
+        clients.push(client);
+    }
+    until("one is asked for", || Ok(connections(&server, "a", "app")? == 1))?;
+    std::thread::sleep(Duration::from_millis(300));
+    pooler.rewrite(&without)?;
+    pooler.console("RELOAD")?.ok()?;
+    for mut client in clients {
+        let told = client.until_closed()?;
+        let error = told.iter().filter_map(|message| message.error()).next_back();
+        assert_eq!(error.expect("it is told why").message, "database removed");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_minimum_is_kept_for_clients_and_forced_users() -> Result<()> {
     let server = server_with_databases()?;

@@ -57,7 +57,7 @@ impl Worker {
         let pool = self.shared.pool(&database, &auth_user, self.now);
         let Some(client) = self.clients.get_mut(key) else { return };
         if let Phase::Login(login) = &mut client.phase {
-            login.step = LoginStep::AuthQuery;
+            login.step = LoginStep::AuthQuery { database: database.number };
         }
         self.acquire(key, pool.id, None);
     }

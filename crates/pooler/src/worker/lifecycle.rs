@@ -208,7 +208,7 @@ impl Worker {
         if let Phase::Login(login) = &mut client.phase {
             login.ticket = None;
             return match login.step {
-                LoginStep::AuthQuery => self.auth_query_begin(key, server_key),
+                LoginStep::AuthQuery { .. } => self.auth_query_begin(key, server_key),
                 _ => {
                     if let Some(server) = self.server(server_key) {
                         server.work = Work::Resting;
@@ -790,7 +790,7 @@ impl Worker {
                 if let Some((pool, ticket)) = login.ticket {
                     lock(&self.shared.core).cancel_wait(pool, ticket, self.me(key));
                 }
-                if matches!(login.step, LoginStep::AuthQuery) {
+                if matches!(login.step, LoginStep::AuthQuery { .. }) {
                     self.auth_query_left(key);
                 }
             }

@@ -13,7 +13,7 @@ use underpass_pool::PoolId;
 use underpass_wire::SqlState;
 
 use super::{Again, Entry, Farewell, Worker};
-use crate::client::Phase;
+use crate::client::{LoginStep, Phase};
 use crate::control::{self, say};
 use crate::pool::Pool;
 use crate::server::Work;
@@ -66,10 +66,18 @@ impl Worker {
             let Some(client) = self.clients.get_mut(key).filter(|client| !client.on_console) else {
                 continue;
             };
-            let is_meant = match (&client.database, database) {
-                (Some(of_client), Some(number)) => of_client.number == number,
-                (of_client, None) => of_client.is_some(),
-                (None, Some(_)) => false,
+            // One that logs in may be asked for at another database, its `auth_dbname`.
+            let asks = match &client.phase {
+                Phase::Login(login) => match login.step {
+                    LoginStep::AuthQuery { database } => Some(database),
+                    _ => None,
+                },
+                _ => None,
+            };
+            let own = client.database.as_ref().map(|database| database.number);
+            let is_meant = match database {
+                Some(number) => own == Some(number) || asks == Some(number),
+                None => own.is_some() || asks.is_some(),
             };
             if !is_meant {
                 continue;
