@@ -151,7 +151,15 @@ fn client_sslmodes_and_certificates() -> Result<()> {
 
     let checked =
         base.set("client_tls_ca_file", &ca.display().to_string()).set("client_tls_sslmode", "verify-full");
-    let pooler = Underpass::start(&checked.clone().set("auth_type", "cert"))?;
+    let forced = format!("host=127.0.0.1 port={} dbname=postgres user=joe", server.port());
+    let running = rustix::process::getuid();
+    let own = nix::unistd::User::from_uid(running.as_raw().into())
+        .expect("the list of users")
+        .expect("a user")
+        .name;
+    let pooler = Underpass::start(
+        &checked.clone().set("auth_type", "cert").userlist(&own, "").database("forced", &forced),
+    )?;
     can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
     assert!(can(&pooler, Some(&anonymous)).is_err());
     assert!(can(&pooler, Some(&Tls::new(&authority, Some(&forged))?)).is_err(), "signed by a stranger");
@@ -162,6 +170,12 @@ fn client_sslmodes_and_certificates() -> Result<()> {
     let silent = Client::open(&pooler.options("joe", "postgres"))?;
     can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
     drop(silent);
+    // No certificate on a unix socket, whoever comes by it: the name of the process' user counts for nothing.
+    for user in [&own, "joe"] {
+        let options = pooler.options(user, "forced").unix(pooler.directory());
+        let told = Client::connect(&options).map(drop).expect_err("no certificate").to_string();
+        assert!(told.contains("28000") || told.contains("authentication failed"), "{user}: {told}");
+    }
 
     // A map says as whom else the holder of a certificate may come.
     let ident = directory.join("ident.conf");
