@@ -121,7 +121,11 @@ fn start(options: &Options) -> anyhow::Result<()> {
     let as_paths: Vec<&Path> = options.config_paths.iter().map(PathBuf::as_path).collect();
     let (errors, doubts) = findings(&Config::load(&as_paths)?.config);
     anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
+    let (mut settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
+    if !settings.config.is_set("verbose") {
+        // From here on `-v` is the key's value: SET changes it, and a RELOAD without the key leaves it.
+        settings.config.verbose = options.verbose;
+    }
     warnings.extend(doubts);
     let config = &settings.config;
     let user = process::service_user(config, options.user.as_deref())?;

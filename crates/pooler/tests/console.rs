@@ -9,7 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use underpass_console::Show;
-use underpass_testkit::{Batch, Client, Ini, Options, Pooler, Postgres, Response, Underpass};
+use underpass_testkit::{
+    Batch, Client, Ini, MockServer, Options, Pooler, Postgres, Response, Signal, Step, Underpass,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Transactions until a disturbance no longer shows in the share that kernel lanes carried: each takes every client out of its lane.
@@ -221,4 +223,44 @@ fn what_nobody_uses_is_forgotten_and_comes_back() {
         assert_eq!(names("SHOW POOLS"), ["pgbouncer"]);
         assert!(names("SHOW SERVERS").is_empty());
     }
+}
+
+/// What one word of SHOW STATE is.
+fn state(console: &mut Client, word: &str) -> String {
+    let rows = console.query("SHOW STATE").unwrap().ok().unwrap().rows();
+    let row = rows.into_iter().find(|row| row[0].as_deref() == Some(word)).unwrap();
+    row[1].clone().unwrap()
+}
+
+/// What the console says against a command.
+fn refusal(console: &mut Client, command: &str) -> String {
+    console.query(command).and_then(Response::ok).unwrap_err().to_string()
+}
+
+/// Without a line in the file too, and `-v` or SET are not taken back by a RELOAD, as in PgBouncer.
+#[test]
+fn set_verbose_says_more_until_it_is_set_back() {
+    let server = Postgres::start().unwrap();
+    let pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let run = |command: &str| drop(pooler.console(command).unwrap().ok().unwrap());
+    // A login is logged in more detail with each level.
+    let says_more = || {
+        let before = pooler.log().len();
+        Client::connect(&pooler.options("postgres", "postgres"))
+            .unwrap()
+            .query("SELECT 1")
+            .unwrap()
+            .ok()
+            .unwrap();
+        run("RECONNECT");
+        let log = pooler.log();
+        log[before..].lines().any(|line| line.contains(" DEBUG ") || line.contains(" NOISE "))
+    };
+    assert!(!says_more());
+    run("SET verbose = 2");
+    assert!(says_more(), "{}", pooler.log());
+    run("RELOAD");
+    assert!(says_more(), "after RELOAD");
+    run("SET verbose = 0");
+    assert!(!says_more(), "{}", pooler.log());
 }
