@@ -115,11 +115,14 @@ pub(crate) fn signal(shared: &Arc<Shared>, signal: Signal) -> bool {
 /// PAUSE of everything. Servers are released at the end of their transactions and closed then.
 ///
 /// # Errors
-/// It is paused or suspended already, or a shutdown is under way.
+/// It is paused or suspended already, or a shutdown is under way that does not wait for clients.
 pub(crate) fn pause(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     refuse_if_paused(shared)?;
-    shared.phase.store(phase::PAUSED, Ordering::Release);
+    shared.paused.store(true, Ordering::Release);
+    // A shutdown that waits for clients goes on as such.
+    let (running, paused) = (phase::RUNNING, phase::PAUSED);
+    let _ = shared.phase.compare_exchange(running, paused, Ordering::AcqRel, Ordering::Acquire);
     apply_pauses(shared);
     Ok(())
 }
@@ -140,6 +143,9 @@ fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
     match shared.phase.load(Ordering::Acquire) {
         phase::RUNNING => Ok(()),
         phase::PAUSED | phase::SUSPENDED => Err(ConsoleError::AlreadyPaused),
+        // Clients go on in it, so they can be paused, as in PgBouncer.
+        phase::WAIT_FOR_CLIENTS if shared.paused.load(Ordering::Acquire) => Err(ConsoleError::AlreadyPaused),
+        phase::WAIT_FOR_CLIENTS => Ok(()),
         _ => Err(ConsoleError::ShuttingDown),
     }
 }
@@ -151,7 +157,10 @@ fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
 pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     match shared.phase.load(Ordering::Acquire) {
-        phase::PAUSED => shared.phase.store(phase::RUNNING, Ordering::Release),
+        phase::PAUSED => {
+            shared.paused.store(false, Ordering::Release);
+            shared.phase.store(phase::RUNNING, Ordering::Release);
+        }
         phase::SUSPENDED => {
             shared.phase.store(phase::RUNNING, Ordering::Release);
             shared.broadcast(Worker::unsuspend);
@@ -161,6 +170,15 @@ pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     }
     apply_pauses(shared);
     Ok(())
+}
+
+/// Ends a PAUSE of everything that was cancelled before it was answered. RESUME is refused in a shutdown; this is not, as in PgBouncer.
+pub(crate) fn undo_pause(shared: &Arc<Shared>) {
+    let _changing = lock(&shared.control.changing);
+    shared.paused.store(false, Ordering::Release);
+    let (running, paused) = (phase::RUNNING, phase::PAUSED);
+    let _ = shared.phase.compare_exchange(paused, running, Ordering::AcqRel, Ordering::Acquire);
+    apply_pauses(shared);
 }
 
 /// RESUME of one database.
@@ -179,10 +197,13 @@ pub(crate) fn resume_database(shared: &Arc<Shared>, database: &DatabaseState) ->
 /// SUSPEND: every worker writes what it holds and stops reading.
 ///
 /// # Errors
-/// Something is paused or suspended already.
+/// Something is paused or suspended already, or a shutdown is under way.
 pub(crate) fn suspend(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     refuse_if_paused(shared)?;
+    if shared.phase.load(Ordering::Acquire) != phase::RUNNING {
+        return Err(ConsoleError::ShuttingDown);
+    }
     if shared.databases().iter().any(|database| database.paused.load(Ordering::Relaxed)) {
         return Err(ConsoleError::PausedDatabases);
     }

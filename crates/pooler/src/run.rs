@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -249,6 +249,7 @@ fn share(
         clients: AtomicU32::new(0),
         next_socket: AtomicU32::new(0),
         phase: AtomicU8::new(phase::RUNNING),
+        paused: AtomicBool::new(false),
         epoch: AtomicU64::new(0),
         peers: PeerQueues::default(),
         resolver: Resolver::start(),

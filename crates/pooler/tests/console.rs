@@ -237,6 +237,61 @@ fn refusal(console: &mut Client, command: &str) -> String {
     console.query(command).and_then(Response::ok).unwrap_err().to_string()
 }
 
+/// As PgBouncer: a shutdown that waits for clients changes nothing for them, so what is paused stays so.
+#[test]
+fn a_shutdown_that_waits_for_clients_does_not_end_a_pause() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    console.query("PAUSE").unwrap().ok().unwrap();
+    client.send(&Batch::new().query("SELECT 1")).unwrap();
+    pooler.signal(Signal::SIGTERM).unwrap();
+    pooler.wait_log("got SIGTERM", LIMIT).unwrap();
+    client.set_read_timeout(Duration::from_secs(1)).unwrap();
+    assert!(client.response().is_err(), "it is served in a pause");
+    assert_eq!(state(&mut console, "paused"), "yes");
+    let told = refusal(&mut console, "PAUSE");
+    assert!(told.contains("already suspended/paused"), "{told}");
+    let told = refusal(&mut console, "RESUME");
+    assert!(told.contains("shutting down"), "{told}");
+    pooler.signal(Signal::SIGTERM).unwrap();
+    assert!(pooler.wait(LIMIT).unwrap().success());
+}
+
+#[test]
+fn a_pause_is_answered_when_it_is_one_whatever_shuts_down() {
+    let server = Postgres::start().unwrap();
+    for is_shutdown_first in [false, true] {
+        let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+        let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+        client.query("BEGIN").unwrap().ok().unwrap();
+        let (mut console, mut other) = (admin(&pooler), admin(&pooler));
+        let shut_down = |pooler: &mut Underpass| {
+            pooler.signal(Signal::SIGTERM).unwrap();
+            pooler.wait_log("got SIGTERM", LIMIT).unwrap();
+        };
+        if is_shutdown_first {
+            shut_down(&mut pooler);
+        }
+        console.send(&Batch::new().query("PAUSE")).unwrap();
+        wait_until("paused", || state(&mut other, "paused") == "yes");
+        if !is_shutdown_first {
+            shut_down(&mut pooler);
+        }
+        console.set_read_timeout(Duration::from_secs(1)).unwrap();
+        assert!(console.response().is_err(), "a transaction is open");
+        client.query("COMMIT").unwrap().ok().unwrap();
+        console.set_read_timeout(LIMIT).unwrap();
+        console.response().unwrap().ok().unwrap();
+        assert!(other.query("SHOW SERVERS").unwrap().rows().is_empty());
+        // Nobody is left to be paused.
+        drop(client);
+        assert!(pooler.wait(LIMIT).unwrap().success());
+    }
+}
+
 /// Without a line in the file too, and `-v` or SET are not taken back by a RELOAD, as in PgBouncer.
 #[test]
 fn set_verbose_says_more_until_it_is_set_back() {

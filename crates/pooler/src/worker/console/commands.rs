@@ -219,7 +219,11 @@ impl Worker {
     pub(super) fn undo_wait(&self, event: &Event) {
         // Whoever resumed before leaves nothing to do.
         let _ = match event {
-            Event::Paused(None) | Event::Suspended => control::resume(&self.shared),
+            Event::Paused(None) => {
+                control::undo_pause(&self.shared);
+                Ok(())
+            }
+            Event::Suspended => control::resume(&self.shared),
             Event::Paused(Some(database)) => control::resume_database(&self.shared, database),
             Event::Closed(_) | Event::Answer => Ok(()),
         };
