@@ -139,6 +139,19 @@ pub(crate) fn pause_database(shared: &Arc<Shared>, database: &DatabaseState) -> 
     Ok(())
 }
 
+/// PAUSE of each database for itself, so that RESUME brings them back one by one as PgBouncer does, or all.
+fn pause_each(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    refuse_if_paused(shared)?;
+    for database in shared.databases() {
+        if !database.is_mirror && !database.paused.swap(true, Ordering::AcqRel) {
+            database.killed.store(true, Ordering::Release);
+        }
+    }
+    apply_pauses(shared);
+    Ok(())
+}
+
 fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
     match shared.phase.load(Ordering::Acquire) {
         phase::RUNNING => Ok(()),
@@ -150,7 +163,7 @@ fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
     }
 }
 
-/// RESUME of everything: ends PAUSE and SUSPEND. Databases that were paused by name stay so.
+/// RESUME of everything: ends PAUSE, SUSPEND, and KILL of everything. Databases that were paused by name stay so.
 ///
 /// # Errors
 /// There is nothing to resume, or a shutdown is under way.
@@ -165,7 +178,14 @@ pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
             shared.phase.store(phase::RUNNING, Ordering::Release);
             shared.broadcast(Worker::unsuspend);
         }
-        phase::RUNNING => return Err(ConsoleError::NotPaused),
+        phase::RUNNING => {
+            let mut killed = shared.databases();
+            killed.retain(|database| database.killed.swap(false, Ordering::AcqRel));
+            if killed.is_empty() {
+                return Err(ConsoleError::NotPaused);
+            }
+            killed.iter().for_each(|database| database.paused.store(false, Ordering::Release));
+        }
         _ => return Err(ConsoleError::ShuttingDown),
     }
     apply_pauses(shared);
@@ -190,6 +210,7 @@ pub(crate) fn resume_database(shared: &Arc<Shared>, database: &DatabaseState) ->
     if !database.paused.swap(false, Ordering::AcqRel) {
         return Err(ConsoleError::DatabaseNotPaused(database.name.clone()));
     }
+    database.killed.store(false, Ordering::Release);
     apply_pauses(shared);
     Ok(())
 }
@@ -241,7 +262,7 @@ fn apply_pauses(shared: &Arc<Shared>) {
 /// Everything is paused or suspended already.
 pub(crate) fn kill(shared: &Arc<Shared>, database: Option<&DatabaseState>) -> Result<(), ConsoleError> {
     match database {
-        None => pause(shared)?,
+        None => pause_each(shared)?,
         Some(database) => pause_database(shared, database)?,
     }
     let number = database.map(|database| database.number);
@@ -476,6 +497,7 @@ pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>]) {
     for database in databases {
         database.forgotten.store(true, Ordering::Release);
         database.paused.store(false, Ordering::Release);
+        database.killed.store(false, Ordering::Release);
         database.disabled.store(false, Ordering::Release);
     }
     let mut numbers: HashSet<u32> = databases.iter().map(|database| database.number).collect();

@@ -303,6 +303,7 @@ impl Shared {
             is_mirror: false,
             disabled: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
             forgotten: AtomicBool::new(false),
             clients: AtomicU32::new(0),
             next_host: Default::default(),

@@ -319,3 +319,36 @@ fn set_verbose_says_more_until_it_is_set_back() {
     run("SET verbose = 0");
     assert!(!says_more(), "{}", pooler.log());
 }
+
+/// As PgBouncer: databases are paused, so each can be brought back by itself. A RESUME of everything brings back the rest.
+#[test]
+fn a_kill_of_everything_is_resumed_by_database() {
+    let server = Postgres::start().unwrap();
+    let to = format!("host=127.0.0.1 port={} dbname=postgres", server.port());
+    let ini = ["p0", "p1", "p2"].iter().fold(transaction_pool(&server), |ini, name| ini.database(name, &to));
+    let pooler = Underpass::start(&ini).unwrap();
+    let client = |name: &str| Client::connect(&pooler.options("postgres", name)).unwrap();
+    let mut old = client("p0");
+    old.query("SELECT 1").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    let mut run = |command: &str| console.query(command).unwrap();
+    run("PAUSE p2").ok().unwrap();
+    run("KILL").ok().unwrap();
+    assert!(old.query("SELECT 1").and_then(Response::ok).is_err());
+    let paused = |run: &mut dyn FnMut(&str) -> Response| -> Vec<String> {
+        let response = run("SHOW DATABASES").ok().unwrap();
+        let column = response.column_names().iter().position(|name| *name == "paused").unwrap();
+        let rows = response.rows().into_iter().filter(|row| row[column].as_deref() == Some("1"));
+        rows.filter_map(|row| row[0].clone())
+            .filter(|name| name.starts_with('p') && name.len() == 2)
+            .collect()
+    };
+    assert_eq!(paused(&mut run), ["p0", "p1", "p2"]);
+    run("RESUME p0").ok().unwrap();
+    assert_eq!(paused(&mut run), ["p1", "p2"]);
+    client("p0").query("SELECT 1").unwrap().ok().unwrap();
+    run("RESUME").ok().unwrap();
+    assert_eq!(paused(&mut run), ["p2"], "that was paused by name");
+    client("p1").query("SELECT 1").unwrap().ok().unwrap();
+    assert!(refusal(&mut console, "RESUME").contains("not paused"));
+}
