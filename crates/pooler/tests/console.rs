@@ -352,3 +352,30 @@ fn a_kill_of_everything_is_resumed_by_database() {
     client("p1").query("SELECT 1").unwrap().ok().unwrap();
     assert!(refusal(&mut console, "RESUME").contains("not paused"));
 }
+
+/// PgBouncer shows them, and they are what an operator looks for when a server does not answer.
+#[test]
+fn show_clients_shows_who_waits_for_a_server_in_its_login() {
+    let silent = MockServer::start(|_| vec![Step::Startup, Step::WaitClose]).unwrap();
+    let ini = Ini::new()
+        .database("db", &format!("host=127.0.0.1 port={} dbname=postgres", silent.port()))
+        .userlist("joe", "")
+        .set("server_tls_sslmode", "disable");
+    let pooler = Underpass::start(&ini).unwrap();
+    let options = pooler.options("joe", "db");
+    let waiting = thread::spawn(move || Client::connect(&options).map(drop));
+    let mut console = admin(&pooler);
+    let column = |name: &str| Show::Clients.columns().iter().position(|column| column.name == name).unwrap();
+    let mut row = Vec::new();
+    wait_until("a client waits", || {
+        let rows = console.query("SHOW CLIENTS").unwrap().ok().unwrap().rows();
+        let found = rows.into_iter().find(|row| row[column("user")].as_deref() == Some("joe"));
+        let waited = |row: &Vec<Option<String>>| row[column("wait_us")].as_deref() != Some("0");
+        row = found.filter(waited).unwrap_or_default();
+        !row.is_empty()
+    });
+    assert_eq!(row[column("state")].as_deref(), Some("waiting"));
+    assert_eq!(row[column("database")].as_deref(), Some("db"));
+    drop(pooler);
+    assert!(waiting.join().unwrap().is_err());
+}
