@@ -379,3 +379,16 @@ fn show_clients_shows_who_waits_for_a_server_in_its_login() {
     drop(pooler);
     assert!(waiting.join().unwrap().is_err());
 }
+
+#[test]
+fn commands_are_logged_with_their_words() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    for command in ["WAIT_CLOSE", "SHUTDOWN WAIT_FOR_CLIENTS", "SHUTDOWN WAIT_FOR_SERVERS"] {
+        console.query(command).unwrap();
+        pooler.wait_log(&format!("{command} command issued"), LIMIT).unwrap();
+    }
+}

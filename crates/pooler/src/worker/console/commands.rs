@@ -267,7 +267,10 @@ fn logged(command: &Command) -> Option<(&'static str, Option<&str>)> {
         Command::EnableMirror(name) => ("ENABLE MIRROR", Some(name)),
         Command::Reconnect(name) => ("RECONNECT", name.as_deref()),
         Command::Kill(name) => ("KILL", name.as_deref()),
-        Command::Shutdown(_) => ("SHUTDOWN", None),
+        Command::WaitClose(name) => ("WAIT_CLOSE", name.as_deref()),
+        Command::Shutdown(ShutdownMode::Immediate) => ("SHUTDOWN", None),
+        Command::Shutdown(ShutdownMode::WaitForServers) => ("SHUTDOWN WAIT_FOR_SERVERS", None),
+        Command::Shutdown(ShutdownMode::WaitForClients) => ("SHUTDOWN WAIT_FOR_CLIENTS", None),
         _ => return None,
     })
 }
