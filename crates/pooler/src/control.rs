@@ -297,16 +297,15 @@ pub(crate) fn end(shared: &Shared) {
         return;
     }
     stop_listening(shared);
+    drop(lock(&shared.control.socket_file).take());
     shared.broadcast(|worker| worker.stopping = true);
 }
 
-/// Closes the listening sockets, so that another process can take their places.
+/// Closes the listening sockets, so that another process can take their places. Our unix socket stays for the console.
 fn stop_listening(shared: &Shared) {
-    if !shared.control.is_listening.swap(false, Ordering::AcqRel) {
-        return;
+    if shared.control.is_listening.swap(false, Ordering::AcqRel) {
+        shared.broadcast(Worker::stop_listening);
     }
-    drop(lock(&shared.control.socket_file).take());
-    shared.broadcast(Worker::stop_listening);
 }
 
 /// RECONNECT: every server connection is closed when it is released, idle ones now.

@@ -83,7 +83,7 @@ pub(crate) fn inherited(config: &Config) -> anyhow::Result<Vec<Listener>> {
             (SocketAddr::try_from(address)?.to_string(), None)
         };
         logging::phrase(None, &text::listening(&format_args!("{shown} (socket activation)")));
-        listeners.push(Listener { fd: Arc::new(fd), unix_port, inherited });
+        listeners.push(Listener { fd: Arc::new(fd), unix_port, is_handed_over: true, inherited });
     }
     Ok(listeners)
 }
@@ -156,6 +156,7 @@ impl TcpSockets {
                     self.listeners.push(Listener {
                         fd: Arc::new(fd),
                         unix_port: None,
+                        is_handed_over: false,
                         inherited,
                     });
                     self.opened.push(address);
@@ -251,7 +252,7 @@ pub(crate) fn unix(config: &Config) -> anyhow::Result<Option<(Listener, Option<S
     };
     logging::phrase(None, &text::listening(&format_args!("unix:{}", path.display())));
     let inherited = Inherited::default();
-    let listener = Listener { fd: Arc::new(fd), unix_port: Some(port), inherited };
+    let listener = Listener { fd: Arc::new(fd), unix_port: Some(port), is_handed_over: false, inherited };
     Ok(Some((listener, file)))
 }
 

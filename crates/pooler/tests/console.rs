@@ -392,3 +392,26 @@ fn commands_are_logged_with_their_words() {
         pooler.wait_log(&format!("{command} command issued"), LIMIT).unwrap();
     }
 }
+
+/// As PgBouncer since 1.25: who must look, or end it, gets in by the unix socket. Nobody else does.
+#[test]
+fn the_console_can_be_reached_until_the_last_client_has_left() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    pooler.signal(Signal::SIGTERM).unwrap();
+    let tcp = pooler.options("postgres", "postgres");
+    wait_until("its port is closed", || Client::connect(&tcp).is_err_and(|error| error.sqlstate().is_none()));
+    for _ in 0..3 {
+        let rows = pooler.console("SHOW CLIENTS").unwrap().ok().unwrap().rows();
+        assert_eq!(rows.len(), 2, "the client and the console");
+        let told = Client::connect(&tcp.clone().unix(pooler.directory())).err().unwrap();
+        assert_eq!(told.sqlstate(), Some("57P01"), "{told}");
+    }
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    client.terminate().unwrap();
+    assert!(pooler.wait(LIMIT).unwrap().success());
+    let left = std::fs::read_dir(pooler.directory()).unwrap();
+    assert!(left.flatten().all(|file| !file.file_name().to_string_lossy().starts_with(".s.PGSQL")));
+}
