@@ -253,7 +253,13 @@ impl Check<'_> {
         if let Some(name) = c.auth_dbname.as_deref()
             && c.database(name).is_none()
         {
-            self.error("auth_dbname", format!("no such database: {name}; add it to [databases]"));
+            let told = format!("no such database: {name}; add it to [databases]");
+            // Nobody asks there without an auth_user, and PgBouncer starts.
+            if looked_up {
+                self.error("auth_dbname", told);
+            } else {
+                self.warn("auth_dbname", told);
+            }
         }
     }
 
@@ -291,9 +297,13 @@ impl Check<'_> {
         }
         let ca = c.client_tls_ca_file.is_some() && c.client_tls_sslmode != SslMode::Disable;
         if !ca && let Some(rule) = hba.rules.iter().find(|r| r.method == HbaMethod::Cert) {
-            self.error(
+            // The rule refuses whom it is for, and other rules work: PgBouncer starts.
+            self.warn(
                 "auth_hba_file",
-                format!("line {}: cert needs client_tls_sslmode and client_tls_ca_file", rule.line),
+                format!(
+                    "line {}: cert needs client_tls_sslmode and client_tls_ca_file; it refuses everybody",
+                    rule.line
+                ),
             );
         }
     }

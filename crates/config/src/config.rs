@@ -232,7 +232,7 @@ keys! {
         client_tls_key_file: Option<PathBuf> = Some(""), Reload;
         /// Certificate chain, PEM.
         client_tls_cert_file: Option<PathBuf> = Some(""), Reload;
-        /// Authorities for client certificates, PEM.
+        /// Authorities for client certificates, PEM. With it TLS clients are asked for one; `verify-ca` and `verify-full` demand it.
         client_tls_ca_file: Option<PathBuf> = Some(""), Reload;
         /// Versions: `secure` (1.2 and 1.3), or a list.
         client_tls_protocols: TlsProtocols = Some("secure"), Reload,

@@ -62,7 +62,10 @@ pub const CONTROL_COMMANDS: &[(&str, &str)] = &[
         "SHUTDOWN WAIT_FOR_SERVERS",
         "Takes no new clients, releases servers at the end of their transactions, then ends. As SIGINT.",
     ),
-    ("SHUTDOWN WAIT_FOR_CLIENTS", "Takes no new clients and ends when the last has left. As SIGTERM."),
+    (
+        "SHUTDOWN WAIT_FOR_CLIENTS",
+        "Takes no new clients and ends when the last has left. What is paused stays so. As SIGTERM.",
+    ),
     ("WAIT_CLOSE [<db>]", "Answers when the server connections that RECONNECT or RELOAD gave up are closed."),
     (
         "RELOAD",

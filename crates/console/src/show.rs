@@ -9,7 +9,7 @@ use crate::table::Column;
 /// What SHOW (or its alias SELECT) can be asked for. PgBouncer's 22, and our own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Show {
-    /// Logged-in clients and cancel requests.
+    /// Clients that are logged in, or wait for a server in their login.
     Clients,
     /// Every key of pgbouncer.ini.
     Config,
@@ -146,7 +146,7 @@ impl Show {
     #[must_use]
     pub const fn help(self) -> &'static str {
         match self {
-            Self::Clients => "Logged-in clients and cancel requests.",
+            Self::Clients => "Clients that are logged in, or wait for a server in their login.",
             Self::Config => "Every key of the configuration with its value in force.",
             Self::Databases => "Databases, configured or taken from the `*` entry.",
             Self::Fds => {

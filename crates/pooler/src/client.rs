@@ -169,6 +169,11 @@ impl Client {
         matches!(self.phase, Phase::Login(_))
     }
 
+    /// Whether its login is held up until there is a server to ask.
+    pub fn waits_in_login(&self) -> bool {
+        matches!(&self.phase, Phase::Login(login) if login.ticket.is_some())
+    }
+
     /// How log lines name it. Before the login is settled, its names are those that the StartupMessage asked for.
     pub fn label(&self) -> SocketLabel<'_> {
         self.label_in(&self.phase)

@@ -115,11 +115,14 @@ pub(crate) fn signal(shared: &Arc<Shared>, signal: Signal) -> bool {
 /// PAUSE of everything. Servers are released at the end of their transactions and closed then.
 ///
 /// # Errors
-/// It is paused or suspended already, or a shutdown is under way.
+/// It is paused or suspended already, or a shutdown is under way that does not wait for clients.
 pub(crate) fn pause(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     refuse_if_paused(shared)?;
-    shared.phase.store(phase::PAUSED, Ordering::Release);
+    shared.paused.store(true, Ordering::Release);
+    // A shutdown that waits for clients goes on as such.
+    let (running, paused) = (phase::RUNNING, phase::PAUSED);
+    let _ = shared.phase.compare_exchange(running, paused, Ordering::AcqRel, Ordering::Acquire);
     apply_pauses(shared);
     Ok(())
 }
@@ -136,31 +139,66 @@ pub(crate) fn pause_database(shared: &Arc<Shared>, database: &DatabaseState) -> 
     Ok(())
 }
 
+/// PAUSE of each database for itself, so that RESUME brings them back one by one as PgBouncer does, or all.
+fn pause_each(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
+    let _changing = lock(&shared.control.changing);
+    refuse_if_paused(shared)?;
+    for database in shared.databases() {
+        if !database.is_mirror && !database.paused.swap(true, Ordering::AcqRel) {
+            database.killed.store(true, Ordering::Release);
+        }
+    }
+    apply_pauses(shared);
+    Ok(())
+}
+
 fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
     match shared.phase.load(Ordering::Acquire) {
         phase::RUNNING => Ok(()),
         phase::PAUSED | phase::SUSPENDED => Err(ConsoleError::AlreadyPaused),
+        // Clients go on in it, so they can be paused, as in PgBouncer.
+        phase::WAIT_FOR_CLIENTS if shared.paused.load(Ordering::Acquire) => Err(ConsoleError::AlreadyPaused),
+        phase::WAIT_FOR_CLIENTS => Ok(()),
         _ => Err(ConsoleError::ShuttingDown),
     }
 }
 
-/// RESUME of everything: ends PAUSE and SUSPEND. Databases that were paused by name stay so.
+/// RESUME of everything: ends PAUSE, SUSPEND, and KILL of everything. Databases that were paused by name stay so.
 ///
 /// # Errors
 /// There is nothing to resume, or a shutdown is under way.
 pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     match shared.phase.load(Ordering::Acquire) {
-        phase::PAUSED => shared.phase.store(phase::RUNNING, Ordering::Release),
+        phase::PAUSED => {
+            shared.paused.store(false, Ordering::Release);
+            shared.phase.store(phase::RUNNING, Ordering::Release);
+        }
         phase::SUSPENDED => {
             shared.phase.store(phase::RUNNING, Ordering::Release);
             shared.broadcast(Worker::unsuspend);
         }
-        phase::RUNNING => return Err(ConsoleError::NotPaused),
+        phase::RUNNING => {
+            let mut killed = shared.databases();
+            killed.retain(|database| database.killed.swap(false, Ordering::AcqRel));
+            if killed.is_empty() {
+                return Err(ConsoleError::NotPaused);
+            }
+            killed.iter().for_each(|database| database.paused.store(false, Ordering::Release));
+        }
         _ => return Err(ConsoleError::ShuttingDown),
     }
     apply_pauses(shared);
     Ok(())
+}
+
+/// Ends a PAUSE of everything that was cancelled before it was answered. RESUME is refused in a shutdown; this is not, as in PgBouncer.
+pub(crate) fn undo_pause(shared: &Arc<Shared>) {
+    let _changing = lock(&shared.control.changing);
+    shared.paused.store(false, Ordering::Release);
+    let (running, paused) = (phase::RUNNING, phase::PAUSED);
+    let _ = shared.phase.compare_exchange(paused, running, Ordering::AcqRel, Ordering::Acquire);
+    apply_pauses(shared);
 }
 
 /// RESUME of one database.
@@ -172,6 +210,7 @@ pub(crate) fn resume_database(shared: &Arc<Shared>, database: &DatabaseState) ->
     if !database.paused.swap(false, Ordering::AcqRel) {
         return Err(ConsoleError::DatabaseNotPaused(database.name.clone()));
     }
+    database.killed.store(false, Ordering::Release);
     apply_pauses(shared);
     Ok(())
 }
@@ -179,10 +218,13 @@ pub(crate) fn resume_database(shared: &Arc<Shared>, database: &DatabaseState) ->
 /// SUSPEND: every worker writes what it holds and stops reading.
 ///
 /// # Errors
-/// Something is paused or suspended already.
+/// Something is paused or suspended already, or a shutdown is under way.
 pub(crate) fn suspend(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     refuse_if_paused(shared)?;
+    if shared.phase.load(Ordering::Acquire) != phase::RUNNING {
+        return Err(ConsoleError::ShuttingDown);
+    }
     if shared.databases().iter().any(|database| database.paused.load(Ordering::Relaxed)) {
         return Err(ConsoleError::PausedDatabases);
     }
@@ -221,7 +263,7 @@ fn apply_pauses(shared: &Arc<Shared>) {
 /// Everything is paused or suspended already.
 pub(crate) fn kill(shared: &Arc<Shared>, database: Option<&DatabaseState>) -> Result<(), ConsoleError> {
     match database {
-        None => pause(shared)?,
+        None => pause_each(shared)?,
         Some(database) => pause_database(shared, database)?,
     }
     let number = database.map(|database| database.number);
@@ -256,16 +298,15 @@ pub(crate) fn end(shared: &Shared) {
         return;
     }
     stop_listening(shared);
+    drop(lock(&shared.control.socket_file).take());
     shared.broadcast(|worker| worker.stopping = true);
 }
 
-/// Closes the listening sockets, so that another process can take their places.
+/// Closes the listening sockets, so that another process can take their places. Our unix socket stays for the console.
 fn stop_listening(shared: &Shared) {
-    if !shared.control.is_listening.swap(false, Ordering::AcqRel) {
-        return;
+    if shared.control.is_listening.swap(false, Ordering::AcqRel) {
+        shared.broadcast(Worker::stop_listening);
     }
-    drop(lock(&shared.control.socket_file).take());
-    shared.broadcast(Worker::stop_listening);
 }
 
 /// RECONNECT: every server connection is closed when it is released, idle ones now.
@@ -456,6 +497,7 @@ pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>], removed:
     for database in databases {
         database.forgotten.store(true, Ordering::Release);
         database.paused.store(false, Ordering::Release);
+        database.killed.store(false, Ordering::Release);
         database.disabled.store(false, Ordering::Release);
     }
     let mut numbers: HashSet<u32> = databases.iter().map(|database| database.number).collect();

@@ -83,7 +83,7 @@ pub(crate) fn inherited(config: &Config) -> anyhow::Result<Vec<Listener>> {
             (SocketAddr::try_from(address)?.to_string(), None)
         };
         logging::phrase(None, &text::listening(&format_args!("{shown} (socket activation)")));
-        listeners.push(Listener { fd: Arc::new(fd), unix_port, inherited });
+        listeners.push(Listener { fd: Arc::new(fd), unix_port, is_handed_over: true, inherited });
     }
     Ok(listeners)
 }
@@ -107,8 +107,7 @@ fn unix_port(address: &SocketAddrUnix) -> Option<u16> {
 /// # Errors
 /// An address cannot be resolved or is in use.
 pub(crate) fn tcp(config: &Config) -> anyhow::Result<Vec<Listener>> {
-    let (mut listeners, mut opened) = (Vec::new(), Vec::<SocketAddr>::new());
-    let (port, backlog) = (config.listen_port, config.listen_backlog as i32);
+    let (mut sockets, port) = (TcpSockets::default(), config.listen_port);
     // `*` first: what it has is not opened again under another name.
     let (all, named): (Vec<_>, Vec<_>) = config.listen_addr.iter().partition(|name| *name == "*");
     for name in all.into_iter().chain(named) {
@@ -123,33 +122,72 @@ pub(crate) fn tcp(config: &Config) -> anyhow::Result<Vec<Listener>> {
                 .with_context(|| format!("listen_addr: cannot resolve {name}"))?;
             resolved.collect()
         };
+        sockets.open(name, addresses, config)?;
+    }
+    Ok(sockets.listeners)
+}
+
+/// TCP sockets that are open, and their addresses.
+#[derive(Default)]
+struct TcpSockets {
+    listeners: Vec<Listener>,
+    opened: Vec<SocketAddr>,
+}
+
+impl TcpSockets {
+    /// Opens the addresses of one name of `listen_addr`.
+    fn open(&mut self, name: &str, addresses: Vec<SocketAddr>, config: &Config) -> anyhow::Result<()> {
+        let is_name = name != "*" && name.parse::<IpAddr>().is_err();
+        let (mut absent, mut is_served) = (Vec::new(), false);
         for address in addresses {
             // Two names may be one address, as `localhost` and `127.0.0.1` are.
             let is_same = |open: &SocketAddr| {
                 *open == address || (open.ip().is_unspecified() && open.is_ipv4() == address.is_ipv4())
             };
-            if opened.iter().any(is_same) {
+            if self.opened.iter().any(is_same) {
+                is_served = true;
                 continue;
             }
-            match net::listen_tcp(address, backlog, config.so_reuseport) {
+            match net::listen_tcp(address, config.listen_backlog as i32, config.so_reuseport) {
                 Ok(fd) => {
                     defer_accept(&fd, config);
                     let inherited = prepare(&fd, config);
                     logging::phrase(None, &text::listening(&address));
-                    listeners.push(Listener { fd: Arc::new(fd), unix_port: None, inherited });
-                    opened.push(address);
+                    self.listeners.push(Listener {
+                        fd: Arc::new(fd),
+                        unix_port: None,
+                        is_handed_over: false,
+                        inherited,
+                    });
+                    self.opened.push(address);
+                    is_served = true;
                 }
                 // A machine without IPv6 is served on IPv4.
                 Err(error) if name == "*" && address.is_ipv6() => {
-                    log::debug!("cannot listen on {address}: {error}")
+                    log::debug!("cannot listen on {address}: {error}");
                 }
-                Err(error) => {
-                    anyhow::bail!("cannot listen on {address}: {error}; {}", advice(&error, config))
-                }
+                Err(error) if is_name && is_absent(&error) => absent.push((address, error)),
+                Err(error) => return Err(cannot_listen(address, &error, config)),
             }
         }
+        // `localhost` has an IPv6 address whether the machine has IPv6 or not.
+        for (address, error) in absent {
+            if !is_served {
+                return Err(cannot_listen(address, &error, config));
+            }
+            log::warn!("cannot listen on {address}, one of the addresses of {name}: {error}");
+        }
+        Ok(())
     }
-    Ok(listeners)
+}
+
+/// Whether this machine does not have the address, or addresses of its kind.
+fn is_absent(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
+}
+
+fn cannot_listen(address: SocketAddr, error: &std::io::Error, config: &Config) -> anyhow::Error {
+    anyhow::anyhow!("cannot listen on {address}: {error}; {}", advice(error, config))
 }
 
 fn advice(error: &std::io::Error, config: &Config) -> &'static str {
@@ -214,7 +252,8 @@ pub(crate) fn unix(config: &Config) -> anyhow::Result<Option<(Listener, Option<S
     };
     logging::phrase(None, &text::listening(&format_args!("unix:{}", path.display())));
     let inherited = Inherited::default();
-    Ok(Some((Listener { fd: Arc::new(fd), unix_port: Some(port), inherited }, file)))
+    let listener = Listener { fd: Arc::new(fd), unix_port: Some(port), is_handed_over: false, inherited };
+    Ok(Some((listener, file)))
 }
 
 #[cfg(test)]
@@ -227,6 +266,28 @@ mod tests {
         assert_eq!(port("/run/postgresql/.s.PGSQL.5432"), Some(5432));
         assert_eq!(port("/run/underpass.sock"), None);
         assert_eq!(port("/run/.s.PGSQL.99999"), None);
+    }
+
+    /// 192.0.2.1 is nobody's (RFC 5737), as `::1` is where IPv6 is off.
+    #[test]
+    fn a_name_is_served_at_those_of_its_addresses_that_there_are() {
+        let [here, absent] = ["127.0.0.1:0", "192.0.2.1:0"].map(|text| text.parse::<SocketAddr>().unwrap());
+        let open = |name: &str, addresses: &[SocketAddr]| {
+            let mut sockets = TcpSockets::default();
+            sockets.open(name, addresses.to_vec(), &Config::default()).map(|()| sockets.listeners.len())
+        };
+        assert_eq!(open("both", &[absent, here]).unwrap(), 1);
+        assert_eq!(open("both", &[here, absent]).unwrap(), 1);
+        assert!(open("gone", &[absent]).is_err());
+        assert!(open("192.0.2.1", &[absent]).is_err());
+        // In use is in use, whatever else the name has.
+        let taken = std::net::TcpListener::bind(here).unwrap();
+        assert!(open("both", &[here, taken.local_addr().unwrap()]).is_err());
+        // Another name has opened the address that is there.
+        let mut sockets = TcpSockets::default();
+        sockets.open("127.0.0.1", vec![here], &Config::default()).unwrap();
+        sockets.open("both", vec![here, absent], &Config::default()).unwrap();
+        assert_eq!(sockets.listeners.len(), 1);
     }
 
     #[test]

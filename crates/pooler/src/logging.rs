@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::SystemTime;
 
@@ -35,8 +35,6 @@ struct Outputs {
 static OUTPUTS: LazyLock<ArcSwap<Outputs>> = LazyLock::new(ArcSwap::default);
 /// Whether standard error gets lines: not with `-q`, nor in the background.
 static STDERR: AtomicBool = AtomicBool::new(false);
-/// `-v`, as often as given; the key `verbose` overrides it.
-static VERBOSE: AtomicU32 = AtomicU32::new(0);
 
 /// Lines written before it is known where lines go and in what format: kept for [`configure`].
 static EARLY: Mutex<Vec<EarlyLine>> = Mutex::new(Vec::new());
@@ -53,7 +51,6 @@ struct EarlyLine {
 pub(crate) fn start(verbose: u32, quiet: bool) {
     IS_EARLY.store(true, Ordering::Relaxed);
     STDERR.store(!quiet, Ordering::Relaxed);
-    VERBOSE.store(verbose, Ordering::Relaxed);
     log::set_max_level(filter(verbose));
     // A second run in one process (tests) finds its logger in place.
     let _ = log::set_logger(&Facade);
@@ -107,8 +104,7 @@ pub(crate) fn configure(config: &Config) -> anyhow::Result<()> {
         false => None,
     };
     OUTPUTS.store(Arc::new(Outputs { file, syslog, json: config.underpass.log_format == LineFormat::Json }));
-    let verbose = if config.is_set("verbose") { config.verbose } else { VERBOSE.load(Ordering::Relaxed) };
-    log::set_max_level(filter(verbose));
+    log::set_max_level(filter(config.verbose));
     release_early();
     Ok(())
 }

@@ -487,6 +487,7 @@ impl Mirrors {
                     is_mirror: true,
                     disabled: AtomicBool::new(false),
                     paused: AtomicBool::new(false),
+                    killed: AtomicBool::new(false),
                     forgotten: AtomicBool::new(false),
                     clients: AtomicU32::new(0),
                     next_host: Default::default(),

@@ -31,6 +31,8 @@ pub(crate) struct DatabaseState {
     pub is_mirror: bool,
     pub disabled: AtomicBool,
     pub paused: AtomicBool,
+    /// By a KILL of everything, which a RESUME of everything ends.
+    pub killed: AtomicBool,
     /// Not configured any more, or automatic and unused for `autodb_idle_timeout`: not shown, new again when a client asks for it.
     /// The entry stays while something of it is left, a busy server for instance.
     pub forgotten: AtomicBool,

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -121,7 +121,11 @@ fn start(options: &Options) -> anyhow::Result<()> {
     let as_paths: Vec<&Path> = options.config_paths.iter().map(PathBuf::as_path).collect();
     let (errors, doubts) = findings(&Config::load(&as_paths)?.config);
     anyhow::ensure!(errors.is_empty(), "{}", errors.join("\n"));
-    let (settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
+    let (mut settings, mut warnings) = Settings::load_at_start(&options.config_paths)?;
+    if !settings.config.is_set("verbose") {
+        // From here on `-v` is the key's value: SET changes it, and a RELOAD without the key leaves it.
+        settings.config.verbose = options.verbose;
+    }
     warnings.extend(doubts);
     let config = &settings.config;
     let user = process::service_user(config, options.user.as_deref())?;
@@ -245,6 +249,7 @@ fn share(
         clients: AtomicU32::new(0),
         next_socket: AtomicU32::new(0),
         phase: AtomicU8::new(phase::RUNNING),
+        paused: AtomicBool::new(false),
         epoch: AtomicU64::new(0),
         peers: PeerQueues::default(),
         resolver: Resolver::start(),

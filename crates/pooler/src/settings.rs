@@ -149,13 +149,14 @@ impl Settings {
             }
             (_, None) => HashMap::new(),
         };
+        // As in PgBouncer only HBA rules use maps, and without them the file may be missing.
         let ident = match (files, &config.auth_ident_file) {
             (Files::Kept(old), _) => old.ident.clone(),
-            (_, Some(path)) => {
+            (_, Some(path)) if config.auth_type == AuthType::Hba => {
                 let maps = IdentMaps::load(&OsFiles, path).context("auth_ident_file")?;
                 whole(maps, files, &mut warnings).context("auth_ident_file")?
             }
-            (_, None) => IdentMaps::default(),
+            _ => IdentMaps::default(),
         };
         let hba = match (files, &config.auth_hba_file, config.auth_type) {
             (Files::Kept(old), ..) => old.hba.clone(),

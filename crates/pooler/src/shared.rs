@@ -168,6 +168,8 @@ pub(crate) struct Shared {
     pub acceptors: Acceptors,
     pub next_socket: AtomicU32,
     pub phase: AtomicU8,
+    /// PAUSE of everything, which a shutdown that waits for clients leaves in force.
+    pub paused: AtomicBool,
     /// Counts RECONNECT, RELOAD and other events after which servers are obsolete, for WAIT_CLOSE.
     pub epoch: AtomicU64,
     /// Cancel requests for other poolers.
@@ -301,6 +303,7 @@ impl Shared {
             is_mirror: false,
             disabled: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
             forgotten: AtomicBool::new(false),
             clients: AtomicU32::new(0),
             next_host: Default::default(),
@@ -406,8 +409,9 @@ impl Shared {
 
     /// Whether PAUSE, KILL or a shutdown keeps the database's clients waiting.
     pub fn is_paused(&self, database: &DatabaseState) -> bool {
-        let phase = self.phase.load(Ordering::Acquire);
-        phase == phase::PAUSED || phase == phase::WAIT_FOR_SERVERS || database.paused.load(Ordering::Acquire)
+        self.paused.load(Ordering::Acquire)
+            || self.phase.load(Ordering::Acquire) == phase::WAIT_FOR_SERVERS
+            || database.paused.load(Ordering::Acquire)
     }
 
     /// The same, or SUSPEND: whether servers of the database's pools are granted and opened at all.

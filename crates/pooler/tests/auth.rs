@@ -476,3 +476,26 @@ fn a_reload_does_without_an_auth_file_that_is_gone() -> Result<()> {
     assert!(pooler.console("SET auth_file = '/nonexistent'").and_then(|response| response.ok()).is_err());
     logs_in(&pooler.options("joe", "second").password(PASSWORD))
 }
+
+/// What nobody uses is no reason not to serve: PgBouncer starts with all of these, and those who do not need it get in.
+#[test]
+fn a_start_goes_on_without_what_nobody_uses() -> Result<()> {
+    let (server, _, scram) = with_joe(AuthMethod::Trust)?;
+    let ini = Ini::for_server(&server).userlist("joe", &scram);
+    let cases = [
+        (ini.clone().set("auth_type", "scram-sha-256").set("auth_ident_file", "/nonexistent/maps"), ""),
+        (ini.clone().set("auth_type", "scram-sha-256").set("auth_dbname", "gone"), ""),
+        (
+            ini.hba("local all all trust\nhostssl all maria all cert\nhost all joe all scram-sha-256\n"),
+            "line 2: cert needs client_tls_sslmode and client_tls_ca_file",
+        ),
+    ];
+    for (ini, warned) in cases {
+        let pooler = Underpass::start(&ini)?;
+        logs_in(&pooler.options("joe", "postgres").password(PASSWORD))?;
+        assert!(pooler.log().contains(warned), "{}", pooler.log());
+        // A RELOAD is no stricter.
+        pooler.console("RELOAD")?.ok()?;
+    }
+    Ok(())
+}

@@ -9,7 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use underpass_console::Show;
-use underpass_testkit::{Batch, Client, Ini, Options, Pooler, Port, Postgres, Response, Underpass};
+use underpass_testkit::{
+    Batch, Client, Ini, MockServer, Options, Pooler, Port, Postgres, Response, Signal, Step, Underpass,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Transactions until a disturbance no longer shows in the share that kernel lanes carried: each takes every client out of its lane.
@@ -292,4 +294,195 @@ fn consoles_that_wait_and_names_that_are_new_do_not_stop_one_another() {
     for console in &mut consoles {
         console.response().unwrap().ok().unwrap();
     }
+}
+
+/// What one word of SHOW STATE is.
+fn state(console: &mut Client, word: &str) -> String {
+    let rows = console.query("SHOW STATE").unwrap().ok().unwrap().rows();
+    let row = rows.into_iter().find(|row| row[0].as_deref() == Some(word)).unwrap();
+    row[1].clone().unwrap()
+}
+
+/// What the console says against a command.
+fn refusal(console: &mut Client, command: &str) -> String {
+    console.query(command).and_then(Response::ok).unwrap_err().to_string()
+}
+
+/// As PgBouncer: a shutdown that waits for clients changes nothing for them, so what is paused stays so.
+#[test]
+fn a_shutdown_that_waits_for_clients_does_not_end_a_pause() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    console.query("PAUSE").unwrap().ok().unwrap();
+    client.send(&Batch::new().query("SELECT 1")).unwrap();
+    pooler.signal(Signal::SIGTERM).unwrap();
+    pooler.wait_log("got SIGTERM", LIMIT).unwrap();
+    client.set_read_timeout(Duration::from_secs(1)).unwrap();
+    assert!(client.response().is_err(), "it is served in a pause");
+    assert_eq!(state(&mut console, "paused"), "yes");
+    let told = refusal(&mut console, "PAUSE");
+    assert!(told.contains("already suspended/paused"), "{told}");
+    let told = refusal(&mut console, "RESUME");
+    assert!(told.contains("shutting down"), "{told}");
+    pooler.signal(Signal::SIGTERM).unwrap();
+    assert!(pooler.wait(LIMIT).unwrap().success());
+}
+
+#[test]
+fn a_pause_is_answered_when_it_is_one_whatever_shuts_down() {
+    let server = Postgres::start().unwrap();
+    for is_shutdown_first in [false, true] {
+        let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+        let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+        client.query("BEGIN").unwrap().ok().unwrap();
+        let (mut console, mut other) = (admin(&pooler), admin(&pooler));
+        let shut_down = |pooler: &mut Underpass| {
+            pooler.signal(Signal::SIGTERM).unwrap();
+            pooler.wait_log("got SIGTERM", LIMIT).unwrap();
+        };
+        if is_shutdown_first {
+            shut_down(&mut pooler);
+        }
+        console.send(&Batch::new().query("PAUSE")).unwrap();
+        wait_until("paused", || state(&mut other, "paused") == "yes");
+        if !is_shutdown_first {
+            shut_down(&mut pooler);
+        }
+        console.set_read_timeout(Duration::from_secs(1)).unwrap();
+        assert!(console.response().is_err(), "a transaction is open");
+        client.query("COMMIT").unwrap().ok().unwrap();
+        console.set_read_timeout(LIMIT).unwrap();
+        console.response().unwrap().ok().unwrap();
+        assert!(other.query("SHOW SERVERS").unwrap().rows().is_empty());
+        // Nobody is left to be paused.
+        drop(client);
+        assert!(pooler.wait(LIMIT).unwrap().success());
+    }
+}
+
+/// Without a line in the file too, and `-v` or SET are not taken back by a RELOAD, as in PgBouncer.
+#[test]
+fn set_verbose_says_more_until_it_is_set_back() {
+    let server = Postgres::start().unwrap();
+    let pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let run = |command: &str| drop(pooler.console(command).unwrap().ok().unwrap());
+    // A login is logged in more detail with each level.
+    let says_more = || {
+        let before = pooler.log().len();
+        Client::connect(&pooler.options("postgres", "postgres"))
+            .unwrap()
+            .query("SELECT 1")
+            .unwrap()
+            .ok()
+            .unwrap();
+        run("RECONNECT");
+        let log = pooler.log();
+        log[before..].lines().any(|line| line.contains(" DEBUG ") || line.contains(" NOISE "))
+    };
+    assert!(!says_more());
+    run("SET verbose = 2");
+    assert!(says_more(), "{}", pooler.log());
+    run("RELOAD");
+    assert!(says_more(), "after RELOAD");
+    run("SET verbose = 0");
+    assert!(!says_more(), "{}", pooler.log());
+}
+
+/// As PgBouncer: databases are paused, so each can be brought back by itself. A RESUME of everything brings back the rest.
+#[test]
+fn a_kill_of_everything_is_resumed_by_database() {
+    let server = Postgres::start().unwrap();
+    let to = format!("host=127.0.0.1 port={} dbname=postgres", server.port());
+    let ini = ["p0", "p1", "p2"].iter().fold(transaction_pool(&server), |ini, name| ini.database(name, &to));
+    let pooler = Underpass::start(&ini).unwrap();
+    let client = |name: &str| Client::connect(&pooler.options("postgres", name)).unwrap();
+    let mut old = client("p0");
+    old.query("SELECT 1").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    let mut run = |command: &str| console.query(command).unwrap();
+    run("PAUSE p2").ok().unwrap();
+    run("KILL").ok().unwrap();
+    assert!(old.query("SELECT 1").and_then(Response::ok).is_err());
+    let paused = |run: &mut dyn FnMut(&str) -> Response| -> Vec<String> {
+        let response = run("SHOW DATABASES").ok().unwrap();
+        let column = response.column_names().iter().position(|name| *name == "paused").unwrap();
+        let rows = response.rows().into_iter().filter(|row| row[column].as_deref() == Some("1"));
+        rows.filter_map(|row| row[0].clone())
+            .filter(|name| name.starts_with('p') && name.len() == 2)
+            .collect()
+    };
+    assert_eq!(paused(&mut run), ["p0", "p1", "p2"]);
+    run("RESUME p0").ok().unwrap();
+    assert_eq!(paused(&mut run), ["p1", "p2"]);
+    client("p0").query("SELECT 1").unwrap().ok().unwrap();
+    run("RESUME").ok().unwrap();
+    assert_eq!(paused(&mut run), ["p2"], "that was paused by name");
+    client("p1").query("SELECT 1").unwrap().ok().unwrap();
+    assert!(refusal(&mut console, "RESUME").contains("not paused"));
+}
+
+/// PgBouncer shows them, and they are what an operator looks for when a server does not answer.
+#[test]
+fn show_clients_shows_who_waits_for_a_server_in_its_login() {
+    let silent = MockServer::start(|_| vec![Step::Startup, Step::WaitClose]).unwrap();
+    let ini = Ini::new()
+        .database("db", &format!("host=127.0.0.1 port={} dbname=postgres", silent.port()))
+        .userlist("joe", "")
+        .set("server_tls_sslmode", "disable");
+    let pooler = Underpass::start(&ini).unwrap();
+    let options = pooler.options("joe", "db");
+    let waiting = thread::spawn(move || Client::connect(&options).map(drop));
+    let mut console = admin(&pooler);
+    let column = |name: &str| Show::Clients.columns().iter().position(|column| column.name == name).unwrap();
+    let mut row = Vec::new();
+    wait_until("a client waits", || {
+        let rows = console.query("SHOW CLIENTS").unwrap().ok().unwrap().rows();
+        let found = rows.into_iter().find(|row| row[column("user")].as_deref() == Some("joe"));
+        let waited = |row: &Vec<Option<String>>| row[column("wait_us")].as_deref() != Some("0");
+        row = found.filter(waited).unwrap_or_default();
+        !row.is_empty()
+    });
+    assert_eq!(row[column("state")].as_deref(), Some("waiting"));
+    assert_eq!(row[column("database")].as_deref(), Some("db"));
+    drop(pooler);
+    assert!(waiting.join().unwrap().is_err());
+}
+
+#[test]
+fn commands_are_logged_with_their_words() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    for command in ["WAIT_CLOSE", "SHUTDOWN WAIT_FOR_CLIENTS", "SHUTDOWN WAIT_FOR_SERVERS"] {
+        console.query(command).unwrap();
+        pooler.wait_log(&format!("{command} command issued"), LIMIT).unwrap();
+    }
+}
+
+/// As PgBouncer since 1.25: who must look, or end it, gets in by the unix socket. Nobody else does.
+#[test]
+fn the_console_can_be_reached_until_the_last_client_has_left() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    pooler.signal(Signal::SIGTERM).unwrap();
+    let tcp = pooler.options("postgres", "postgres");
+    wait_until("its port is closed", || Client::connect(&tcp).is_err_and(|error| error.sqlstate().is_none()));
+    for _ in 0..3 {
+        let rows = pooler.console("SHOW CLIENTS").unwrap().ok().unwrap().rows();
+        assert_eq!(rows.len(), 2, "the client and the console");
+        let told = Client::connect(&tcp.clone().unix(pooler.directory())).err().unwrap();
+        assert_eq!(told.sqlstate(), Some("57P01"), "{told}");
+    }
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    client.terminate().unwrap();
+    assert!(pooler.wait(LIMIT).unwrap().success());
+    let left = std::fs::read_dir(pooler.directory()).unwrap();
+    assert!(left.flatten().all(|file| !file.file_name().to_string_lossy().starts_with(".s.PGSQL")));
 }

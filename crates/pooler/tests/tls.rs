@@ -151,7 +151,15 @@ fn client_sslmodes_and_certificates() -> Result<()> {
 
     let checked =
         base.set("client_tls_ca_file", &ca.display().to_string()).set("client_tls_sslmode", "verify-full");
-    let pooler = Underpass::start(&checked.clone().set("auth_type", "cert"))?;
+    let forced = format!("host=127.0.0.1 port={} dbname=postgres user=joe", server.port());
+    let running = rustix::process::getuid();
+    let own = nix::unistd::User::from_uid(running.as_raw().into())
+        .expect("the list of users")
+        .expect("a user")
+        .name;
+    let pooler = Underpass::start(
+        &checked.clone().set("auth_type", "cert").userlist(&own, "").database("forced", &forced),
+    )?;
     can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
     assert!(can(&pooler, Some(&anonymous)).is_err());
     assert!(can(&pooler, Some(&Tls::new(&authority, Some(&forged))?)).is_err(), "signed by a stranger");
@@ -162,6 +170,12 @@ fn client_sslmodes_and_certificates() -> Result<()> {
     let silent = Client::open(&pooler.options("joe", "postgres"))?;
     can(&pooler, Some(&Tls::new(&authority, Some(&joe))?))?;
     drop(silent);
+    // No certificate on a unix socket, whoever comes by it: the name of the process' user counts for nothing.
+    for user in [&own, "joe"] {
+        let options = pooler.options(user, "forced").unix(pooler.directory());
+        let told = Client::connect(&options).map(drop).expect_err("no certificate").to_string();
+        assert!(told.contains("28000") || told.contains("authentication failed"), "{user}: {told}");
+    }
 
     // A map says as whom else the holder of a certificate may come.
     let ident = directory.join("ident.conf");
@@ -175,6 +189,40 @@ fn client_sslmodes_and_certificates() -> Result<()> {
         let told =
             can(&pooler, Some(&Tls::new(&authority, Some(other))?)).expect_err("not in the map").to_string();
         assert!(told.contains("28000") || told.contains("authentication failed"), "{told}");
+    }
+    Ok(())
+}
+
+/// As in PgBouncer: with a CA and a mode that demands no certificates those who have one come by it, and others as the rules let them.
+#[test]
+fn cert_rules_hold_where_certificates_are_not_demanded() -> Result<()> {
+    let (authority, stranger) = (Authority::new("test")?, Authority::new("stranger")?);
+    let server = Postgres::start()?;
+    server.sql("create role joe login; create role maria login")?;
+    let directory = server.socket_dir();
+    let (cert, key) = authority.server(&["localhost", "127.0.0.1"])?.write(directory, "pooler")?;
+    let ini = Ini::for_server(&server)
+        .userlist("joe", "")
+        .userlist("maria", "hers")
+        .set("client_tls_cert_file", &cert.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string())
+        .set("client_tls_ca_file", &authority.write(directory, "ca")?.display().to_string())
+        .hba("local all all trust\nhostssl all joe all cert\nhost all maria all scram-sha-256\n");
+    let (joe, forged) = (authority.client("joe")?, stranger.client("joe")?);
+    let anonymous = Tls::new(&authority, None)?;
+    for mode in ["allow", "prefer", "require"] {
+        let pooler = Underpass::start(&ini.clone().set("client_tls_sslmode", mode))?;
+        let can = |user: &str, tls: &Tls| {
+            let options = pooler.options(user, "postgres").password("hers").tls(tls.clone());
+            Client::connect(&options).and_then(|mut client| client.query("select 1")?.ok()).map(drop)
+        };
+        can("joe", &Tls::new(&authority, Some(&joe))?)?;
+        let told = can("joe", &anonymous).expect_err("no certificate").to_string();
+        assert!(told.contains("28000") || told.contains("authentication failed"), "{mode}: {told}");
+        assert!(can("joe", &Tls::new(&authority, Some(&forged))?).is_err(), "{mode}: signed by a stranger");
+        can("maria", &anonymous)?;
+        can("maria", &Tls::new(&authority, Some(&joe))?)?;
+        assert!(can("maria", &Tls::new(&authority, Some(&forged))?).is_err(), "{mode}: in the handshake");
     }
     Ok(())
 }

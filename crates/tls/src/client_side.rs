@@ -62,22 +62,26 @@ impl ClientSide {
         let key = files::private_key("client_tls_key_file", key_path)?;
         let end_point_hash = server_end_point_hash(&certificates[0]);
 
-        let verifier = if sslmode.verifies() {
+        let named = wanted(&options.ca_file, ("client_tls_ca_file", "a CA"), sslmode);
+        let verifier = if sslmode.verifies() || named.is_ok() {
             // PgBouncer refuses to start with verify-full and no file, and takes the authorities that the system trusts for verify-ca.
             let system = || files::system_bundle().filter(|_| sslmode == SslMode::VerifyCa);
-            let named = wanted(&options.ca_file, ("client_tls_ca_file", "a CA"), sslmode);
             let ca_path = &named.map(Path::to_owned).or_else(|missing| system().ok_or(missing))?;
             let roots = files::roots("client_tls_ca_file", ca_path)?;
             chosen.warnings.extend(roots.warnings);
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots.store), chosen.provider.clone())
-                .build()
-                .map_err(|error| TlsError::File {
-                    key: "client_tls_ca_file",
-                    path: ca_path.to_owned(),
-                    problem: format!("cannot be used: {error}"),
-                })?
+            let mut builder =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots.store), chosen.provider.clone());
+            if !sslmode.verifies() {
+                // As in PgBouncer, who has none may come without: rules of the HBA file with method cert are for those who have one.
+                builder = builder.allow_unauthenticated();
+            }
+            builder.build().map_err(|error| TlsError::File {
+                key: "client_tls_ca_file",
+                path: ca_path.to_owned(),
+                problem: format!("cannot be used: {error}"),
+            })?
         } else {
-            // Below verify-ca PgBouncer never looks at a client's certificate, so none is asked for.
+            // Nobody to vouch for a certificate, so none is asked for.
             Arc::new(NoClientAuth)
         };
         let mut config = ServerConfig::builder_with_provider(chosen.provider)
@@ -98,12 +102,9 @@ impl ClientSide {
         Ok(Some(Self { config: Arc::new(config), sslmode, end_point_hash, warnings: chosen.warnings }))
     }
 
-    /// The common name of the client's certificate, for method cert. `None` unless the mode verifies
-    /// certificates, so a name from here was vouched for by the CA.
+    /// The common name of the client's certificate, for method cert. Only certificates that the CA vouched
+    /// for get through the handshake, and without a CA none is taken.
     pub fn peer_common_name(&self, connection: &ServerConnection) -> Option<String> {
-        if !self.sslmode.verifies() {
-            return None;
-        }
         common_name(connection.peer_certificates()?.first()?)
     }
 

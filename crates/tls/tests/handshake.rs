@@ -65,7 +65,7 @@ fn certificates_postgresql_users_have_are_accepted() {
 }
 
 #[test]
-fn client_certificates_are_asked_for_by_verify_modes() {
+fn client_certificates_are_asked_for_where_there_is_a_ca() {
     let ca = Authority::new("ca");
     let files = ca.issue(&Leaf::dns("pooler"));
     let joe = ca.issue(&Leaf::common_name("joe"));
@@ -81,6 +81,15 @@ fn client_certificates_are_asked_for_by_verify_modes() {
         assert_eq!(side.peer_common_name(&pair.server).as_deref(), Some("joe"));
         assert!(handshake(&side, &with(&stranger), "pooler").is_err());
         assert!(handshake(&side, &connecting(SslMode::Require, |_| {}), "pooler").is_err());
+    }
+    // With a CA the other modes ask too, and take no for an answer.
+    for mode in [SslMode::Allow, SslMode::Prefer, SslMode::Require] {
+        let side = accepting(&files, |o| (o.sslmode, o.ca_file) = (mode, Some(ca.file())));
+        let pair = handshake(&side, &with(&joe), "pooler").expect("joe is known to the CA");
+        assert_eq!(side.peer_common_name(&pair.server).as_deref(), Some("joe"), "{mode}");
+        assert!(handshake(&side, &with(&stranger), "pooler").is_err(), "{mode}");
+        let pair = handshake(&side, &connecting(SslMode::Require, |_| {}), "pooler").expect("without one");
+        assert_eq!(side.peer_common_name(&pair.server), None, "{mode}");
     }
     let side = accepting(&files, |_| {});
     let pair = handshake(&side, &with(&stranger), "pooler").expect("nobody looks");

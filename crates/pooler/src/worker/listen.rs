@@ -24,6 +24,8 @@ pub(crate) struct Listener {
     pub fd: Arc<OwnedFd>,
     /// Port in the name of a unix socket; `None` for TCP.
     pub unix_port: Option<u16>,
+    /// The service manager opened it, and lets who connects wait for the next process.
+    pub is_handed_over: bool,
     /// What its connections have from it.
     pub inherited: Inherited,
 }

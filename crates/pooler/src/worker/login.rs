@@ -323,7 +323,7 @@ impl Worker {
             AuthType::Plain => Method::Plain,
             AuthType::Md5 => Method::Md5,
             AuthType::ScramSha256 => Method::ScramSha256,
-            AuthType::Cert if is_unix => Method::Peer,
+            // Refuses everybody on a unix socket, where there is no certificate.
             AuthType::Cert => Method::Cert,
             AuthType::Hba => {
                 let rule = settings.hba.as_ref().and_then(|hba| {

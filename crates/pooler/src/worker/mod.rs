@@ -222,14 +222,21 @@ impl Worker {
         }
     }
 
-    /// Takes no more connections, for good.
+    /// Takes no more connections, for good, but those by our own unix socket: the console is there till the end, as with PgBouncer, and
+    /// tells others that it ends.
     pub(crate) fn stop_listening(&mut self) {
         // Those that the kernel let in already are told, instead of being reset.
         for index in 0..self.listeners.len() {
             self.accept(index, listen::ACCEPTS_PER_TURN);
         }
         self.unwatch_listeners();
-        self.listeners.clear();
+        self.listeners.retain(|listener| listener.unix_port.is_some() && !listener.is_handed_over);
+        // Their numbers may be others now. A suspended worker watches them when it goes on.
+        if self.suspension.is_none()
+            && let Err(error) = self.watch_listeners()
+        {
+            log::error!("cannot listen again: {error}");
+        }
     }
 
     /// Gives another worker (or this one, later) something to do.

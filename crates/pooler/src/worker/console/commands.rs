@@ -219,7 +219,11 @@ impl Worker {
     pub(super) fn undo_wait(&self, event: &Event) {
         // Whoever resumed before leaves nothing to do.
         let _ = match event {
-            Event::Paused(None) | Event::Suspended => control::resume(&self.shared),
+            Event::Paused(None) => {
+                control::undo_pause(&self.shared);
+                Ok(())
+            }
+            Event::Suspended => control::resume(&self.shared),
             Event::Paused(Some(database)) => control::resume_database(&self.shared, database),
             Event::Closed(_) | Event::Answer => Ok(()),
         };
@@ -263,7 +267,10 @@ fn logged(command: &Command) -> Option<(&'static str, Option<&str>)> {
         Command::EnableMirror(name) => ("ENABLE MIRROR", Some(name)),
         Command::Reconnect(name) => ("RECONNECT", name.as_deref()),
         Command::Kill(name) => ("KILL", name.as_deref()),
-        Command::Shutdown(_) => ("SHUTDOWN", None),
+        Command::WaitClose(name) => ("WAIT_CLOSE", name.as_deref()),
+        Command::Shutdown(ShutdownMode::Immediate) => ("SHUTDOWN", None),
+        Command::Shutdown(ShutdownMode::WaitForServers) => ("SHUTDOWN WAIT_FOR_SERVERS", None),
+        Command::Shutdown(ShutdownMode::WaitForClients) => ("SHUTDOWN WAIT_FOR_CLIENTS", None),
         _ => return None,
     })
 }

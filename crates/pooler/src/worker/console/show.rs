@@ -73,8 +73,9 @@ impl Worker {
             // Zones are not polled (dns_zone_check_period).
             Show::DnsZones => Table::new(show.columns()),
             Show::State => match shared.phase.load(Ordering::Acquire) {
-                phase::PAUSED | phase::WAIT_FOR_SERVERS => PauseState::Paused.table(),
                 phase::SUSPENDED => PauseState::Suspended.table(),
+                phase::WAIT_FOR_SERVERS => PauseState::Paused.table(),
+                _ if shared.paused.load(Ordering::Acquire) => PauseState::Paused.table(),
                 _ => PauseState::Active.table(),
             },
             Show::Version => {

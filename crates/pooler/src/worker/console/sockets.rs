@@ -89,7 +89,9 @@ impl Worker {
                     .parked_server(id)
                     .map(|server| (server.socket_id, fd_number(&server.transport)))
             });
+        let waits_in_login = client.waits_in_login();
         let state = match &client.phase {
+            Phase::Login(_) if waits_in_login => ClientState::Waiting,
             Phase::Login(_) => ClientState::Login,
             Phase::Waiting { .. } => ClientState::Waiting,
             Phase::Linked(_) | Phase::Console(_) => ClientState::Active,
@@ -98,6 +100,9 @@ impl Worker {
         };
         let wait_us = match client.phase {
             Phase::Waiting { since, .. } => self.now.saturating_duration_since(since).as_micros() as u64,
+            Phase::Login(_) if waits_in_login => {
+                self.now.saturating_duration_since(client.request_at).as_micros() as u64
+            }
             _ => 0,
         };
         let remote_pid = match client.address {
