@@ -427,6 +427,12 @@ impl Worker {
     pub(super) fn server_writable(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         if matches!(server.work, Work::Login(_)) {
+            // What its full socket did not take of the startup packet or a proof: the server says nothing before it has that.
+            if !server.outbox.is_empty() {
+                if let Err(error) = server.outbox.drain(&mut server.transport) {
+                    return self.login_broke(key, &format!("server write failed: {error}"));
+                }
+            }
             return self.server_login_event(key);
         }
         if server.outbox.is_empty() {

@@ -261,7 +261,7 @@ impl Worker {
         }
     }
 
-    fn login_broke(&mut self, key: Key, reason: &str) {
+    pub(super) fn login_broke(&mut self, key: Key, reason: &str) {
         match self.second_try(key, reason) {
             Some((plan, address)) => self.connect(plan, Ok(address)),
             None => {
