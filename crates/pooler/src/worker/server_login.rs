@@ -533,6 +533,7 @@ impl Worker {
         server.work = Work::Client(client);
         server.link.set_options(underpass_pool::link::LinkOptions {
             rename_statements: false,
+            serves_transactions: false,
             ..pool.settings.load().link
         });
         server.link.begin();
