@@ -103,6 +103,27 @@ fn a_handshake_that_fails_is_not_the_end_of_prefer() -> Result<()> {
     assert_eq!(answer(&pool(server.port(), "prefer"), "select")?, "1", "the second connection serves");
     let startups: Vec<_> = server.received().into_iter().filter(|(_, message)| message.tag == 0).collect();
     assert_eq!(startups.iter().filter(|(index, _)| *index == 1).count(), 1, "no SSLRequest the second time");
+    // Who looks learns that it is not encrypted, and is not told at every connection.
+    let server = MockServer::start(|index| match index % 2 {
+        0 => {
+            vec![
+                Step::Startup,
+                Step::Send(Reply::new().raw(b"S")),
+                Step::Send(Reply::new().raw(&[0; 32])),
+                Step::WaitClose,
+            ]
+        }
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let pooler = Underpass::start(&pool(server.port(), "prefer").set("pool_mode", "session"))?;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(&pooler.options("postgres", "db"))?;
+        client.query("select")?.ok()?;
+        clients.push(client);
+    }
+    let log = pooler.log();
+    assert_eq!(log.matches("connections to host 127.0.0.1 are not encrypted").count(), 1, "{log}");
     let server = broken()?;
     let told = answer(&pool(server.port(), "require"), "select")?;
     assert!(told.contains("TLS handshake failed"), "{told}");
