@@ -251,7 +251,8 @@ keys! {
             no_effect = "rustls has no finite-field Diffie-Hellman; clients use elliptic curves";
     }
     group "TLS towards servers" {
-        /// `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`.
+        /// `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`. With `prefer` a connection whose handshake fails is made without
+        /// TLS; the log warns of it, once for each host and cause.
         server_tls_sslmode: SslMode = Some("prefer"), Reload;
         /// Authorities for server certificates, PEM.
         server_tls_ca_file: Option<PathBuf> = Some(""), Reload;

@@ -491,6 +491,7 @@ impl Mirrors {
                     forgotten: AtomicBool::new(false),
                     clients: AtomicU32::new(0),
                     next_host: Default::default(),
+                    tls_failures: Default::default(),
                 }),
                 settings: ArcSwap::from_pointee(mirror.clone()),
                 counters: Counters::default(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as the service sees it: names, settings, and what new clients are told. Its servers and queue are the core's.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub(crate) struct DatabaseState {
     pub clients: AtomicU32,
     /// Turn of the next connection: see [`crate::hosts`].
     pub next_host: AtomicUsize,
+    /// Hosts whose TLS handshake failed under `server_tls_sslmode` prefer, and the cause that was told last.
+    pub tls_failures: Mutex<HashMap<String, String>>,
 }
 
 /// A user name that clients log in with, or that servers are logged in with.

@@ -228,6 +228,7 @@ impl Settings {
     pub fn link_options(&self, mode: PoolMode) -> LinkOptions {
         LinkOptions {
             rename_statements: mode != PoolMode::Session && self.config.max_prepared_statements > 0,
+            serves_transactions: mode != PoolMode::Session,
             statements_max: self.config.max_prepared_statements,
             message_max: self.config.max_packet_size,
             statement_bytes_max: match self.config.underpass.max_prepared_statement_bytes {

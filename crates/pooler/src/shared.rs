@@ -307,6 +307,7 @@ impl Shared {
             forgotten: AtomicBool::new(false),
             clients: AtomicU32::new(0),
             next_host: Default::default(),
+            tls_failures: Default::default(),
         });
         names.databases.insert(state.name.clone(), state.clone());
         state

@@ -362,9 +362,9 @@ fn read_tls(
             }
             Err(error) => return Err(error),
         }
-        if socket.is_drained {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
+        // Also when the last one came up short: epoll tells the end of the stream together with what comes before it, and who has nothing
+        // to pass on cannot say that it was not looked for.
+        // Records without content do not keep this going: rustls ends whoever sends some of them in a row.
         if connection.read_tls(&mut socket)? == 0 {
             return Ok(ReadOutcome { count: 0, maybe_more: false });
         }

@@ -96,6 +96,64 @@ fn a_server_that_is_about_to_end_is_given_to_nobody() -> Result<()> {
     mock.wait_finished(1)
 }
 
+/// The same in one read with the end of an answer, or its end with that. The pooler sleeps while it comes, so that it is one read.
+#[test]
+fn a_server_that_ends_with_its_answer_is_given_to_nobody() -> Result<()> {
+    let row = Reply::new().single_row("n", "first");
+    let farewell =
+        Reply::new().error("FATAL", "57P01", "terminating connection due to administrator command");
+    let both = row.clone().raw(farewell.as_bytes());
+    for (said, ends) in [(&both, false), (&both, true), (&row, true)] {
+        let said = said.clone();
+        let mock = MockServer::start(move |index| {
+            if index > 0 {
+                return vec![Step::Login, Step::Serve];
+            }
+            vec![
+                Step::Login,
+                Step::Expect(b'Q'),
+                Step::Delay(Duration::from_millis(300)),
+                Step::Send(said.clone()),
+                if ends { Step::Close } else { Step::WaitClose },
+            ]
+        })?;
+        let pooler = Underpass::start(&mocked(&mock))?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        // The next is there already, and waits for the only server.
+        let mut next = Client::connect(&pooler.options("postgres", "postgres"))?;
+        client.send(&Batch::new().query("select 1"))?;
+        std::thread::sleep(Duration::from_millis(100));
+        pooler.signal(Signal::SIGSTOP)?;
+        next.send(&Batch::new().query("select 1"))?;
+        std::thread::sleep(Duration::from_millis(500));
+        pooler.signal(Signal::SIGCONT)?;
+        assert_eq!(client.response()?.ok()?.value(), Some("first"));
+        for client in [&mut next, &mut client] {
+            client.set_read_timeout(Duration::from_secs(10))?;
+        }
+        assert_eq!(next.response()?.ok()?.value(), Some("1"), "ends: {ends}: {}", pooler.log());
+        assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "ends: {ends}: {}", pooler.log());
+        drop((client, next, pooler));
+        mock.wait_finished(1)?;
+    }
+    Ok(())
+}
+
+/// Who ends behind every login is not asked again and again without a pause.
+#[test]
+fn a_server_that_ends_with_its_login_has_failed() -> Result<()> {
+    let farewell =
+        Reply::new().error("FATAL", "57P01", "terminating connection due to administrator command");
+    let mock = MockServer::start(move |_| vec![Step::Login, Step::Send(farewell.clone()), Step::Close])?;
+    let pooler = Underpass::start(&mocked(&mock).set("query_wait_timeout", "2"))?;
+    let told = Client::connect(&pooler.options("postgres", "postgres"))
+        .and_then(|mut client| client.query("select 1")?.ok());
+    assert!(told.is_err());
+    let logins = mock.received().iter().filter(|(_, message)| message.tag == 0).count();
+    assert!(logins < 10, "{logins} logins: {}", pooler.log());
+    Ok(())
+}
+
 /// The rest of what it says to nobody is not for whom it is given next.
 #[test]
 fn an_idle_server_is_given_to_nobody_in_the_middle_of_a_message() -> Result<()> {

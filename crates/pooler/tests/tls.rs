@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! TLS on both sides, with real certificates: which sslmode does what, and what happens when the peer wants it otherwise.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use underpass_testkit::{
-    Authority, Batch, Client, Ini, MockServer, Pooler, PoolerKind, Postgres, Reply, Result, Step, Tls,
-    Underpass,
+    Authority, Batch, Client, Direction, Fault, FaultProxy, Ini, MockServer, Pooler, PoolerKind, Postgres,
+    Reply, Result, Signal, Step, Tls, Underpass,
 };
 
 const IS_ENCRYPTED: &str = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
@@ -100,6 +103,27 @@ fn a_handshake_that_fails_is_not_the_end_of_prefer() -> Result<()> {
     assert_eq!(answer(&pool(server.port(), "prefer"), "select")?, "1", "the second connection serves");
     let startups: Vec<_> = server.received().into_iter().filter(|(_, message)| message.tag == 0).collect();
     assert_eq!(startups.iter().filter(|(index, _)| *index == 1).count(), 1, "no SSLRequest the second time");
+    // Who looks learns that it is not encrypted, and is not told at every connection.
+    let server = MockServer::start(|index| match index % 2 {
+        0 => {
+            vec![
+                Step::Startup,
+                Step::Send(Reply::new().raw(b"S")),
+                Step::Send(Reply::new().raw(&[0; 32])),
+                Step::WaitClose,
+            ]
+        }
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let pooler = Underpass::start(&pool(server.port(), "prefer").set("pool_mode", "session"))?;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(&pooler.options("postgres", "db"))?;
+        client.query("select")?.ok()?;
+        clients.push(client);
+    }
+    let log = pooler.log();
+    assert_eq!(log.matches("connections to host 127.0.0.1 are not encrypted").count(), 1, "{log}");
     let server = broken()?;
     let told = answer(&pool(server.port(), "require"), "select")?;
     assert!(told.contains("TLS handshake failed"), "{told}");
@@ -331,5 +355,85 @@ fn a_client_that_reads_late_gets_the_whole_answer() -> Result<()> {
         }
         client.terminate()?;
     }
+    Ok(())
+}
+
+/// The end of a stream is told once, with what comes before it. Here that is a part of a record, which says nothing by itself.
+#[test]
+fn a_client_that_breaks_off_within_a_record_leaves_its_server() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let server = Postgres::start()?;
+    let (certificate, key) = authority.server(&["127.0.0.1"])?.write(server.socket_dir(), "cut")?;
+    let ini = pool(server.port(), "disable")
+        .set("default_pool_size", "1")
+        .set("client_tls_sslmode", "allow")
+        .set("client_tls_cert_file", &certificate.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "db").read_timeout(Duration::from_secs(10));
+    let mut cut = Client::connect(&options.clone().tls(Tls::new(&authority, None)?))?;
+    cut.query("begin")?.ok()?;
+    pooler.signal(Signal::SIGSTOP)?;
+    cut.send_beneath(&[&[0x17, 3, 3, 0x40, 0][..], &[0; 100]].concat())?;
+    cut.half_close()?;
+    pooler.signal(Signal::SIGCONT)?;
+    assert_eq!(Client::connect(&options)?.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    Ok(())
+}
+
+/// The same of a server, in the middle of an answer.
+#[test]
+fn a_server_that_breaks_off_within_a_record_ends_its_client() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let server = Postgres::builder().tls(&authority).start()?;
+    let proxy = FaultProxy::start(server.port())?;
+    let pooler = Underpass::start(&pool(proxy.port(), "require"))?;
+    let mut client =
+        Client::connect(&pooler.options("postgres", "db").read_timeout(Duration::from_secs(10)))?;
+    client.query("select 1")?.ok()?;
+    // PostgreSQL's records have 8 KiB, and nothing of this one can be passed on.
+    proxy.set(Direction::ToClient, Fault::CloseAfter(5_000));
+    client.send(&Batch::new().query("select repeat('x', 100000) from pg_sleep(0.5)"))?;
+    while server.sql_value("select count(*) from pg_stat_activity where wait_event = 'PgSleep'")? == "0" {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    pooler.signal(Signal::SIGSTOP)?;
+    std::thread::sleep(Duration::from_secs(1));
+    pooler.signal(Signal::SIGCONT)?;
+    let told = client.response().expect_err("nothing has come").to_string();
+    assert!(told.contains("server conn crashed?"), "{told}: {}", pooler.log());
+    Ok(())
+}
+
+/// Without the alert a client cannot tell a version that is not spoken from a connection that broke.
+#[test]
+fn direct_tls_that_cannot_begin_is_told_why() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let server = Postgres::start()?;
+    let (certificate, key) = authority.server(&["127.0.0.1"])?.write(server.socket_dir(), "direct")?;
+    let ini = pool(server.port(), "disable")
+        .set("client_tls_sslmode", "allow")
+        .set("client_tls_protocols", "tlsv1.3")
+        .set("client_tls_cert_file", &certificate.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let pooler = Underpass::start(&ini)?;
+    let mut config =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .expect("TLS 1.2")
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+    config.alpn_protocols = vec![b"postgresql".to_vec()];
+    let name = "localhost".try_into().expect("a name");
+    let mut hello = rustls::ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
+    raw.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+    let mut bytes = Vec::new();
+    hello.write_tls(&mut bytes).expect("memory");
+    raw.write_all(&bytes).expect("hello");
+    let mut told = Vec::new();
+    raw.read_to_end(&mut told).expect("the end of the connection");
+    // RFC 8446, 6: an alert, fatal, protocol_version.
+    assert!(told.len() == 7 && told[0] == 0x15 && told[5..] == [2, 70], "{told:?}: {}", pooler.log());
     Ok(())
 }

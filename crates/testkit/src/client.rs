@@ -364,6 +364,14 @@ impl Client {
         self.stream.write_all(bytes).and_then(|()| self.stream.flush()).map_err(Error::io("send to server"))
     }
 
+    /// Sends bytes past TLS, if there is any: what a peer that breaks off leaves of a record.
+    pub fn send_beneath(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.stream {
+            Stream::Tls(stream) => stream.sock.write_all(bytes).map_err(Error::io("send beneath TLS")),
+            _ => self.send_bytes(bytes),
+        }
+    }
+
     /// The next message. [`Error::Closed`] at the end of the stream, [`Error::Timeout`] after the read timeout.
     pub fn recv(&mut self) -> Result<Message> {
         let mut chunk = [0u8; 16 * 1024];

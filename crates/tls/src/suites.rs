@@ -2,12 +2,13 @@
 //! OpenSSL's and libtls' words for protocols, ciphers and curves, mapped onto what rustls has.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
 use rustls::version::{TLS12, TLS13};
 use rustls::{
-    CipherSuite, CommonState, NamedGroup, ProtocolVersion, SupportedCipherSuite, SupportedProtocolVersion,
+    CipherSuite, CipherSuiteCommon, CommonState, NamedGroup, ProtocolVersion, SupportedCipherSuite,
+    SupportedProtocolVersion, Tls12CipherSuite,
 };
 
 use crate::error::TlsError;
@@ -108,7 +109,28 @@ fn protocols(
 }
 
 fn all_suites(version: &'static SupportedProtocolVersion) -> Vec<SupportedCipherSuite> {
-    ring::ALL_CIPHER_SUITES.iter().copied().filter(|suite| suite.version() == version).collect()
+    let all = ring::ALL_CIPHER_SUITES.iter().map(|&suite| match suite {
+        SupportedCipherSuite::Tls12(suite) => SupportedCipherSuite::Tls12(unlimited(suite)),
+        suite => suite,
+    });
+    all.filter(|suite| suite.version() == version).collect()
+}
+
+/// The suite without a limit of records. TLS 1.3 changes its keys when a limit comes near; TLS 1.2 cannot, and rustls then drops what is
+/// written as if it had been sent. A session of pooled connections comes to 2^24 records in hours, and OpenSSL knows no such limit.
+fn unlimited(suite: &'static Tls12CipherSuite) -> &'static Tls12CipherSuite {
+    static UNLIMITED: LazyLock<Vec<Tls12CipherSuite>> = LazyLock::new(|| {
+        let tls12 = ring::ALL_CIPHER_SUITES.iter().filter_map(|suite| match suite {
+            SupportedCipherSuite::Tls12(suite) => Some(suite),
+            _ => None,
+        });
+        let unlimited = tls12.map(|suite| Tls12CipherSuite {
+            common: CipherSuiteCommon { confidentiality_limit: u64::MAX, ..suite.common },
+            ..**suite
+        });
+        unlimited.collect()
+    });
+    UNLIMITED.iter().find(|copy| copy.common.suite == suite.common.suite).unwrap_or(suite)
 }
 
 fn tls13_ciphers(

@@ -2,16 +2,23 @@
 //! Checks a PostgreSQL server's certificate as far as `server_tls_sslmode` asks.
 //!
 //! Whatever the mode, the handshake's signature is checked: the server holds the key of the certificate it
-//! shows, which is what channel binding rests on.
+//! shows, which is what channel binding rests on. Where nothing else is checked, the key is all that is needed
+//! of the certificate: webpki refuses those of version 1, which is what `openssl x509 -req` of the PostgreSQL
+//! manual makes before OpenSSL 3.2, and OpenSSL's peers take them.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{
+    WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+    verify_tls13_signature_with_raw_key,
+};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use x509_parser::asn1_rs::{Any, FromDer};
 use x509_parser::prelude::GeneralName;
 use x509_parser::time::ASN1Time;
+use x509_parser::x509::SubjectPublicKeyInfo;
 
 use crate::certificate;
 use crate::files::Roots;
@@ -47,6 +54,46 @@ impl ServerVerifier {
         let parsed = ParsedCertificate::try_from(end_entity)?;
         verify_server_cert_signed_by_trust_anchor(&parsed, store, intermediates, now, self.algorithms.all)
     }
+
+    /// What webpki refuses may be due to the certificate: without a check of that, `by_key` decides.
+    fn or_by_key(
+        &self,
+        verified: Result<HandshakeSignatureValid, Error>,
+        certificate: &CertificateDer<'_>,
+        by_key: impl FnOnce(&SubjectPublicKeyInfo<'_>) -> Result<HandshakeSignatureValid, Error>,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        match (verified, certificate::parse(certificate)) {
+            (Err(_), Some(parsed)) if !self.sslmode.verifies() => by_key(parsed.public_key()),
+            (verified, _) => verified,
+        }
+    }
+
+    /// As webpki does it: of the algorithms of the scheme, the one whose keys are of this kind.
+    fn verify_tls12_signature_with_raw_key(
+        &self,
+        message: &[u8],
+        key: &SubjectPublicKeyInfo<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let kind = key_algorithm(key.raw).ok_or(CertificateError::BadEncoding)?;
+        let scheme = self.algorithms.mapping.iter().find(|(scheme, _)| *scheme == signature.scheme);
+        let algorithm = scheme
+            .and_then(|(_, algorithms)| {
+                algorithms.iter().find(|one| one.public_key_alg_id().as_ref() == kind)
+            })
+            .ok_or(CertificateError::BadSignature)?;
+        algorithm
+            .verify_signature(&key.subject_public_key.data, message, signature.signature())
+            .map_err(|_| CertificateError::BadSignature)?;
+        Ok(HandshakeSignatureValid::assertion())
+    }
+}
+
+/// The content of the AlgorithmIdentifier of a SubjectPublicKeyInfo.
+fn key_algorithm(spki: &[u8]) -> Option<&[u8]> {
+    let (_, spki) = Any::from_der(spki).ok()?;
+    let (_, algorithm) = Any::from_der(spki.data).ok()?;
+    Some(algorithm.data)
 }
 
 impl ServerCertVerifier for ServerVerifier {
@@ -73,7 +120,10 @@ impl ServerCertVerifier for ServerVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+        let verified = verify_tls12_signature(message, certificate, signature, &self.algorithms);
+        self.or_by_key(verified, certificate, |key| {
+            self.verify_tls12_signature_with_raw_key(message, key, signature)
+        })
     }
 
     fn verify_tls13_signature(
@@ -82,7 +132,11 @@ impl ServerCertVerifier for ServerVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+        let verified = verify_tls13_signature(message, certificate, signature, &self.algorithms);
+        self.or_by_key(verified, certificate, |key| {
+            let key = SubjectPublicKeyInfoDer::from(key.raw);
+            verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
+        })
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

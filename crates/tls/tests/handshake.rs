@@ -64,6 +64,27 @@ fn certificates_postgresql_users_have_are_accepted() {
     assert!(format!("{error:?}").contains("Expired"), "{error:?}");
 }
 
+/// What `openssl x509 -req` makes without further words, before OpenSSL 3.2.
+#[test]
+fn certificates_of_version_1_serve_where_none_is_checked() {
+    let ca = Authority::new("ca");
+    let (first, other) = (ca.issue(&Leaf::common_name("db")), ca.issue(&Leaf::common_name("db")));
+    for protocols in ["tlsv1.2", "tlsv1.3"] {
+        let side = |key: &Files| {
+            let mut side = accepting(&first, |o| o.protocols = protocols.into());
+            side.config = support::showing(&side.config, support::version_1(&first.der), key);
+            side
+        };
+        for mode in [SslMode::Allow, SslMode::Prefer, SslMode::Require] {
+            handshake(&side(&first), &connecting(mode, |_| {}), "db")
+                .expect("nothing is checked but the key");
+            assert!(handshake(&side(&other), &connecting(mode, |_| {}), "db").is_err(), "it has another key");
+        }
+        let verifying = connecting(SslMode::VerifyCa, |o| o.ca_file = Some(ca.file()));
+        assert!(handshake(&side(&first), &verifying, "db").is_err());
+    }
+}
+
 #[test]
 fn client_certificates_are_asked_for_where_there_is_a_ca() {
     let ca = Authority::new("ca");

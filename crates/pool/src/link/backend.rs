@@ -148,6 +148,9 @@ impl Link {
                         show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query)
                             && client.is_some();
                     }
+                    // In one read with the end of a transaction. The client would take it for the answer to what it says next.
+                    show &=
+                        !self.options.serves_transactions || !self.is_quiescent() || self.forwarded_head > 0;
                     self.failed(client.as_deref_mut())?;
                     if show && names && complete {
                         // Once what the error undid is undone: the client's names are those that it had when the server met its message.

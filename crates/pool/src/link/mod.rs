@@ -39,6 +39,8 @@ pub struct LinkOptions {
     pub client_statement_bytes_max: usize,
     /// The simple query protocol is refused (`disable_pqexec`).
     pub refuse_simple_query: bool,
+    /// Clients leave the server when their transaction is over: that it ends then is no more theirs to hear.
+    pub serves_transactions: bool,
 }
 
 impl Default for LinkOptions {
@@ -50,6 +52,7 @@ impl Default for LinkOptions {
             statement_bytes_max: 16 << 20,
             client_statement_bytes_max: 64 << 20,
             refuse_simple_query: false,
+            serves_transactions: false,
         }
     }
 }

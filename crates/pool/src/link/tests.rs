@@ -337,6 +337,23 @@ fn who_says_that_it_ends_is_known() {
 }
 
 #[test]
+fn what_a_server_says_of_its_end_goes_to_a_client_that_it_still_serves() {
+    let end = m(b'E', b"SFATAL\0C57P05\0\0");
+    for (serves_transactions, status, is_told) in
+        [(false, b'I', true), (true, b'T', true), (true, b'I', false)]
+    {
+        let mut b = Bench::new();
+        b.link.set_options(LinkOptions { serves_transactions, ..LinkOptions::default() });
+        b.client_sends(&[m(b'Q', b"select 1\0")]);
+        let answer = [m(b'C', b"SELECT 0\0"), ready(status)];
+        let told = b.server_sends(&[&answer[..], std::slice::from_ref(&end)].concat());
+        let expected = if is_told { [answer.concat(), end.clone()].concat() } else { answer.concat() };
+        assert_eq!(told, expected, "{serves_transactions} {}", char::from(status));
+        assert!(b.link.is_ending());
+    }
+}
+
+#[test]
 fn a_stranger_never_meets_anothers_unnamed_statement() {
     let mut b = Bench::new();
     b.client_sends(&[m(b'P', b"\0select 'secret'\0\0\0"), m(b'S', b"")]);

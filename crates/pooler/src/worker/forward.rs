@@ -15,6 +15,7 @@ use crate::client::Phase;
 use crate::server::{PrepareStep, SettleStep, Work};
 use crate::shared::Shared;
 use crate::table::Key;
+use crate::transport::ReadOutcome;
 use crate::why::{Own, Why};
 
 /// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
@@ -427,6 +428,12 @@ impl Worker {
     pub(super) fn server_writable(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
         if matches!(server.work, Work::Login(_)) {
+            // What its full socket did not take of the startup packet or a proof: the server says nothing before it has that.
+            if !server.outbox.is_empty() {
+                if let Err(error) = server.outbox.drain(&mut server.transport) {
+                    return self.login_broke(key, &format!("server write failed: {error}"));
+                }
+            }
             return self.server_login_event(key);
         }
         if server.outbox.is_empty() {
@@ -509,16 +516,20 @@ impl Worker {
                 server.transport.read_more(&mut server.inbox, SCRATCH_BYTES)
             };
             let outcome = match outcome {
+                Ok(outcome) if outcome.count == 0 => {
+                    return self.close_server(key, "server conn crashed?");
+                }
                 Ok(outcome) => outcome,
+                // It was read together with the end of the login.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && holds_message(&server.inbox) => {
+                    ReadOutcome { count: 0, maybe_more: false }
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     server.readable = false;
                     return;
                 }
                 Err(error) => return self.close_server(key, &format!("server conn crashed? ({error})")),
             };
-            if outcome.count == 0 {
-                return self.close_server(key, "server conn crashed?");
-            }
             server.readable = outcome.maybe_more || server.ended;
             if let Some(lane) = &mut server.lane {
                 lane.read_total += outcome.count as u64;
@@ -737,7 +748,7 @@ impl Worker {
 }
 
 /// Whether `bytes` begin with a whole message.
-fn holds_message(bytes: &[u8]) -> bool {
+pub(super) fn holds_message(bytes: &[u8]) -> bool {
     message_length(bytes).is_some_and(|length| bytes.len() as u64 >= length)
 }
 

@@ -509,8 +509,8 @@ impl Worker {
         if server.link.is_ending() {
             return self.close_server(key, reason::SERVER_ENDS);
         }
-        // The rest of a message that was cut on its way would go to the next client.
-        if server.link.is_quiescent() && server.inbox.is_empty() {
+        // With more to read, it has its turn again.
+        if server.link.is_quiescent() && !server.readable {
             self.give_back(key);
         }
     }
@@ -521,7 +521,24 @@ impl Worker {
         if server.dedicated {
             return self.close_server(key, "replication client left");
         }
+        if server.link.is_ending() {
+            return self.close_server(key, reason::SERVER_ENDS);
+        }
         let id = server.id;
+        // What it said last may not be all: its end, say, was told with that. And the rest of a message that was cut on its way would go to
+        // the next client. `rest_again` comes back here.
+        if server.readable || !server.inbox.is_empty() {
+            if server.readable || super::forward::holds_message(&server.inbox) {
+                server.readable = true;
+                self.again.push(Again::Server(key));
+            }
+            let mut core = lock(&self.shared.core);
+            // One that has just logged in is not ready before it is released.
+            if !core.is_login(id) {
+                core.testing(id);
+            }
+            return;
+        }
         if !server.lane_tried && server.pool.lane().is_some() {
             self.lane_register_server(key);
         }
@@ -626,9 +643,9 @@ impl Worker {
         let moves_on = matches!(&error, Some((turn, error))
             if (is_under_way || error.refused.is_none()) && self.tries_next_host(&pool, *turn));
         let tries_next = moves_on && matches!(&error, Some((_, ConnectError { refused: None, .. })));
-        let stayed_unknown =
-            matches!(server.work, Work::Identifying { .. }) && lock(&self.shared.core).is_login(id);
-        let has_failed = (error.is_some() && !tries_next) || stayed_unknown;
+        // It has logged in, and ended before it served anybody: at once it would only be the same again.
+        let served_nobody = !matches!(server.work, Work::Login(_)) && lock(&self.shared.core).is_login(id);
+        let has_failed = (error.is_some() && !tries_next) || served_nobody;
         let is_refused = matches!(&error, Some((_, error)) if error.refused.is_some());
         // Whoever sees the failure can tell what it was.
         if let Some((_, error)) = error {

@@ -167,26 +167,28 @@ impl Worker {
         if let Phase::Login(login) = &mut client.phase {
             login.tls = Some(side);
         }
-        let begun = rustls::ServerConnection::new(config).map_err(|error| error.to_string()).and_then(
-            |mut connection| {
-                while !hello.is_empty() {
-                    connection.read_tls(&mut hello).map_err(|error| error.to_string())?;
-                    connection.process_new_packets().map_err(|error| error.to_string())?;
-                }
-                Ok(connection)
-            },
-        );
-        match begun {
-            Ok(connection) => {
-                client.transport.upgrade(connection.into());
-                match client.transport.flush() {
-                    Ok(_) => {
-                        client.readable = true;
-                    }
-                    Err(error) => self.client_io_failed(key, &error),
-                }
+        let mut connection = match rustls::ServerConnection::new(config) {
+            Ok(connection) => connection,
+            Err(error) => {
+                return self.close_client(key, Farewell::untold(format!("TLS setup failed: {error}")));
             }
-            Err(error) => self.close_client(key, Farewell::untold(format!("TLS setup failed: {error}"))),
+        };
+        let mut taken_in = Ok(());
+        while !hello.is_empty() && taken_in.is_ok() {
+            taken_in = connection
+                .read_tls(&mut hello)
+                .map_err(|error| error.to_string())
+                .and_then(|_| connection.process_new_packets().map(drop).map_err(|error| error.to_string()));
+        }
+        client.transport.upgrade(connection.into());
+        // The alert, too, if the handshake has failed already: without it the client cannot tell why.
+        let flushed = client.transport.flush();
+        match (taken_in, flushed) {
+            (Ok(()), Ok(_)) => client.readable = true,
+            (Ok(()), Err(error)) => self.client_io_failed(key, &error),
+            (Err(error), _) => {
+                self.close_client(key, Farewell::untold(format!("TLS setup failed: {error}")));
+            }
         }
     }
 

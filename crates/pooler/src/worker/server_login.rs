@@ -261,7 +261,7 @@ impl Worker {
         }
     }
 
-    fn login_broke(&mut self, key: Key, reason: &str) {
+    pub(super) fn login_broke(&mut self, key: Key, reason: &str) {
         match self.second_try(key, reason) {
             Some((plan, address)) => self.connect(plan, Ok(address)),
             None => {
@@ -305,6 +305,9 @@ impl Worker {
             }
             _ => return None,
         };
+        if sslmode == SslMode::Prefer && login.step == ServerLoginStep::TlsHandshake {
+            warn_of_plain(&server.pool, &login.host, reason);
+        }
         // Its slot in the core stays: only the socket is a new one.
         let Some(Entry::Here(mut server)) = self.servers.remove(key) else { return None };
         self.log_close(&mut server, reason);
@@ -533,6 +536,7 @@ impl Worker {
         server.work = Work::Client(client);
         server.link.set_options(underpass_pool::link::LinkOptions {
             rename_statements: false,
+            serves_transactions: false,
             ..pool.settings.load().link
         });
         server.link.begin();
@@ -555,6 +559,18 @@ impl Worker {
                 self.start_forwarding(client, key);
             }
         }
+    }
+}
+
+/// Nobody would know that connections which could be encrypted are not. Once for each host, unless the cause changes.
+fn warn_of_plain(pool: &Pool, host: &str, cause: &str) {
+    let mut told = lock(&pool.database.tls_failures);
+    if told.get(host).is_none_or(|before| before != cause) {
+        told.insert(host.to_owned(), cause.to_owned());
+        let database = &pool.database.name;
+        log::warn!(
+            "{database}: {cause}: connections to host {host} are not encrypted (server_tls_sslmode = prefer)"
+        );
     }
 }
 

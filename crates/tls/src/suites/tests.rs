@@ -85,6 +85,16 @@ fn cipher_lists_follow_openssl() {
 }
 
 #[test]
+fn tls12_sessions_have_no_last_record() {
+    let suites = all_suites(&TLS12);
+    assert_eq!(suites.len(), 6);
+    for suite in suites {
+        let SupportedCipherSuite::Tls12(suite) = suite else { panic!("of another version") };
+        assert_eq!(suite.common.confidentiality_limit, u64::MAX, "{:?}", suite.common.suite);
+    }
+}
+
+#[test]
 fn tls13_cipher_lists() {
     let mut warnings = Vec::new();
     let list = "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_CCM_SHA256:TLS_AES_128_GCM_SHA256";

@@ -4,13 +4,18 @@
 #![allow(dead_code, missing_docs, reason = "each test file uses a part of it")]
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
 };
-use rustls::{ClientConnection, ServerConnection};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConnection, ServerConfig, ServerConnection};
 use tempfile::TempDir;
 use underpass_tls::{ClientSide, ServerSide};
+use x509_parser::asn1_rs::{Any, FromDer};
 
 /// A key and certificate on disk, in PEM.
 #[derive(Clone)]
@@ -136,4 +141,42 @@ pub fn handshake(server: &ClientSide, client: &ServerSide, host: &str) -> Result
         }
     }
     Ok(Pair { client, server })
+}
+
+/// The certificate as of version 1: without version and extensions. Its signature does not hold any more.
+pub fn version_1(der: &[u8]) -> Vec<u8> {
+    let parts = elements(content(der));
+    let fields = elements(content(parts[0]));
+    // Both are context-specific, and nothing else is.
+    let old: Vec<_> = fields.into_iter().filter(|field| field[0] & 0xc0 == 0).collect();
+    sequence(&[&[&sequence(&old)[..]], &parts[1..]].concat())
+}
+
+fn content(der: &[u8]) -> &[u8] {
+    Any::from_der(der).expect("DER").1.data
+}
+
+fn elements(mut der: &[u8]) -> Vec<&[u8]> {
+    let mut elements = Vec::new();
+    while !der.is_empty() {
+        let (rest, _) = Any::from_der(der).expect("DER");
+        elements.push(&der[..der.len() - rest.len()]);
+        der = rest;
+    }
+    elements
+}
+
+fn sequence(parts: &[&[u8]]) -> Vec<u8> {
+    let content = parts.concat();
+    let length = u16::try_from(content.len()).expect("short").to_be_bytes();
+    [&[0x30, 0x82], &length[..], &content].concat()
+}
+
+/// The configuration with this certificate and the key of `files`, whether they belong together or not.
+pub fn showing(config: &ServerConfig, certificate: Vec<u8>, files: &Files) -> Arc<ServerConfig> {
+    let key = PrivateKeyDer::from_pem_file(&files.key).expect("a key");
+    let key = rustls::crypto::ring::sign::any_supported_type(&key).expect("a key that is supported");
+    let mut config = config.clone();
+    config.cert_resolver = Arc::new(SingleCertAndKey::from(CertifiedKey::new(vec![certificate.into()], key)));
+    Arc::new(config)
 }
