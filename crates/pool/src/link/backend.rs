@@ -34,6 +34,7 @@ impl Link {
             out.keep(input, 0..input.len());
             return Ok(input.len());
         }
+            self.backend_head.follow(&mut self.backend_left, input);
         let mut at = 0;
         loop {
             if self.backend_left > 0 {
@@ -183,11 +184,12 @@ impl Link {
             self.backend_left_hidden = !show;
             at += there;
             if self.copy_both {
-                // From here on nothing is looked at, wherever this read ended.
+                // From here on all passes, wherever this read ended.
                 out.keep(input, at..input.len());
                 return Ok(input.len());
             }
             if self.backend_left == 0 {
+                self.backend_head.follow(&mut self.backend_left, &input[at..]);
                 self.make_up(input, out);
             }
         }

@@ -49,6 +49,7 @@ impl Link {
     ) -> Result<(usize, FrontendEvent), LinkError> {
         if self.copy_both {
             out.keep(input, 0..input.len());
+            self.frontend_head.follow(&mut self.frontend_left, input);
             return Ok((input.len(), FrontendEvent::Fed));
         }
         if self.holds {

@@ -11,6 +11,7 @@
 //! - outside COPY, CopyData, CopyDone and CopyFail are ignored.
 
 mod backend;
+mod framing;
 mod frontend;
 mod names;
 mod replay;
@@ -397,12 +398,15 @@ pub struct Link {
     /// That error has come: for each of those Syncs there may be a ReadyForQuery that nobody counts. [`Link::resync`] ends the doubt.
     doubt: bool,
     resync: Resync,
-    /// Replication: both directions pass unseen until the connection ends.
+    /// Replication: both directions pass as they come until the connection ends; only where their messages end is followed.
     copy_both: bool,
     /// The server reported an error outside any command: it is about to end the connection.
     is_ending: bool,
     /// The client's next message is passed on once all answers are there, because it depends on them.
     holds: bool,
+    /// Heads of messages that have passed in part during `copy_both`.
+    frontend_head: framing::Head,
+    backend_head: framing::Head,
     /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
     foreign: u32,
     /// Whether the last of them ends a batch of the extended protocol.
@@ -469,6 +473,8 @@ impl Link {
             holds: false,
             foreign: 0,
             foreign_extended: false,
+            frontend_head: framing::Head::default(),
+            backend_head: framing::Head::default(),
             foreign_open: false,
             forwarded_head: 0,
             unnamed: Unnamed::Stranger,
@@ -496,12 +502,14 @@ impl Link {
 
     /// The server has got the beginning of a message and waits for its rest.
     pub fn is_cut(&self) -> bool {
-        self.frontend_left > 0
+        self.frontend_left > 0 || self.frontend_head.is_begun()
     }
 
     /// The client has got the beginning of a message and waits for its rest: whatever it is told now, it takes for that.
     pub fn is_answer_cut(&self) -> bool {
-        self.backend_left > 0 && !self.backend_left_hidden || self.forwarded_head > 0
+        self.backend_left > 0 && !self.backend_left_hidden
+            || self.forwarded_head > 0
+            || self.backend_head.is_begun()
     }
 
     /// Whether the server has said, unasked, that it ends the connection (`57P01`, `57P05`): it does so when its process gets to it.

@@ -920,3 +920,23 @@ fn what_is_composed_at_a_time_is_bounded() {
     }
     assert!(rounds > 10, "{rounds}");
 }
+
+/// A replication stream: what is said into half a message, the other side takes for its rest.
+#[test]
+fn a_stream_of_copy_both_is_cut_where_its_messages_are() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'Q', b"START_REPLICATION\0")]);
+    let (data, status) = (m(b'd', &[b'w'; 40]), m(b'd', &[b'r'; 34]));
+    for cut in [1, 4, 5, 20] {
+        let begun = if b.link.is_copy_both() { Vec::new() } else { m(b'W', b"\0\0\0") };
+        let passed = b.server_sends(&[begun.clone(), data.clone(), data[..cut].to_vec()]);
+        assert_eq!(passed, [&begun, &data, &data[..cut]].concat());
+        assert!(b.link.is_answer_cut() && !b.link.is_cut(), "{cut} bytes of the server's");
+        b.server_sends(&[data[cut..].to_vec()]);
+        assert!(!b.link.is_answer_cut());
+        b.client_sends(&[status.clone(), status[..cut].to_vec()]);
+        assert!(b.link.is_cut() && !b.link.is_answer_cut(), "{cut} bytes of the client's");
+        b.client_sends(&[status[cut..].to_vec()]);
+        assert!(!b.link.is_cut());
+    }
+}
