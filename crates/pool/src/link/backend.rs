@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::names::{Alias, in_clients_words};
@@ -8,6 +9,7 @@ use super::{
     Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Resync, Side, Splice, Status, UNNAMED,
     Unnamed,
 };
+use crate::params;
 use crate::prepared::message;
 
 /// Bytes of type and length word.
@@ -163,7 +165,7 @@ impl Link {
                         break;
                     }
                     let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
-                    observer.parameter_status(name, value, hidden);
+                    observer.parameter_status(name, &value, hidden);
                 }
                 b'N' | b'A' => {}
                 other => return Err(LinkError::Unexpected(other as char, Side::Server)),
@@ -220,7 +222,7 @@ impl Link {
             (b'3', Resync::Asked { ready: true, failed: true }) => self.resync = Resync::Answered,
             (b'S', _) if complete => {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
-                observer.parameter_status(name, value, true);
+                observer.parameter_status(name, &value, true);
             }
             // Another one would say that the question was not answered (a cancel request hit it), and nobody would wait for the end of that.
             (b'E', Resync::Asked { ready, failed: false }) => {
@@ -260,7 +262,7 @@ impl Link {
             }
             b'S' => {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
-                observer.parameter_status(name, value, false);
+                observer.parameter_status(name, &value, false);
             }
             b'C' if is_deallocate_all(body) => self.forget_statements(client),
             // Which statement it was is not known: each is prepared again before its next use.
@@ -501,9 +503,8 @@ fn is_plan_changed(body: &[u8]) -> bool {
     has(b"C0A000") && has(b"RRevalidateCachedQuery")
 }
 
-fn parameter(body: &[u8]) -> Option<(&str, &str)> {
+fn parameter(body: &[u8]) -> Option<(&str, Cow<'_, str>)> {
     let (name, rest) = body.split_at_checked(memchr::memchr(0, body)?)?;
     let value = rest[1..].strip_suffix(b"\0")?;
-    // Values are in client_encoding; those that are not UTF-8 cannot be compared or restored by text and are left alone.
-    Some((std::str::from_utf8(name).ok()?, std::str::from_utf8(value).unwrap_or("")))
+    Some((std::str::from_utf8(name).ok()?, params::from_wire(value)))
 }
