@@ -280,7 +280,7 @@ impl Link {
                 self.push_extended(OpKind::Parse, Answer::Fake, Some(Box::new(effect)));
             }
         } else {
-            self.make_room(input, out);
+            self.make_room(&statement, input, out);
             self.close_outdated(&statement, input, out);
             statement.parse_message(out.compose(input));
             self.statements.insert(statement.clone());
@@ -301,7 +301,7 @@ impl Link {
         if self.statements.touch(statement.id) {
             return;
         }
-        self.make_room(input, out);
+        self.make_room(statement, input, out);
         self.close_outdated(statement, input, out);
         statement.parse_message(out.compose(input));
         self.statements.insert(statement.clone());
@@ -310,10 +310,12 @@ impl Link {
         self.push_extended(OpKind::Parse, Answer::Hidden, Some(Box::new(effect)));
     }
 
-    /// Closes the least recently used statement of the server if it holds as many as it may. A Bind of it that is already on its way is
-    /// not disturbed: the server works in order, and a portal keeps its plan.
-    fn make_room(&mut self, input: &[u8], out: &mut Splice<'_>) {
-        if let Some(evicted) = self.statements.evict(self.options.statements_max as usize) {
+    /// Closes the least recently used statements of the server if it holds as many as it may with `more`. A Bind of one that is already on
+    /// its way is not disturbed: the server works in order, and a portal keeps its plan.
+    fn make_room(&mut self, more: &Statement, input: &[u8], out: &mut Splice<'_>) {
+        let (max, bytes_max) =
+            (self.options.statements_max as usize, self.options.client_statement_bytes_max);
+        while let Some(evicted) = self.statements.evict(more, max, bytes_max) {
             evicted.close_message(out.compose(input));
             let effect = Effect { server: Some((evicted, OnServer::Removed)), ..Effect::default() };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));

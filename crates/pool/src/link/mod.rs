@@ -36,7 +36,8 @@ pub struct LinkOptions {
     pub message_max: u32,
     /// Largest Parse, in bytes, that is held in memory as a whole because it has a name.
     pub statement_bytes_max: u32,
-    /// Named statements of one client, in bytes ([`ClientStatements::bytes`](crate::prepared::ClientStatements::bytes)).
+    /// Named statements of one client, in bytes ([`ClientStatements::bytes`](crate::prepared::ClientStatements::bytes)), and those kept on
+    /// a server.
     pub client_statement_bytes_max: usize,
     /// The simple query protocol is refused (`disable_pqexec`).
     pub refuse_simple_query: bool,
