@@ -64,6 +64,13 @@ impl Link {
                 self.frontend_left -= take as u32;
                 at += take;
             }
+            if self.is_full() {
+                if self.in_extended {
+                    // The server may keep to itself the answer that all wait for, and the Sync is not read before that.
+                    prepared::message(out.compose(input), b'H', &[]);
+                }
+                break;
+            }
             let Some(message) = self.peek(&input[at..])? else { break };
             let passed = match message.tag {
                 b'X' => return Ok((at, FrontendEvent::Terminate)),

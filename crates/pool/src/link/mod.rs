@@ -106,6 +106,9 @@ enum Answer {
     Fake,
 }
 
+/// Answers outstanding above which the client is not read.
+const PIPELINE_MAX: usize = 32 * 1024;
+
 /// No statement has this id.
 const UNNAMED: u64 = u64::MAX;
 
@@ -555,6 +558,12 @@ impl Link {
     /// How many answers are outstanding.
     pub fn outstanding(&self) -> usize {
         self.pending.len() + self.foreign as usize
+    }
+
+    /// Whether [`Link::frontend`] takes no more of the client now: a pipeline is bounded by the memory for its answers. What the client has
+    /// begun to say it ends first.
+    pub fn is_full(&self) -> bool {
+        self.outstanding() > PIPELINE_MAX && self.frontend_left == 0
     }
 
     /// Whether [`Link::frontend`] uses nothing now: the client's next message means one thing or another by what the server answers to those

@@ -940,3 +940,33 @@ fn a_stream_of_copy_both_is_cut_where_its_messages_are() {
         assert!(!b.link.is_cut());
     }
 }
+
+/// The server keeps its answer until a Sync or Flush: without that nobody would ever read the Sync.
+#[test]
+fn a_pipeline_that_is_full_is_flushed() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let pair = [m(b'C', b"Sabc\0"), m(b'P', b"abc\0select 1\0\0\0")].concat();
+    let input = [m(b'D', b"P\0"), pair.repeat(PIPELINE_MAX), m(b'S', b"")].concat();
+    let (mut at, mut answers) = (0, 0);
+    while at < input.len() {
+        let (mut buffer, mut to_client) = (Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut buffer);
+        let mut context =
+            FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+        let (used, _) = b.link.frontend(&input[at..], &mut context, &mut out).expect("accepted");
+        let sent = out.bytes(&input[at..]).to_vec();
+        at += used;
+        if at < input.len() {
+            assert!(b.link.is_full() && b.link.outstanding() == PIPELINE_MAX + 1);
+            assert!(sent.ends_with(&m(b'H', b"")), "after {at} bytes");
+            answers += b.server_sends(&[m(b'n', b"")]).len() / 5;
+            assert!(!b.link.is_full());
+        }
+        answers += to_client.len() / 5;
+    }
+    b.server_sends(&[ready(b'I')]);
+    assert_eq!(answers, 1 + 2 * PIPELINE_MAX);
+    assert!(b.link.is_quiescent());
+}
