@@ -114,6 +114,36 @@ fn a_statement_that_the_server_lost_has_the_clients_name() -> Result<()> {
     Ok(())
 }
 
+/// Who does not ask again goes on as it would with a server of its own: the next Bind finds the statement, and a name that is taken does not
+/// get another text on a server that has lost it.
+#[test]
+fn a_statement_that_the_server_lost_is_lost_once() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(
+        &Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1"),
+    )?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut one, mut other) = (Client::connect(&options)?, Client::connect(&options)?);
+    let run = Batch::new().bind("", "plan", &[]).execute("", 0).sync();
+    let prepare = Batch::new().parse("plan", "select 1").sync();
+    said(&mut one, &prepare)?;
+    said(&mut other, &prepare)?;
+    let expected = said(&mut one, &run)?;
+    let lose = "do $$ begin execute 'deallocate all'; end $$";
+    one.query(lose)?.ok()?;
+    let heard = said(&mut other, &run)?;
+    assert_eq!(heard[0], "ERROR 26000: prepared statement \"plan\" does not exist");
+    assert_eq!(said(&mut other, &run)?, expected);
+    assert_eq!(said(&mut one, &run)?, expected);
+
+    one.query(lose)?.ok()?;
+    let heard = said(&mut one, &Batch::new().parse("plan", "select 2").sync())?;
+    assert_eq!(heard[0], "ERROR 42P05: prepared statement \"plan\" already exists");
+    assert_eq!(said(&mut one, &run)?, expected);
+    assert_eq!(said(&mut other, &run)?, expected);
+    Ok(())
+}
+
 /// A session of bytes that has prepared "s", and the messages that close it and prepare it again, which need no server.
 fn session_of_pairs(pooler: &Underpass) -> std::io::Result<(TcpStream, Vec<u8>)> {
     let mut raw = TcpStream::connect(("127.0.0.1", pooler.port()))?;
@@ -195,5 +225,28 @@ fn a_long_batch_of_made_up_answers_comes_to_its_sync() -> Result<()> {
     let answers = read_to_ready(&mut raw).expect("answers");
     assert!(answers.ends_with(&[b"3\0\0\0\x041\0\0\0\x04".repeat(PAIRS), READY.to_vec()].concat()));
     writer.join().expect("no panic").expect("written");
+    Ok(())
+}
+
+/// `statement_timeout` finds the server between the messages of a batch, at a Flush, and it goes on at the Sync.
+#[test]
+fn a_timeout_at_a_flush_is_not_the_end_of_the_server() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(
+        &Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1"),
+    )?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    let pid = "select pg_backend_pid()";
+    client.query("begin; set local statement_timeout = 300")?.ok()?;
+    let before = client.query(pid)?.ok()?.value().map(str::to_owned);
+    client.send(&Batch::new().parse("", "select 1").flush())?;
+    std::thread::sleep(Duration::from_millis(800));
+    client.send(&Batch::new().flush())?;
+    std::thread::sleep(Duration::from_millis(200));
+    let response = &client.exchange(&Batch::new().bind("", "", &[]).execute("", 0).sync())?[0];
+    let error = response.messages.iter().find_map(|message| message.error()).expect("timed out");
+    assert_eq!(error.sqlstate, "57014");
+    client.query("rollback")?.ok()?;
+    assert_eq!(client.query(pid)?.ok()?.value().map(str::to_owned), before, "{}", pooler.log());
     Ok(())
 }

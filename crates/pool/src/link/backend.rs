@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::names::{Alias, in_clients_words};
+use super::names::{Alias, in_clients_words, server_name};
 use super::{
     Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Resync, Side, Splice, Status, UNNAMED,
     Unnamed,
@@ -34,9 +34,9 @@ impl Link {
     ) -> Result<usize, LinkError> {
         if self.copy_both {
             out.keep(input, 0..input.len());
+            self.backend_head.follow(&mut self.backend_left, input);
             return Ok(input.len());
         }
-            self.backend_head.follow(&mut self.backend_left, input);
         let mut at = 0;
         loop {
             if self.backend_left > 0 {
@@ -136,7 +136,8 @@ impl Link {
                 b'W' => self.copy_both = true,
                 b'E' => {
                     let names = self.pending.front().is_some_and(|op| op.kind.names_statement());
-                    if (names || hidden) && !complete && total <= HELD_MAX {
+                    let unasked = self.pending.is_empty();
+                    if (names || hidden || unasked) && !complete && total <= HELD_MAX {
                         break;
                     }
                     let statement = self.pending.front().map_or(0, |op| op.statement);
@@ -151,7 +152,7 @@ impl Link {
                         show = self.pending.front().is_some_and(|op| op.kind != OpKind::Query)
                             && client.is_some();
                     }
-                    self.failed(client.as_deref_mut())?;
+                    self.failed(body, client.as_deref_mut())?;
                     if show && names && complete {
                         // Once what the error undid is undone: the client's names are those that it had when the server met its message.
                         told = in_clients_words(body, alias.as_ref(), client.as_deref());
@@ -188,10 +189,10 @@ impl Link {
             if self.copy_both {
                 // From here on all passes, wherever this read ended.
                 out.keep(input, at..input.len());
+                self.backend_head.follow(&mut self.backend_left, &input[at..]);
                 return Ok(input.len());
             }
             if self.backend_left == 0 {
-                self.backend_head.follow(&mut self.backend_left, &input[at..]);
                 self.make_up(input, out);
             }
         }
@@ -267,6 +268,11 @@ impl Link {
             b'C' if is_deallocate_all(body) => self.forget_statements(client),
             // Which statement it was is not known: each is prepared again before its next use.
             b'E' if is_plan_changed(body) => self.statements.outdate_all(),
+            b'E' if has_field(body, b"C26000") => {
+                if let Some(name) = server_name(body) {
+                    self.statements.outdate_named(&body[name]);
+                }
+            }
             // The request is known now: from here on it is followed as if it had passed here.
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
@@ -439,7 +445,7 @@ impl Link {
     }
 
     /// ErrorResponse: in the extended protocol, all up to the next Sync is void.
-    fn failed(&mut self, mut client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+    fn failed(&mut self, body: &[u8], mut client: Option<&mut ClientSide>) -> Result<(), LinkError> {
         if self.copy_syncs > 0 {
             return Err(LinkError::SyncInCopy);
         }
@@ -447,6 +453,11 @@ impl Link {
         // Between CopyInResponse and the first data a server checks much (a view, a cancel request), and reads nothing.
         self.doubt |= std::mem::take(&mut self.copy_ahead) > 0;
         match self.pending.front().map(|op| op.kind) {
+            // A timeout, or a cancel request, that met the server while it read on in an open batch (at a Flush).
+            None if self.in_extended && !is_fatal(body) => {
+                self.skip_until_sync = true;
+                return Ok(());
+            }
             // Reported outside any command: the server is about to end the connection.
             None => {
                 self.is_ending = true;
@@ -456,6 +467,9 @@ impl Link {
             Some(OpKind::Sync) => return Ok(()),
             Some(_) => {}
         }
+        // Something took it away that no CommandComplete tells, such as a DEALLOCATE inside DO.
+        let lost = self.pending.front().map(|op| op.statement);
+        let lost = lost.filter(|&id| id != 0 && id != UNNAMED && has_field(body, b"C26000"));
         let (mut void, mut unnamed, mut forgotten) = (Vec::new(), false, false);
         while self.pending.front().is_some_and(|op| op.kind != OpKind::Sync) {
             let Some(op) = self.pop() else { break };
@@ -475,6 +489,10 @@ impl Link {
         let pending = self.pending.iter().filter_map(|op| op.effect.as_ref());
         for effect in void.iter().chain(pending).rev() {
             effect.undo(client.as_deref_mut(), &mut self.statements);
+        }
+        if let Some(id) = lost {
+            // The code may be that of a function which was called for it: closing it first is right in either case.
+            self.statements.outdate(id);
         }
         self.redo_pending(client);
         self.skip_until_sync = self.pending.is_empty();
@@ -499,8 +517,17 @@ fn is_deallocate_all(tag: &[u8]) -> bool {
 /// "cached plan must not change result type" (plancache.c): the statement must be parsed again to be of use. Told by SQLSTATE and routine,
 /// for the text is in the server's language.
 fn is_plan_changed(body: &[u8]) -> bool {
-    let has = |field: &[u8]| body.split(|&byte| byte == 0).any(|part| part == field);
-    has(b"C0A000") && has(b"RRevalidateCachedQuery")
+    has_field(body, b"C0A000") && has_field(body, b"RRevalidateCachedQuery")
+}
+
+/// Whether an ErrorResponse has this field: type and value.
+fn has_field(body: &[u8], field: &[u8]) -> bool {
+    body.split(|&byte| byte == 0).any(|part| part == field)
+}
+
+/// Whether the server ends the connection behind this error. Servers before 9.6 tell the severity in their language only.
+fn is_fatal(body: &[u8]) -> bool {
+    [b"VFATAL".as_slice(), b"VPANIC", b"SFATAL", b"SPANIC"].iter().any(|field| has_field(body, field))
 }
 
 fn parameter(body: &[u8]) -> Option<(&str, Cow<'_, str>)> {

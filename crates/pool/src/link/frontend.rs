@@ -8,7 +8,7 @@ use memchr::memchr;
 use super::names::Alias;
 use super::{
     Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice,
-    UNNAMED, Unnamed, judge_head,
+    Status, UNNAMED, Unnamed, judge_head,
 };
 use crate::prepared::{self, Statement};
 
@@ -257,7 +257,11 @@ impl Link {
                 return Ok(None);
             }
             self.counts.client_parse += 1;
-            // The name is taken. The server says so itself when it is asked to parse under a name that it has.
+            // The name is taken. The server says so itself when it is asked to parse under a name that it has. It must have it for certain:
+            // one that has lost it unnoticed would take this text for all who use the name. In a failed transaction it takes none.
+            if self.status != Status::Failed {
+                self.statements.outdate(existing.id);
+            }
             self.ensure(&existing, input, out);
             prepared::message(out.compose(input), b'P', &[&existing.name, b"\0", body]);
             let effect = aliased(&existing.name, name);

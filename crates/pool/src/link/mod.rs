@@ -404,13 +404,13 @@ pub struct Link {
     resync: Resync,
     /// Replication: both directions pass as they come until the connection ends; only where their messages end is followed.
     copy_both: bool,
+    /// Heads of messages that have passed in part during `copy_both`.
+    frontend_head: framing::Head,
+    backend_head: framing::Head,
     /// The server reported an error outside any command: it is about to end the connection.
     is_ending: bool,
     /// The client's next message is passed on once all answers are there, because it depends on them.
     holds: bool,
-    /// Heads of messages that have passed in part during `copy_both`.
-    frontend_head: framing::Head,
-    backend_head: framing::Head,
     /// ReadyForQuery outstanding of requests that a kernel lane forwarded: their answers pass unseen, one by one.
     foreign: u32,
     /// Whether the last of them ends a batch of the extended protocol.
@@ -473,12 +473,12 @@ impl Link {
             doubt: false,
             resync: Resync::None,
             copy_both: false,
+            frontend_head: framing::Head::default(),
+            backend_head: framing::Head::default(),
             is_ending: false,
             holds: false,
             foreign: 0,
             foreign_extended: false,
-            frontend_head: framing::Head::default(),
-            backend_head: framing::Head::default(),
             foreign_open: false,
             forwarded_head: 0,
             unnamed: Unnamed::Stranger,

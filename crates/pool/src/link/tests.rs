@@ -370,7 +370,11 @@ fn errors_name_the_clients_statement() {
     b.server_sends(&[m(b'1', b""), ready(b'I')]);
     let taken = |name: &str| m(b'E', format!("C42P05\0M\"{name}\" already exists\0\0").as_bytes());
     b.client_sends(&[m(b'P', b"plan\0select 2\0\0\0"), m(b'C', b"Splan\0"), m(b'S', b"")]);
-    assert_eq!(b.server_sends(&[taken("~000"), ready(b'I')]), [taken("plan"), ready(b'I')].concat());
+    let prepared_again = [m(b'3', b""), m(b'1', b"")].concat();
+    assert_eq!(
+        b.server_sends(&[prepared_again, taken("~000"), ready(b'I')]),
+        [taken("plan"), ready(b'I')].concat()
+    );
     // Told by the client's table, with the Close behind the failure undone.
     let few = |name: &str| m(b'E', format!("C08P01\0M\"{name}\" requires 1\0\0").as_bytes());
     b.client_sends(&[m(b'B', b"\0plan\0\0\0\0\0\0\0"), m(b'C', b"Splan\0"), m(b'S', b"")]);
@@ -938,6 +942,88 @@ fn a_stream_of_copy_both_is_cut_where_its_messages_are() {
         assert!(b.link.is_cut() && !b.link.is_answer_cut(), "{cut} bytes of the client's");
         b.client_sends(&[status[cut..].to_vec()]);
         assert!(!b.link.is_cut());
+    }
+}
+
+/// A DO block that deallocates, say: no CommandComplete tells.
+#[test]
+fn a_statement_that_the_server_lost_is_prepared_again() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let lost = m(b'E', b"SERROR\0C26000\0Mprepared statement \"~00\" does not exist\0\0");
+    let bind = m(b'B', b"\0abc\0\0\0\0\0\0\0");
+    let again = [m(b'C', b"S~00\0"), m(b'P', b"~00\0select 1\0\0\0")].concat();
+    for ask in [&bind, &m(b'D', b"Sabc\0")] {
+        b.client_sends(&[ask.clone(), m(b'S', b"")]);
+        b.server_sends(&[lost.clone(), ready(b'I')]);
+        let (sent, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+        assert_eq!(sent, [again.clone(), m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'S', b"")].concat());
+        b.server_sends(&[m(b'3', b""), m(b'1', b""), m(b'2', b""), ready(b'I')]);
+        assert!(b.link.is_quiescent());
+        let (sent, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+        assert_eq!(sent, [m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'S', b"")].concat(), "it has it now");
+        b.server_sends(&[m(b'2', b""), ready(b'I')]);
+    }
+    // What was closed behind it in the same batch was not closed, and is not there either.
+    b.link.options.statements_max = 1;
+    b.client_sends(&[bind.clone(), m(b'P', b"new\0select 2\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[lost.clone(), ready(b'I')]);
+    assert!(b.link.statements.is_empty());
+    // Another error of the kind says nothing of the server's tables.
+    let (sent, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+    assert!(sent.starts_with(&again));
+    b.server_sends(&[m(b'3', b""), m(b'1', b""), m(b'2', b""), ready(b'I')]);
+    b.client_sends(&[m(b'B', b"\0nobody\0\0\0\0\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[lost.clone(), ready(b'I')]);
+    assert_eq!(b.link.statements.len(), 1);
+    // The same in what a lane forwarded, which is told by the name alone.
+    let mut lane = Link::new(LinkOptions::default());
+    lane.adopt(ADOPTED);
+    std::mem::swap(&mut lane.statements, &mut b.link.statements);
+    b.link = lane;
+    b.server_sends(&[lost, ready(b'I')]);
+    assert!(b.link.statements.is_empty());
+}
+
+/// The server would take another text under that name, and give it to all who use it.
+#[test]
+fn no_other_text_comes_under_a_name_that_the_server_may_have_lost() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let (sent, _) = b.client_sends(&[m(b'P', b"abc\0select 2\0\0\0"), m(b'S', b"")]);
+    let own = [m(b'C', b"S~00\0"), m(b'P', b"~00\0select 1\0\0\0")].concat();
+    assert_eq!(sent, [own, m(b'P', b"~00\0select 2\0\0\0"), m(b'S', b"")].concat());
+    let taken = m(b'E', b"SERROR\0C42P05\0Mprepared statement \"~00\" already exists\0\0");
+    let heard = b.server_sends(&[m(b'3', b""), m(b'1', b""), taken, ready(b'I')]);
+    let told = m(b'E', b"SERROR\0C42P05\0Mprepared statement \"abc\" already exists\0\0");
+    assert_eq!(heard, [told, ready(b'I')].concat());
+    assert_eq!((b.link.statements.len(), b.client.statement_count()), (1, 1));
+}
+
+/// statement_timeout at a Flush, when all is answered: the server skips to the Sync and goes on.
+#[test]
+fn an_error_between_the_messages_of_a_batch_is_not_the_servers_end() {
+    for (error, is_ending) in [
+        ("SERROR\0VERROR\0C57014\0", false),
+        ("SFEHLER\0VERROR\0C57014\0", false),
+        ("SFATAL\0VFATAL\0C57P01\0", true),
+        ("SFATAL\0C57P01\0", true),
+    ] {
+        let mut b = Bench::new();
+        b.client_sends(&[m(b'P', b"\0select 1\0\0\0"), m(b'H', b"")]);
+        b.server_sends(&[m(b'1', b"")]);
+        b.client_sends(&[m(b'H', b"")]);
+        let error = m(b'E', &[error.as_bytes(), b"\0"].concat());
+        assert_eq!(b.server_sends(std::slice::from_ref(&error)), error);
+        assert_eq!(b.link.is_ending(), is_ending, "{error:?}");
+        if !is_ending {
+            assert!(b.link.awaits_client() && !b.link.is_quiescent());
+            b.client_sends(&[m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'S', b"")]);
+            b.server_sends(&[ready(b'I')]);
+            assert!(b.link.is_quiescent());
+        }
     }
 }
 
