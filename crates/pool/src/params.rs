@@ -2,6 +2,7 @@
 //! Reported parameters (`GUC_REPORT`): what a server said each has, what a client wants each to have, and the shortest way from one to
 //! the other. PostgreSQL manual, 55.2.7 "Asynchronous Operations": ParameterStatus.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -116,29 +117,81 @@ impl ParameterSet {
     /// parameters that the server reports are compared; others cannot be known.
     pub fn restore_query(&self, wanted: &ParameterSet) -> Option<Restore> {
         let (mut query, mut cannot_fail) = (String::new(), true);
+        let takes_escapes = self.takes_escapes();
+        let encoding = wanted.get("client_encoding").or(self.get("client_encoding"));
+        let is_encoding_other = self.get("client_encoding") != encoding;
         for (name, value) in wanted.iter() {
-            if self.get(name).is_some_and(|have| have != value) && is_settable(name) {
+            let hex = hex_of_raw(value);
+            let differs = |have| have != value || hex.is_some() && is_encoding_other;
+            if self.get(name).is_some_and(differs) && is_settable(name) {
                 // PostgreSQL takes any string for it, if its bytes are characters: these are in every encoding.
-                cannot_fail &= name.eq_ignore_ascii_case("application_name") && value.is_ascii();
+                cannot_fail &=
+                    name.eq_ignore_ascii_case("application_name") && value.is_ascii() && hex.is_none();
                 // search_path is reported as a list of quoted identifiers. SET would take the whole, as a literal, for one name, and without quotes
                 // run whatever else a client put there.
                 if name.eq_ignore_ascii_case(SESSION_AUTHORIZATION) && value.is_empty() {
                     query.push_str("SET SESSION AUTHORIZATION DEFAULT;");
+                } else if let Some(hex) = hex {
+                    query.push_str("SELECT pg_catalog.set_config(");
+                    quote_literal(&mut query, name, takes_escapes);
+                    query.push_str(",pg_catalog.convert_from(pg_catalog.decode('");
+                    query.push_str(hex);
+                    query.push_str("','hex'),");
+                    quote_literal(&mut query, encoding.unwrap_or("UTF8"), takes_escapes);
+                    query.push_str("),false);");
                 } else if name.eq_ignore_ascii_case("search_path") {
                     query.push_str("SELECT pg_catalog.set_config('search_path',");
-                    quote_literal(&mut query, value);
+                    quote_literal(&mut query, value, takes_escapes);
                     query.push_str(",false);");
                 } else {
                     query.push_str("SET ");
                     quote_identifier(&mut query, name);
                     query.push_str(" = ");
-                    quote_literal(&mut query, value);
+                    quote_literal(&mut query, value, takes_escapes);
                     query.push(';');
                 }
             }
         }
         (!query.is_empty()).then_some(Restore { query, cannot_fail })
     }
+
+    /// Whether a session with these takes `\u` of any character in a literal: older servers do in UTF-8 alone.
+    fn takes_escapes(&self) -> bool {
+        let major = |version: &str| version.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok();
+        self.get("server_version").and_then(major).is_some_and(|major: u32| major >= 13)
+            || self.get("server_encoding").is_some_and(|encoding| encoding.eq_ignore_ascii_case("UTF8"))
+    }
+}
+
+/// Between the text and the bytes, in hexadecimal, of a value that is not UTF-8. Values of others have none.
+const RAW_MARK: char = '\0';
+
+/// The value of a parameter as a server reports it, in the session's `client_encoding`. One that is not UTF-8 equals none that is, and no
+/// other: a session that has it is not taken for one that has nothing set.
+pub fn from_wire(value: &[u8]) -> Cow<'_, str> {
+    match String::from_utf8_lossy(value) {
+        Cow::Borrowed(text) if !text.contains(RAW_MARK) => Cow::Borrowed(text),
+        text => {
+            let mut text = text.replace(RAW_MARK, "");
+            text.push(RAW_MARK);
+            value.iter().for_each(|byte| text.push_str(&format!("{byte:02x}")));
+            Cow::Owned(text)
+        }
+    }
+}
+
+/// The bytes that [`from_wire`] was given.
+pub fn to_wire(value: &str) -> Cow<'_, [u8]> {
+    let Some(hex) = hex_of_raw(value) else { return Cow::Borrowed(value.as_bytes()) };
+    let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
+    let pairs = hex.as_bytes().chunks(2);
+    Cow::Owned(pairs.map(|pair| pair.iter().fold(0, |byte, &d| byte << 4 | digit(d))).collect())
+}
+
+/// Of a value that is not UTF-8.
+fn hex_of_raw(value: &str) -> Option<&str> {
+    let (_, hex) = value.split_once(RAW_MARK)?;
+    hex.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(hex)
 }
 
 /// See [`ParameterSet::restore_query`].
@@ -162,17 +215,20 @@ pub fn quote_identifier(out: &mut String, name: &str) {
     out.push('"');
 }
 
-/// Appends `value` as a literal that reads the same whatever `standard_conforming_strings` is.
-pub fn quote_literal(out: &mut String, value: &str) {
-    if value.contains('\\') {
+/// Appends `value` as a literal that reads the same whatever `standard_conforming_strings` is, and with `takes_escapes` (PostgreSQL manual,
+/// 4.1.2.2) whatever `client_encoding`, which is another client's still when this is read.
+fn quote_literal(out: &mut String, value: &str, takes_escapes: bool) {
+    if value.contains('\\') || takes_escapes && !value.is_ascii() {
         out.push_str(" E");
     }
     out.push('\'');
     for c in value.chars() {
-        if c == '\'' || c == '\\' {
-            out.push(c);
+        match c {
+            '\'' | '\\' => out.extend([c, c]),
+            '\u{10000}'.. if takes_escapes => out.push_str(&format!("\\U{:08x}", u32::from(c))),
+            '\u{80}'.. if takes_escapes => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            _ => out.push(c),
         }
-        out.push(c);
     }
     out.push('\'');
 }
@@ -273,6 +329,48 @@ mod tests {
         ]);
         assert_eq!(query(&server, &client).as_deref(), Some("SET \"datestyle\" = 'ISO, DMY';"));
         assert_eq!(server.restore_query(&set(&[("TimeZone", "UTC")])), None);
+    }
+
+    #[test]
+    fn characters_are_told_in_no_encoding_where_the_server_knows_them_so() {
+        let wanted = set(&[("search_path", "caf\u{e9} \\ \u{1f600}")]);
+        let asked = |version, encoding| {
+            let server =
+                set(&[("search_path", ""), ("server_version", version), ("server_encoding", encoding)]);
+            query(&server, &wanted).unwrap()
+        };
+        let escaped = r"SELECT pg_catalog.set_config('search_path', E'caf\u00e9 \\ \U0001f600',false);";
+        let plain = "SELECT pg_catalog.set_config('search_path', E'caf\u{e9} \\\\ \u{1f600}',false);";
+        assert_eq!(asked("15.4 (Debian 15.4-1)", "LATIN1"), escaped);
+        assert_eq!(asked("9.6.3", "UTF8"), escaped);
+        assert_eq!(asked("12.17", "LATIN1"), plain);
+        assert_eq!(asked("", ""), plain);
+    }
+
+    /// In a session whose `client_encoding` is LATIN1.
+    #[test]
+    fn a_value_that_is_not_utf_8_is_nobody_elses() {
+        let latin = from_wire(b"caf\xe9");
+        assert_eq!(*to_wire(&latin), *b"caf\xe9");
+        assert_eq!(*to_wire(&from_wire("caf\u{e9}".as_bytes())), *"caf\u{e9}".as_bytes());
+        assert_eq!(*to_wire(&from_wire(b"\0'")), *b"\0'");
+        for name in [SESSION_AUTHORIZATION, "search_path", "application_name"] {
+            let has = |value: &str, encoding| set(&[(name, value), ("client_encoding", encoding)]);
+            let server = has(&latin, "LATIN1");
+            let own = format!(
+                "SELECT pg_catalog.set_config('{name}',\
+                 pg_catalog.convert_from(pg_catalog.decode('636166e9','hex'),'LATIN1'),false);"
+            );
+            for other in ["", "public", "caf\u{e9}", &from_wire(b"caf\xe8")] {
+                let other = has(other, "LATIN1");
+                assert!(server.restore_query(&other).is_some(), "{name} is left to {other:?}");
+                let back = other.restore_query(&server).unwrap();
+                assert_eq!((&*back.query, back.cannot_fail), (&*own, false));
+            }
+            assert_eq!(server.restore_query(&server.clone()), None);
+            // The same bytes are other characters there.
+            assert!(query(&has(&latin, "LATIN2"), &server).unwrap().contains(&own));
+        }
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl Statement {
         message(out, b'P', &[&self.name, b"\0", &self.body]);
     }
 
+    /// What it takes of a server's share.
+    fn cost(&self) -> usize {
+        cost(&self.name, self)
+    }
+
     /// Appends the Close message that removes it from a server.
     pub fn close_message(&self, out: &mut Vec<u8>) {
         message(out, b'C', &[b"S", &self.name, b"\0"]);
@@ -240,6 +245,8 @@ pub struct ServerStatements {
     uses: u64,
     /// On the server, but to be closed before they are parsed again. They count as absent.
     outdated: Vec<Arc<Statement>>,
+    /// What all of them take, outdated ones too: each keeps its text in our memory and in the server's.
+    bytes: usize,
 }
 
 impl ServerStatements {
@@ -262,25 +269,37 @@ impl ServerStatements {
 
     /// Notes that the server has it.
     pub fn insert(&mut self, statement: Arc<Statement>) {
+        self.take_outdated(statement.id);
         self.uses += 1;
         self.changes += 1;
-        self.held.insert(statement.id, (statement, self.uses));
+        self.bytes += statement.cost();
+        if let Some((before, _)) = self.held.insert(statement.id, (statement, self.uses)) {
+            self.bytes -= before.cost();
+        }
     }
 
     /// Notes that the server has it no more.
     pub fn remove(&mut self, id: u64) {
         self.changes += 1;
-        self.held.remove(&id);
+        if let Some((statement, _)) = self.held.remove(&id) {
+            self.bytes -= statement.cost();
+        }
     }
 
-    /// Takes out the least recently used while `max` or more are held.
-    pub fn evict(&mut self, max: usize) -> Option<Arc<Statement>> {
-        if self.held.len() < max.max(1) {
+    /// Takes out one that is outdated, or else the least recently used, while with `more` there are more than `max` or they take more than
+    /// `bytes_max`.
+    pub fn evict(&mut self, more: &Statement, max: usize, bytes_max: usize) -> Option<Arc<Statement>> {
+        let count = self.held.len() + self.outdated.len();
+        if count < max.max(1) && self.bytes + more.cost() <= bytes_max {
             return None;
         }
         self.changes += 1;
-        let oldest = self.held.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id)?;
-        self.held.remove(&oldest).map(|(statement, _)| statement)
+        let evicted = self.outdated.pop().or_else(|| {
+            let oldest = self.held.iter().min_by_key(|(_, (_, used))| *used).map(|(id, _)| *id)?;
+            self.held.remove(&oldest).map(|(statement, _)| statement)
+        })?;
+        self.bytes -= evicted.cost();
+        Some(evicted)
     }
 
     /// The server's plan of it is of no use any more.
@@ -288,6 +307,14 @@ impl ServerStatements {
         self.changes += 1;
         if let Some((statement, _)) = self.held.remove(&id) {
             self.outdated.push(statement);
+        }
+    }
+
+    /// The same of the one that has this name on the server, if it is held.
+    pub fn outdate_named(&mut self, name: &[u8]) {
+        let id = self.iter().find(|statement| *statement.name == *name).map(|statement| statement.id);
+        if let Some(id) = id {
+            self.outdate(id);
         }
     }
 
@@ -299,8 +326,9 @@ impl ServerStatements {
 
     /// Whether it is on the server with an outdated plan; the caller closes it.
     pub fn take_outdated(&mut self, id: u64) -> bool {
-        let at = self.outdated.iter().position(|statement| statement.id == id);
-        at.map(|at| self.outdated.swap_remove(at)).is_some()
+        let Some(at) = self.outdated.iter().position(|statement| statement.id == id) else { return false };
+        self.bytes -= self.outdated.swap_remove(at).cost();
+        true
     }
 
     /// Forgets all.
@@ -308,6 +336,7 @@ impl ServerStatements {
         self.changes += 1;
         self.held.clear();
         self.outdated.clear();
+        self.bytes = 0;
     }
 
     /// As [`ClientStatements::changes`].
@@ -318,6 +347,11 @@ impl ServerStatements {
     /// All that the server has, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Statement>> {
         self.held.values().map(|(statement, _)| statement)
+    }
+
+    /// Memory that they take, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// How many the server has.
@@ -371,7 +405,40 @@ mod tests {
         let all: Vec<_> = (0..3u32).map(|n| table.intern(5, &n.to_be_bytes())).collect();
         all.iter().for_each(|s| server.insert(s.clone()));
         assert!(server.touch(all[0].id));
-        assert_eq!(server.evict(3).map(|s| s.id), Some(all[1].id));
-        assert!(server.evict(3).is_none());
+        let evict = |server: &mut ServerStatements| server.evict(&all[0], 3, usize::MAX).map(|s| s.id);
+        assert_eq!(evict(&mut server), Some(all[1].id));
+        assert!(evict(&mut server).is_none());
+        // What is of no use any more goes first, and takes room until then.
+        server.insert(all[1].clone());
+        server.outdate(all[0].id);
+        assert_eq!(evict(&mut server), Some(all[0].id));
+        assert!(evict(&mut server).is_none() && server.len() == 2);
+    }
+
+    #[test]
+    fn a_server_keeps_no_more_bytes_than_it_may() {
+        let table = Statements::default();
+        let mut server = ServerStatements::default();
+        let [small, large, other] = [100, 5000, 5001].map(|size| table.intern(5, &vec![b'x'; size]));
+        server.insert(small.clone());
+        server.insert(large.clone());
+        server.insert(large.clone());
+        assert!(server.evict(&small, 200, 6000).is_none());
+        assert_eq!(server.evict(&other, 200, 6000).map(|s| s.id), Some(small.id));
+        assert_eq!(server.evict(&other, 200, 6000).map(|s| s.id), Some(large.id));
+        assert!(server.evict(&other, 200, 6000).is_none() && server.bytes() == 0);
+        // One that is larger than all may be is kept alone.
+        server.insert(other.clone());
+        assert_eq!(server.evict(&large, 200, 100).map(|s| s.id), Some(other.id));
+        assert!(server.evict(&large, 200, 100).is_none());
+        // Whatever way they go.
+        server.insert(large.clone());
+        server.outdate(large.id);
+        assert!(server.bytes() > 5000 && server.take_outdated(large.id) && server.bytes() == 0);
+        server.insert(large.clone());
+        server.outdate(large.id);
+        server.insert(large.clone());
+        server.remove(large.id);
+        assert!(server.bytes() == 0 && server.evict(&small, 1, 6000).is_none());
     }
 }

@@ -213,3 +213,26 @@ fn a_request_outlives_the_server_that_is_prepared_for_it() -> Result<()> {
     }
     Ok(())
 }
+
+/// The same of a stream that passes as it comes: half a CopyData is half a message.
+#[test]
+fn nothing_is_said_into_the_middle_of_replicated_data() -> Result<()> {
+    let stream = Reply::new().message(b'W', b"\0\0\0").message(b'd', &[b'w'; 100_000]);
+    let whole = stream.as_bytes().len();
+    for cut in [whole - 50_000, 8 + 3, whole] {
+        let mock = MockServer::start({
+            let stream = stream.clone();
+            move |_| vec![Step::Login, Step::Expect(b'Q'), part(&stream, ..cut), Step::Close]
+        })?;
+        let pooler = Underpass::start(&mocked(&mock))?;
+        let mut raw = raw_session(&pooler);
+        raw.write_all(Batch::new().query("START_REPLICATION 0/0").as_bytes()).expect("query");
+        let mut answer = Vec::new();
+        raw.read_to_end(&mut answer).expect("the end of the connection");
+        assert!(answer.starts_with(&stream.as_bytes()[..cut]), "{} bytes for {cut}", answer.len());
+        let told = &answer[cut..];
+        assert_eq!(told.first() == Some(&b'E'), cut == whole, "{:?}", String::from_utf8_lossy(told));
+        assert!(cut == whole || told.is_empty());
+    }
+    Ok(())
+}

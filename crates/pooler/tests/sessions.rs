@@ -900,3 +900,32 @@ fn a_client_is_told_what_login_notify_message_says() -> Result<()> {
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"));
     Ok(())
 }
+
+/// What a server reports in another `client_encoding` than the pooler reads is put back for its client, and for nobody else; and what is put
+/// back is read by a session that has the encoding of the client before.
+#[test]
+fn parameters_keep_their_characters_among_clients_of_several_encodings() -> Result<()> {
+    let server = Postgres::start()?;
+    server.sql("create role \"caf\u{e9}\"")?;
+    let pooler = Underpass::start(&transaction(&server).set("default_pool_size", "1"))?;
+    let options = pooler.options("postgres", "postgres");
+    let who = |client: &mut Client| -> Result<String> {
+        let sql = "select encode(convert_to(session_user::text, 'UTF8'), 'hex') || pg_client_encoding()";
+        Ok(client.query(sql)?.ok()?.value().unwrap_or_default().to_owned())
+    };
+    let (cafe, plain) = ("636166c3a9", "706f737467726573");
+    let mut latin = Client::connect(&options.clone().parameter("client_encoding", "LATIN1"))?;
+    let mut other_latin = Client::connect(&options.clone().parameter("client_encoding", "LATIN1"))?;
+    let (mut utf, mut other_utf) = (Client::connect(&options)?, Client::connect(&options)?);
+    for client in [&mut latin, &mut utf] {
+        client.query(r#"set session authorization U&"caf\00e9""#)?.ok()?;
+    }
+    for _ in 0..2 {
+        assert_eq!(who(&mut latin)?, format!("{cafe}LATIN1"));
+        assert_eq!(who(&mut other_latin)?, format!("{plain}LATIN1"));
+        assert_eq!(who(&mut utf)?, format!("{cafe}UTF8"), "{}", pooler.log());
+        assert_eq!(who(&mut latin)?, format!("{cafe}LATIN1"));
+        assert_eq!(who(&mut other_utf)?, format!("{plain}UTF8"));
+    }
+    Ok(())
+}

@@ -2,6 +2,10 @@
 //! What goes wrong with prepared statements, said to PostgreSQL directly and through the pooler: a client hears the same, with its own names,
 //! and finds its transaction in the same state.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
 use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
 
 /// Types and bodies of what is answered; of errors only what users read.
@@ -107,5 +111,142 @@ fn a_statement_that_the_server_lost_has_the_clients_name() -> Result<()> {
     client.query("do $$ begin execute 'deallocate all'; end $$")?.ok()?;
     let heard = said(&mut client, &Batch::new().bind("", "plan", &[]).sync())?;
     assert_eq!(heard[0], "ERROR 26000: prepared statement \"plan\" does not exist");
+    Ok(())
+}
+
+/// Who does not ask again goes on as it would with a server of its own: the next Bind finds the statement, and a name that is taken does not
+/// get another text on a server that has lost it.
+#[test]
+fn a_statement_that_the_server_lost_is_lost_once() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(
+        &Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1"),
+    )?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut one, mut other) = (Client::connect(&options)?, Client::connect(&options)?);
+    let run = Batch::new().bind("", "plan", &[]).execute("", 0).sync();
+    let prepare = Batch::new().parse("plan", "select 1").sync();
+    said(&mut one, &prepare)?;
+    said(&mut other, &prepare)?;
+    let expected = said(&mut one, &run)?;
+    let lose = "do $$ begin execute 'deallocate all'; end $$";
+    one.query(lose)?.ok()?;
+    let heard = said(&mut other, &run)?;
+    assert_eq!(heard[0], "ERROR 26000: prepared statement \"plan\" does not exist");
+    assert_eq!(said(&mut other, &run)?, expected);
+    assert_eq!(said(&mut one, &run)?, expected);
+
+    one.query(lose)?.ok()?;
+    let heard = said(&mut one, &Batch::new().parse("plan", "select 2").sync())?;
+    assert_eq!(heard[0], "ERROR 42P05: prepared statement \"plan\" already exists");
+    assert_eq!(said(&mut one, &run)?, expected);
+    assert_eq!(said(&mut other, &run)?, expected);
+    Ok(())
+}
+
+/// A session of bytes that has prepared "s", and the messages that close it and prepare it again, which need no server.
+fn session_of_pairs(pooler: &Underpass) -> std::io::Result<(TcpStream, Vec<u8>)> {
+    let mut raw = TcpStream::connect(("127.0.0.1", pooler.port()))?;
+    raw.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let startup = Batch::new().startup(0x0003_0000, &[("user", "postgres"), ("database", "postgres")]);
+    raw.write_all(startup.as_bytes())?;
+    let ready = |raw: &mut TcpStream| -> std::io::Result<()> {
+        let (mut last, mut byte) = ([0; 6], [0]);
+        while last != *READY {
+            raw.read_exact(&mut byte)?;
+            last.rotate_left(1);
+            last[5] = byte[0];
+        }
+        Ok(())
+    };
+    ready(&mut raw)?;
+    raw.write_all(Batch::new().parse("s", "select 1").sync().as_bytes())?;
+    ready(&mut raw)?;
+    Ok((raw, Batch::new().close_statement("s").parse("s", "select 1").as_bytes().to_vec()))
+}
+
+const READY: &[u8; 6] = b"Z\0\0\0\x05I";
+
+/// What is answered up to ReadyForQuery.
+fn read_to_ready(raw: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let (mut all, mut chunk) = (Vec::new(), vec![0; 65_536]);
+    while !all.ends_with(READY) {
+        let count = raw.read(&mut chunk)?;
+        if count == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        all.extend_from_slice(&chunk[..count]);
+    }
+    Ok(all)
+}
+
+#[test]
+fn a_client_that_takes_no_answers_is_not_read_for_ever() -> Result<()> {
+    const ACCEPTED_MAX: usize = 48 << 20;
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&Ini::for_server(&server).set("pool_mode", "transaction"))?;
+    let (mut raw, pair) = session_of_pairs(&pooler).expect("a session");
+    raw.set_write_timeout(Some(Duration::from_secs(2))).expect("timeout");
+    let (pairs, mut accepted) = (pair.repeat(4096), 0);
+    while accepted < ACCEPTED_MAX {
+        match raw.write(&pairs[accepted % pair.len()..]) {
+            Ok(count) => accepted += count,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                break;
+            }
+        }
+    }
+    assert!(accepted < ACCEPTED_MAX, "no end of what the pooler takes");
+    // As soon as the client reads, all is answered.
+    let mut rest = pair[accepted % pair.len()..].to_vec();
+    accepted += rest.len();
+    rest.extend_from_slice(Batch::new().sync().as_bytes());
+    let mut writer = raw.try_clone().expect("clone");
+    writer.set_write_timeout(None).expect("timeout");
+    let writer = std::thread::spawn(move || writer.write_all(&rest));
+    let answers = read_to_ready(&mut raw).expect("answers");
+    assert!(answers == [b"3\0\0\0\x041\0\0\0\x04".repeat(accepted / pair.len()), READY.to_vec()].concat());
+    writer.join().expect("no panic").expect("written");
+    Ok(())
+}
+
+/// PostgreSQL keeps the first answer until a Sync or Flush; those behind it are the pooler's.
+#[test]
+fn a_long_batch_of_made_up_answers_comes_to_its_sync() -> Result<()> {
+    const PAIRS: usize = 40_000;
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(&Ini::for_server(&server).set("pool_mode", "transaction"))?;
+    let (mut raw, pair) = session_of_pairs(&pooler).expect("a session");
+    let describe = Batch::new().describe_statement("s");
+    let batch = [describe.as_bytes(), &pair.repeat(PAIRS), Batch::new().sync().as_bytes()].concat();
+    let mut writer = raw.try_clone().expect("clone");
+    let writer = std::thread::spawn(move || writer.write_all(&batch));
+    let answers = read_to_ready(&mut raw).expect("answers");
+    assert!(answers.ends_with(&[b"3\0\0\0\x041\0\0\0\x04".repeat(PAIRS), READY.to_vec()].concat()));
+    writer.join().expect("no panic").expect("written");
+    Ok(())
+}
+
+/// `statement_timeout` finds the server between the messages of a batch, at a Flush, and it goes on at the Sync.
+#[test]
+fn a_timeout_at_a_flush_is_not_the_end_of_the_server() -> Result<()> {
+    let server = Postgres::start()?;
+    let pooler = Underpass::start(
+        &Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1"),
+    )?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    let pid = "select pg_backend_pid()";
+    client.query("begin; set local statement_timeout = 300")?.ok()?;
+    let before = client.query(pid)?.ok()?.value().map(str::to_owned);
+    client.send(&Batch::new().parse("", "select 1").flush())?;
+    std::thread::sleep(Duration::from_millis(800));
+    client.send(&Batch::new().flush())?;
+    std::thread::sleep(Duration::from_millis(200));
+    let response = &client.exchange(&Batch::new().bind("", "", &[]).execute("", 0).sync())?[0];
+    let error = response.messages.iter().find_map(|message| message.error()).expect("timed out");
+    assert_eq!(error.sqlstate, "57014");
+    client.query("rollback")?.ok()?;
+    assert_eq!(client.query(pid)?.ok()?.value().map(str::to_owned), before, "{}", pooler.log());
     Ok(())
 }

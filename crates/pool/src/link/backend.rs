@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's direction: what goes to the client.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::names::{Alias, in_clients_words};
+use super::names::{Alias, in_clients_words, server_name};
 use super::{
     Answer, BackendObserver, ClientSide, Link, LinkError, Op, OpKind, Resync, Side, Splice, Status, UNNAMED,
     Unnamed,
 };
+use crate::params;
 use crate::prepared::message;
 
 /// Bytes of type and length word.
@@ -32,6 +34,7 @@ impl Link {
     ) -> Result<usize, LinkError> {
         if self.copy_both {
             out.keep(input, 0..input.len());
+            self.backend_head.follow(&mut self.backend_left, input);
             return Ok(input.len());
         }
         let mut at = 0;
@@ -133,7 +136,8 @@ impl Link {
                 b'W' => self.copy_both = true,
                 b'E' => {
                     let names = self.pending.front().is_some_and(|op| op.kind.names_statement());
-                    if (names || hidden) && !complete && total <= HELD_MAX {
+                    let unasked = self.pending.is_empty();
+                    if (names || hidden || unasked) && !complete && total <= HELD_MAX {
                         break;
                     }
                     let statement = self.pending.front().map_or(0, |op| op.statement);
@@ -151,7 +155,7 @@ impl Link {
                     // In one read with the end of a transaction. The client would take it for the answer to what it says next.
                     show &=
                         !self.options.serves_transactions || !self.is_quiescent() || self.forwarded_head > 0;
-                    self.failed(client.as_deref_mut())?;
+                    self.failed(body, client.as_deref_mut())?;
                     if show && names && complete {
                         // Once what the error undid is undone: the client's names are those that it had when the server met its message.
                         told = in_clients_words(body, alias.as_ref(), client.as_deref());
@@ -165,7 +169,7 @@ impl Link {
                         break;
                     }
                     let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
-                    observer.parameter_status(name, value, hidden);
+                    observer.parameter_status(name, &value, hidden);
                 }
                 b'N' | b'A' => {}
                 other => return Err(LinkError::Unexpected(other as char, Side::Server)),
@@ -186,8 +190,9 @@ impl Link {
             self.backend_left_hidden = !show;
             at += there;
             if self.copy_both {
-                // From here on nothing is looked at, wherever this read ended.
+                // From here on all passes, wherever this read ended.
                 out.keep(input, at..input.len());
+                self.backend_head.follow(&mut self.backend_left, &input[at..]);
                 return Ok(input.len());
             }
             if self.backend_left == 0 {
@@ -221,7 +226,7 @@ impl Link {
             (b'3', Resync::Asked { ready: true, failed: true }) => self.resync = Resync::Answered,
             (b'S', _) if complete => {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
-                observer.parameter_status(name, value, true);
+                observer.parameter_status(name, &value, true);
             }
             // Another one would say that the question was not answered (a cancel request hit it), and nobody would wait for the end of that.
             (b'E', Resync::Asked { ready, failed: false }) => {
@@ -261,11 +266,16 @@ impl Link {
             }
             b'S' => {
                 let (name, value) = parameter(body).ok_or(LinkError::Malformed("ParameterStatus"))?;
-                observer.parameter_status(name, value, false);
+                observer.parameter_status(name, &value, false);
             }
             b'C' if is_deallocate_all(body) => self.forget_statements(client),
             // Which statement it was is not known: each is prepared again before its next use.
             b'E' if is_plan_changed(body) => self.statements.outdate_all(),
+            b'E' if has_field(body, b"C26000") => {
+                if let Some(name) = server_name(body) {
+                    self.statements.outdate_named(&body[name]);
+                }
+            }
             // The request is known now: from here on it is followed as if it had passed here.
             b'G' if self.foreign == 1 => {
                 self.foreign = 0;
@@ -438,7 +448,7 @@ impl Link {
     }
 
     /// ErrorResponse: in the extended protocol, all up to the next Sync is void.
-    fn failed(&mut self, mut client: Option<&mut ClientSide>) -> Result<(), LinkError> {
+    fn failed(&mut self, body: &[u8], mut client: Option<&mut ClientSide>) -> Result<(), LinkError> {
         if self.copy_syncs > 0 {
             return Err(LinkError::SyncInCopy);
         }
@@ -446,6 +456,11 @@ impl Link {
         // Between CopyInResponse and the first data a server checks much (a view, a cancel request), and reads nothing.
         self.doubt |= std::mem::take(&mut self.copy_ahead) > 0;
         match self.pending.front().map(|op| op.kind) {
+            // A timeout, or a cancel request, that met the server while it read on in an open batch (at a Flush).
+            None if self.in_extended && !is_fatal(body) => {
+                self.skip_until_sync = true;
+                return Ok(());
+            }
             // Reported outside any command: the server is about to end the connection.
             None => {
                 self.is_ending = true;
@@ -455,6 +470,9 @@ impl Link {
             Some(OpKind::Sync) => return Ok(()),
             Some(_) => {}
         }
+        // Something took it away that no CommandComplete tells, such as a DEALLOCATE inside DO.
+        let lost = self.pending.front().map(|op| op.statement);
+        let lost = lost.filter(|&id| id != 0 && id != UNNAMED && has_field(body, b"C26000"));
         let (mut void, mut unnamed, mut forgotten) = (Vec::new(), false, false);
         while self.pending.front().is_some_and(|op| op.kind != OpKind::Sync) {
             let Some(op) = self.pop() else { break };
@@ -474,6 +492,10 @@ impl Link {
         let pending = self.pending.iter().filter_map(|op| op.effect.as_ref());
         for effect in void.iter().chain(pending).rev() {
             effect.undo(client.as_deref_mut(), &mut self.statements);
+        }
+        if let Some(id) = lost {
+            // The code may be that of a function which was called for it: closing it first is right in either case.
+            self.statements.outdate(id);
         }
         self.redo_pending(client);
         self.skip_until_sync = self.pending.is_empty();
@@ -498,13 +520,21 @@ fn is_deallocate_all(tag: &[u8]) -> bool {
 /// "cached plan must not change result type" (plancache.c): the statement must be parsed again to be of use. Told by SQLSTATE and routine,
 /// for the text is in the server's language.
 fn is_plan_changed(body: &[u8]) -> bool {
-    let has = |field: &[u8]| body.split(|&byte| byte == 0).any(|part| part == field);
-    has(b"C0A000") && has(b"RRevalidateCachedQuery")
+    has_field(body, b"C0A000") && has_field(body, b"RRevalidateCachedQuery")
 }
 
-fn parameter(body: &[u8]) -> Option<(&str, &str)> {
+/// Whether an ErrorResponse has this field: type and value.
+fn has_field(body: &[u8], field: &[u8]) -> bool {
+    body.split(|&byte| byte == 0).any(|part| part == field)
+}
+
+/// Whether the server ends the connection behind this error. Servers before 9.6 tell the severity in their language only.
+fn is_fatal(body: &[u8]) -> bool {
+    [b"VFATAL".as_slice(), b"VPANIC", b"SFATAL", b"SPANIC"].iter().any(|field| has_field(body, field))
+}
+
+fn parameter(body: &[u8]) -> Option<(&str, Cow<'_, str>)> {
     let (name, rest) = body.split_at_checked(memchr::memchr(0, body)?)?;
     let value = rest[1..].strip_suffix(b"\0")?;
-    // Values are in client_encoding; those that are not UTF-8 cannot be compared or restored by text and are left alone.
-    Some((std::str::from_utf8(name).ok()?, std::str::from_utf8(value).unwrap_or("")))
+    Some((std::str::from_utf8(name).ok()?, params::from_wire(value)))
 }

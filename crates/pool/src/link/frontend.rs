@@ -8,7 +8,7 @@ use memchr::memchr;
 use super::names::Alias;
 use super::{
     Answer, Effect, FrontendContext, FrontendEvent, Link, LinkError, OnServer, Op, OpKind, Side, Splice,
-    UNNAMED, Unnamed, judge_head,
+    Status, UNNAMED, Unnamed, judge_head,
 };
 use crate::prepared::{self, Statement};
 
@@ -49,6 +49,7 @@ impl Link {
     ) -> Result<(usize, FrontendEvent), LinkError> {
         if self.copy_both {
             out.keep(input, 0..input.len());
+            self.frontend_head.follow(&mut self.frontend_left, input);
             return Ok((input.len(), FrontendEvent::Fed));
         }
         if self.holds {
@@ -62,6 +63,13 @@ impl Link {
                 out.keep(input, at..at + take);
                 self.frontend_left -= take as u32;
                 at += take;
+            }
+            if self.is_full() {
+                if self.in_extended {
+                    // The server may keep to itself the answer that all wait for, and the Sync is not read before that.
+                    prepared::message(out.compose(input), b'H', &[]);
+                }
+                break;
             }
             let Some(message) = self.peek(&input[at..])? else { break };
             let passed = match message.tag {
@@ -249,7 +257,11 @@ impl Link {
                 return Ok(None);
             }
             self.counts.client_parse += 1;
-            // The name is taken. The server says so itself when it is asked to parse under a name that it has.
+            // The name is taken. The server says so itself when it is asked to parse under a name that it has. It must have it for certain:
+            // one that has lost it unnoticed would take this text for all who use the name. In a failed transaction it takes none.
+            if self.status != Status::Failed {
+                self.statements.outdate(existing.id);
+            }
             self.ensure(&existing, input, out);
             prepared::message(out.compose(input), b'P', &[&existing.name, b"\0", body]);
             let effect = aliased(&existing.name, name);
@@ -279,7 +291,7 @@ impl Link {
                 self.push_extended(OpKind::Parse, Answer::Fake, Some(Box::new(effect)));
             }
         } else {
-            self.make_room(input, out);
+            self.make_room(&statement, input, out);
             self.close_outdated(&statement, input, out);
             statement.parse_message(out.compose(input));
             self.statements.insert(statement.clone());
@@ -300,7 +312,7 @@ impl Link {
         if self.statements.touch(statement.id) {
             return;
         }
-        self.make_room(input, out);
+        self.make_room(statement, input, out);
         self.close_outdated(statement, input, out);
         statement.parse_message(out.compose(input));
         self.statements.insert(statement.clone());
@@ -309,10 +321,12 @@ impl Link {
         self.push_extended(OpKind::Parse, Answer::Hidden, Some(Box::new(effect)));
     }
 
-    /// Closes the least recently used statement of the server if it holds as many as it may. A Bind of it that is already on its way is
-    /// not disturbed: the server works in order, and a portal keeps its plan.
-    fn make_room(&mut self, input: &[u8], out: &mut Splice<'_>) {
-        if let Some(evicted) = self.statements.evict(self.options.statements_max as usize) {
+    /// Closes the least recently used statements of the server if it holds as many as it may with `more`. A Bind of one that is already on
+    /// its way is not disturbed: the server works in order, and a portal keeps its plan.
+    fn make_room(&mut self, more: &Statement, input: &[u8], out: &mut Splice<'_>) {
+        let (max, bytes_max) =
+            (self.options.statements_max as usize, self.options.client_statement_bytes_max);
+        while let Some(evicted) = self.statements.evict(more, max, bytes_max) {
             evicted.close_message(out.compose(input));
             let effect = Effect { server: Some((evicted, OnServer::Removed)), ..Effect::default() };
             self.push_extended(OpKind::Close, Answer::Hidden, Some(Box::new(effect)));

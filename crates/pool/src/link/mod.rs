@@ -11,6 +11,7 @@
 //! - outside COPY, CopyData, CopyDone and CopyFail are ignored.
 
 mod backend;
+mod framing;
 mod frontend;
 mod names;
 mod replay;
@@ -35,7 +36,8 @@ pub struct LinkOptions {
     pub message_max: u32,
     /// Largest Parse, in bytes, that is held in memory as a whole because it has a name.
     pub statement_bytes_max: u32,
-    /// Named statements of one client, in bytes ([`ClientStatements::bytes`](crate::prepared::ClientStatements::bytes)).
+    /// Named statements of one client, in bytes ([`ClientStatements::bytes`](crate::prepared::ClientStatements::bytes)), and those kept on
+    /// a server.
     pub client_statement_bytes_max: usize,
     /// The simple query protocol is refused (`disable_pqexec`).
     pub refuse_simple_query: bool,
@@ -106,6 +108,9 @@ enum Answer {
     /// The server was not asked: the pooler makes it up when its turn comes.
     Fake,
 }
+
+/// Answers outstanding above which the client is not read.
+const PIPELINE_MAX: usize = 32 * 1024;
 
 /// No statement has this id.
 const UNNAMED: u64 = u64::MAX;
@@ -400,8 +405,11 @@ pub struct Link {
     /// That error has come: for each of those Syncs there may be a ReadyForQuery that nobody counts. [`Link::resync`] ends the doubt.
     doubt: bool,
     resync: Resync,
-    /// Replication: both directions pass unseen until the connection ends.
+    /// Replication: both directions pass as they come until the connection ends; only where their messages end is followed.
     copy_both: bool,
+    /// Heads of messages that have passed in part during `copy_both`.
+    frontend_head: framing::Head,
+    backend_head: framing::Head,
     /// The server reported an error outside any command: it is about to end the connection.
     is_ending: bool,
     /// The client's next message is passed on once all answers are there, because it depends on them.
@@ -468,6 +476,8 @@ impl Link {
             doubt: false,
             resync: Resync::None,
             copy_both: false,
+            frontend_head: framing::Head::default(),
+            backend_head: framing::Head::default(),
             is_ending: false,
             holds: false,
             foreign: 0,
@@ -499,12 +509,14 @@ impl Link {
 
     /// The server has got the beginning of a message and waits for its rest.
     pub fn is_cut(&self) -> bool {
-        self.frontend_left > 0
+        self.frontend_left > 0 || self.frontend_head.is_begun()
     }
 
     /// The client has got the beginning of a message and waits for its rest: whatever it is told now, it takes for that.
     pub fn is_answer_cut(&self) -> bool {
-        self.backend_left > 0 && !self.backend_left_hidden || self.forwarded_head > 0
+        self.backend_left > 0 && !self.backend_left_hidden
+            || self.forwarded_head > 0
+            || self.backend_head.is_begun()
     }
 
     /// Whether the server has said, unasked, that it ends the connection (`57P01`, `57P05`): it does so when its process gets to it.
@@ -549,6 +561,12 @@ impl Link {
     /// How many answers are outstanding.
     pub fn outstanding(&self) -> usize {
         self.pending.len() + self.foreign as usize
+    }
+
+    /// Whether [`Link::frontend`] takes no more of the client now: a pipeline is bounded by the memory for its answers. What the client has
+    /// begun to say it ends first.
+    pub fn is_full(&self) -> bool {
+        self.outstanding() > PIPELINE_MAX && self.frontend_left == 0
     }
 
     /// Whether [`Link::frontend`] uses nothing now: the client's next message means one thing or another by what the server answers to those

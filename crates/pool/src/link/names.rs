@@ -28,6 +28,17 @@ pub(super) fn in_clients_words(
     alias: Option<&Alias>,
     client: Option<&ClientSide>,
 ) -> Option<Vec<u8>> {
+    let range = server_name(body)?;
+    let server = &body[range.clone()];
+    let own = match alias.filter(|alias| *alias.server == *server) {
+        Some(alias) => &*alias.client,
+        None => client?.named_statements()?.iter().find(|(_, statement)| *statement.name == *server)?.0,
+    };
+    Some([&body[..range.start], own, &body[range.end..]].concat())
+}
+
+/// Where an ErrorResponse about a statement has the name that it has on the server, if that is one which the pooler gives.
+pub(super) fn server_name(body: &[u8]) -> Option<std::ops::Range<usize>> {
     let (mut names, mut text) = (false, None);
     let mut at = 0;
     while let Some(length) = memchr(0, &body[at..]).filter(|&length| length > 0) {
@@ -43,12 +54,7 @@ pub(super) fn in_clients_words(
     let start = text.start + memchr(NAME_MARK, &body[text.clone()])?;
     let rest = &body[start + 1..text.end];
     let end = start + 1 + rest.iter().position(|&byte| !is_name_byte(byte)).unwrap_or(rest.len());
-    let server = &body[start..end];
-    let own = match alias.filter(|alias| *alias.server == *server) {
-        Some(alias) => &*alias.client,
-        None => client?.named_statements()?.iter().find(|(_, statement)| *statement.name == *server)?.0,
-    };
-    Some([&body[..start], own, &body[end..]].concat())
+    Some(start..end)
 }
 
 #[cfg(test)]

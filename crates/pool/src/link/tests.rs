@@ -387,7 +387,11 @@ fn errors_name_the_clients_statement() {
     b.server_sends(&[m(b'1', b""), ready(b'I')]);
     let taken = |name: &str| m(b'E', format!("C42P05\0M\"{name}\" already exists\0\0").as_bytes());
     b.client_sends(&[m(b'P', b"plan\0select 2\0\0\0"), m(b'C', b"Splan\0"), m(b'S', b"")]);
-    assert_eq!(b.server_sends(&[taken("~000"), ready(b'I')]), [taken("plan"), ready(b'I')].concat());
+    let prepared_again = [m(b'3', b""), m(b'1', b"")].concat();
+    assert_eq!(
+        b.server_sends(&[prepared_again, taken("~000"), ready(b'I')]),
+        [taken("plan"), ready(b'I')].concat()
+    );
     // Told by the client's table, with the Close behind the failure undone.
     let few = |name: &str| m(b'E', format!("C08P01\0M\"{name}\" requires 1\0\0").as_bytes());
     b.client_sends(&[m(b'B', b"\0plan\0\0\0\0\0\0\0"), m(b'C', b"Splan\0"), m(b'S', b"")]);
@@ -936,4 +940,136 @@ fn what_is_composed_at_a_time_is_bounded() {
         rounds += 1;
     }
     assert!(rounds > 10, "{rounds}");
+}
+
+/// A replication stream: what is said into half a message, the other side takes for its rest.
+#[test]
+fn a_stream_of_copy_both_is_cut_where_its_messages_are() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'Q', b"START_REPLICATION\0")]);
+    let (data, status) = (m(b'd', &[b'w'; 40]), m(b'd', &[b'r'; 34]));
+    for cut in [1, 4, 5, 20] {
+        let begun = if b.link.is_copy_both() { Vec::new() } else { m(b'W', b"\0\0\0") };
+        let passed = b.server_sends(&[begun.clone(), data.clone(), data[..cut].to_vec()]);
+        assert_eq!(passed, [&begun, &data, &data[..cut]].concat());
+        assert!(b.link.is_answer_cut() && !b.link.is_cut(), "{cut} bytes of the server's");
+        b.server_sends(&[data[cut..].to_vec()]);
+        assert!(!b.link.is_answer_cut());
+        b.client_sends(&[status.clone(), status[..cut].to_vec()]);
+        assert!(b.link.is_cut() && !b.link.is_answer_cut(), "{cut} bytes of the client's");
+        b.client_sends(&[status[cut..].to_vec()]);
+        assert!(!b.link.is_cut());
+    }
+}
+
+/// A DO block that deallocates, say: no CommandComplete tells.
+#[test]
+fn a_statement_that_the_server_lost_is_prepared_again() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let lost = m(b'E', b"SERROR\0C26000\0Mprepared statement \"~00\" does not exist\0\0");
+    let bind = m(b'B', b"\0abc\0\0\0\0\0\0\0");
+    let again = [m(b'C', b"S~00\0"), m(b'P', b"~00\0select 1\0\0\0")].concat();
+    for ask in [&bind, &m(b'D', b"Sabc\0")] {
+        b.client_sends(&[ask.clone(), m(b'S', b"")]);
+        b.server_sends(&[lost.clone(), ready(b'I')]);
+        let (sent, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+        assert_eq!(sent, [again.clone(), m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'S', b"")].concat());
+        b.server_sends(&[m(b'3', b""), m(b'1', b""), m(b'2', b""), ready(b'I')]);
+        assert!(b.link.is_quiescent());
+        let (sent, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+        assert_eq!(sent, [m(b'B', b"\0~00\0\0\0\0\0\0\0"), m(b'S', b"")].concat(), "it has it now");
+        b.server_sends(&[m(b'2', b""), ready(b'I')]);
+    }
+    // What was closed behind it in the same batch was not closed, and is not there either.
+    b.link.options.statements_max = 1;
+    b.client_sends(&[bind.clone(), m(b'P', b"new\0select 2\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[lost.clone(), ready(b'I')]);
+    assert!(b.link.statements.is_empty());
+    // Another error of the kind says nothing of the server's tables.
+    let (sent, _) = b.client_sends(&[bind.clone(), m(b'S', b"")]);
+    assert!(sent.starts_with(&again));
+    b.server_sends(&[m(b'3', b""), m(b'1', b""), m(b'2', b""), ready(b'I')]);
+    b.client_sends(&[m(b'B', b"\0nobody\0\0\0\0\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[lost.clone(), ready(b'I')]);
+    assert_eq!(b.link.statements.len(), 1);
+    // The same in what a lane forwarded, which is told by the name alone.
+    let mut lane = Link::new(LinkOptions::default());
+    lane.adopt(ADOPTED);
+    std::mem::swap(&mut lane.statements, &mut b.link.statements);
+    b.link = lane;
+    b.server_sends(&[lost, ready(b'I')]);
+    assert!(b.link.statements.is_empty());
+}
+
+/// The server would take another text under that name, and give it to all who use it.
+#[test]
+fn no_other_text_comes_under_a_name_that_the_server_may_have_lost() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let (sent, _) = b.client_sends(&[m(b'P', b"abc\0select 2\0\0\0"), m(b'S', b"")]);
+    let own = [m(b'C', b"S~00\0"), m(b'P', b"~00\0select 1\0\0\0")].concat();
+    assert_eq!(sent, [own, m(b'P', b"~00\0select 2\0\0\0"), m(b'S', b"")].concat());
+    let taken = m(b'E', b"SERROR\0C42P05\0Mprepared statement \"~00\" already exists\0\0");
+    let heard = b.server_sends(&[m(b'3', b""), m(b'1', b""), taken, ready(b'I')]);
+    let told = m(b'E', b"SERROR\0C42P05\0Mprepared statement \"abc\" already exists\0\0");
+    assert_eq!(heard, [told, ready(b'I')].concat());
+    assert_eq!((b.link.statements.len(), b.client.statement_count()), (1, 1));
+}
+
+/// statement_timeout at a Flush, when all is answered: the server skips to the Sync and goes on.
+#[test]
+fn an_error_between_the_messages_of_a_batch_is_not_the_servers_end() {
+    for (error, is_ending) in [
+        ("SERROR\0VERROR\0C57014\0", false),
+        ("SFEHLER\0VERROR\0C57014\0", false),
+        ("SFATAL\0VFATAL\0C57P01\0", true),
+        ("SFATAL\0C57P01\0", true),
+    ] {
+        let mut b = Bench::new();
+        b.client_sends(&[m(b'P', b"\0select 1\0\0\0"), m(b'H', b"")]);
+        b.server_sends(&[m(b'1', b"")]);
+        b.client_sends(&[m(b'H', b"")]);
+        let error = m(b'E', &[error.as_bytes(), b"\0"].concat());
+        assert_eq!(b.server_sends(std::slice::from_ref(&error)), error);
+        assert_eq!(b.link.is_ending(), is_ending, "{error:?}");
+        if !is_ending {
+            assert!(b.link.awaits_client() && !b.link.is_quiescent());
+            b.client_sends(&[m(b'B', b"\0\0\0\0\0\0\0\0"), m(b'S', b"")]);
+            b.server_sends(&[ready(b'I')]);
+            assert!(b.link.is_quiescent());
+        }
+    }
+}
+
+/// The server keeps its answer until a Sync or Flush: without that nobody would ever read the Sync.
+#[test]
+fn a_pipeline_that_is_full_is_flushed() {
+    let mut b = Bench::new();
+    b.client_sends(&[m(b'P', b"abc\0select 1\0\0\0"), m(b'S', b"")]);
+    b.server_sends(&[m(b'1', b""), ready(b'I')]);
+    let pair = [m(b'C', b"Sabc\0"), m(b'P', b"abc\0select 1\0\0\0")].concat();
+    let input = [m(b'D', b"P\0"), pair.repeat(PIPELINE_MAX), m(b'S', b"")].concat();
+    let (mut at, mut answers) = (0, 0);
+    while at < input.len() {
+        let (mut buffer, mut to_client) = (Vec::new(), Vec::new());
+        let mut out = Splice::new(&mut buffer);
+        let mut context =
+            FrontendContext { client: &mut b.client, statements: &b.statements, to_client: &mut to_client };
+        let (used, _) = b.link.frontend(&input[at..], &mut context, &mut out).expect("accepted");
+        let sent = out.bytes(&input[at..]).to_vec();
+        at += used;
+        if at < input.len() {
+            assert!(b.link.is_full() && b.link.outstanding() == PIPELINE_MAX + 1);
+            assert!(sent.ends_with(&m(b'H', b"")), "after {at} bytes");
+            answers += b.server_sends(&[m(b'n', b"")]).len() / 5;
+            assert!(!b.link.is_full());
+        }
+        answers += to_client.len() / 5;
+    }
+    b.server_sends(&[ready(b'I')]);
+    assert_eq!(answers, 1 + 2 * PIPELINE_MAX);
+    assert!(b.link.is_quiescent());
 }

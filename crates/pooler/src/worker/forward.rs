@@ -18,8 +18,9 @@ use crate::table::Key;
 use crate::transport::ReadOutcome;
 use crate::why::{Own, Why};
 
-/// Answers outstanding on a link above which its client is not read: a pipeline is bounded by memory for them.
-const PIPELINE_MAX: usize = 32 * 1024;
+/// Bytes that a client has not taken above which it is not read. Answers of a server's are not read for it either, but what is made up has no
+/// other bound.
+const UNTAKEN_MAX: usize = 1 << 20;
 
 /// Longest message, in bytes, that a client between transactions must have sent as a whole to be given a server.
 const MESSAGE_HELD_MAX: u64 = 4096;
@@ -226,7 +227,8 @@ impl Worker {
                 return;
             }
             if !server.outbox.is_unhindered()
-                || server.link.outstanding() > PIPELINE_MAX
+                || server.link.is_full()
+                || client.outbox.held() > UNTAKEN_MAX
                 || server.link.is_holding()
                 || !matches!(server.work, Work::Client(_))
             {
@@ -406,6 +408,9 @@ impl Worker {
                 Phase::Closing => self.drop_client(key),
                 Phase::Console(_) => self.console_readable(key),
                 Phase::Linked(server) => {
+                    if client.readable {
+                        self.again.push(Again::Client(key));
+                    }
                     if self.server(server).is_some_and(|server| server.readable) {
                         self.forward_responses(server);
                     }

@@ -13,7 +13,7 @@ use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
 use underpass_console::text::{self, reason};
 use underpass_pool::core::ClientRef;
-use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION, SharedParameters};
+use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION, SharedParameters, to_wire};
 use underpass_tls::{ClientSide, SslMode};
 use underpass_wire::SqlState;
 use underpass_wire::backend::{Report, Severity, TransactionStatus, build};
@@ -650,7 +650,7 @@ pub(super) fn parameter_statuses(parameters: &ParameterSet, own: Option<&Arc<Arc
     for (name, value) in parameters.iter() {
         let is_own = value.is_empty() && name.eq_ignore_ascii_case(SESSION_AUTHORIZATION);
         let value = own.filter(|_| is_own).map_or(value, |own| &***own);
-        build::parameter_status(&mut out, name.as_bytes(), value.as_bytes());
+        build::parameter_status(&mut out, name.as_bytes(), &to_wire(value));
     }
     out
 }

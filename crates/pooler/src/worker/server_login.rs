@@ -13,7 +13,7 @@ use underpass_console::text::{self, reason};
 use underpass_pool::ServerId;
 use underpass_pool::core::Launch;
 use underpass_pool::link::Link;
-use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION};
+use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION, from_wire};
 use underpass_tls::SslMode;
 use underpass_wire::startup::ProtocolVersion;
 use underpass_wire::startup::build as startup_build;
@@ -404,9 +404,7 @@ impl Worker {
             b'S' => {
                 let mut parts = body.split(|&byte| byte == 0);
                 let (name, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-                login_of(server)
-                    .parameters
-                    .set(&String::from_utf8_lossy(name), &String::from_utf8_lossy(value));
+                login_of(server).parameters.set(&String::from_utf8_lossy(name), &from_wire(value));
             }
             b'K' => server.cancel_key = body.to_vec(),
             b'N' | b'v' => {}
