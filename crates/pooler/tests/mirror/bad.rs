@@ -48,6 +48,32 @@ fn a_queue_that_is_full_drops_whole_transactions_and_counts_them() -> Result<()>
     Ok(())
 }
 
+/// What is refused in the middle is not there in part, neither for later statements to run in nor for a later COMMIT.
+#[test]
+fn a_transaction_that_is_refused_in_the_middle_in_sync_leaves_nothing_open_there() -> Result<()> {
+    let pair = Pair::start("mode = sync\nsync_timeout = 30\nqueue_bytes = 100000")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query("begin")?.ok()?;
+    for id in 0..1000 {
+        insert(&mut client, id)?;
+    }
+    let open = "select count(*) from pg_stat_activity where state like 'idle in transaction%'";
+    eventually("nothing is open there", || Ok(pair.there.sql_value(open)? == "0"))?;
+    client.query("commit")?.ok()?;
+    insert(&mut client, 2001)?;
+    client.query("begin")?.ok()?;
+    insert(&mut client, 2002)?;
+    client.query("commit")?.ok()?;
+    let account = pair.settled()?;
+    assert_eq!((account.get("too_large"), account.get("dropped")), (1, 1), "{account:?}");
+    assert_eq!(account.0["state"], "on", "{account:?}");
+    assert_eq!(pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?, "2001,2002");
+    assert_eq!(pair.there.sql_value(open)?, "0");
+    Ok(())
+}
+
 #[test]
 fn overflow_may_disable_the_mirror() -> Result<()> {
     let pair = Pair::start("queue_bytes = 2000\noverflow = disable")?;

@@ -250,6 +250,14 @@ impl Worker {
         }
     }
 
+    /// The rest of what it is at will not come: what is open there is rolled back.
+    pub(super) fn shadow_cut(&mut self, key: Key, reason: DropReason) {
+        if let Some(shadow) = self.shadow(key) {
+            shadow.ending = Some(reason);
+            self.close_client(key, Farewell::quiet("mirrored transaction dropped"));
+        }
+    }
+
     /// Ends all shadows that are for servers of before a RELOAD.
     pub(super) fn end_outdated_shadows(&mut self) {
         for key in self.clients.keys() {

@@ -33,6 +33,8 @@ pub(crate) struct Tap {
     /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what a lane
     /// carries is told too late for that.
     is_stream: bool,
+    /// Something of the present transaction has gone there as it came.
+    has_part: bool,
     /// Whether the present transaction goes there, or why not.
     fate: Result<(), DropReason>,
     /// [`MirrorState::generation`] when it began.
@@ -106,6 +108,7 @@ impl Source {
         self.at_boundary = false;
         for tap in &mut self.taps {
             tap.charged = 0;
+            tap.has_part = false;
             tap.generation = tap.state.generation();
             tap.is_stream = tap.state.is_sync() && !in_lane;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
@@ -193,6 +196,7 @@ impl Tap {
             state,
             shadow: None,
             is_stream: false,
+            has_part: false,
             fate: Err(DropReason::NotReady),
             generation: 0,
             charged: 0,
@@ -391,6 +395,7 @@ impl Worker {
 
     /// Passes on what a source said to its shadows in `mode = sync`.
     pub(in crate::worker) fn mirror_stream(&mut self, key: Key) {
+        self.end_cut_streams(key);
         let Some(source) = self.source(key) else { return };
         if source.stream.is_empty() {
             return;
@@ -402,9 +407,20 @@ impl Worker {
                 continue;
             }
             let restore = tap.restore.take();
+            tap.has_part = true;
             if let Some(shadow) = self.shadow_of(key, index, restore) {
                 self.shadow_put(shadow, stream.clone());
             }
+        }
+    }
+
+    /// Ends the shadows that have a part of a transaction and will not have its rest: nothing stays open there, and nothing that comes later commits it.
+    fn end_cut_streams(&mut self, key: Key) {
+        let Some(source) = self.source(key) else { return };
+        let is_cut = |tap: &Tap| Some((tap.shadow.filter(|_| tap.has_part)?, tap.fate.err()?));
+        let cut: Vec<_> = source.taps.iter().filter_map(is_cut).collect();
+        for (shadow, reason) in cut {
+            self.shadow_cut(shadow, reason);
         }
     }
 
@@ -482,13 +498,16 @@ impl Worker {
     fn source_send(&mut self, key: Key, transaction: Transaction, bytes: Arc<Vec<u8>>) {
         let transaction = Arc::new(transaction);
         let mut reads = None;
+        if let Some(source) = self.source(key) {
+            source.taps.iter_mut().for_each(Tap::expire);
+        }
+        self.end_cut_streams(key);
         let count = self.source(key).map_or(0, |source| source.taps.len());
         for index in 0..count {
             let shared = self.shared.clone();
             let Some(source) = self.source(key) else { return };
             let is_session_pooling = source.is_session_pooling;
             let Some(tap) = source.taps.get_mut(index) else { return };
-            tap.expire();
             let state = tap.state.clone();
             let restore = tap.restore.take();
             if tap.fate.is_ok() && state.settings.load().send == MirrorSend::ReadOnly {
