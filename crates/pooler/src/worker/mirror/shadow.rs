@@ -258,6 +258,15 @@ impl Worker {
         }
     }
 
+    /// The pooler is about to close this session as it closes clients, for what it said or because its settings cannot be had: if it is a shadow,
+    /// that is no fault of the mirror, which stays on for others.
+    pub(in crate::worker) fn shadow_refused(&mut self, key: Key, why: &str) {
+        if let Some(shadow) = self.shadow(key) {
+            shadow.ending = Some(DropReason::SessionState);
+            shadow.state.log_refused(why);
+        }
+    }
+
     /// Ends all shadows that are for servers of before a RELOAD.
     pub(super) fn end_outdated_shadows(&mut self) {
         for key in self.clients.keys() {
