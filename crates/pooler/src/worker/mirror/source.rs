@@ -33,6 +33,8 @@ pub(crate) struct Tap {
     /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what a lane
     /// carries is told too late for that.
     is_stream: bool,
+    /// Each of its transactions that is queued or played has a clone. Until the last has gone, what begins is queued as well, or it would pass those.
+    queued: Arc<()>,
     /// Something of the present transaction has gone there as it came.
     has_part: bool,
     /// Whether the present transaction goes there, or why not.
@@ -110,7 +112,7 @@ impl Source {
             tap.charged = 0;
             tap.has_part = false;
             tap.generation = tap.state.generation();
-            tap.is_stream = tap.state.is_sync() && !in_lane;
+            tap.is_stream = tap.state.is_sync() && !in_lane && Arc::strong_count(&tap.queued) == 1;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
             tap.restore =
@@ -196,6 +198,7 @@ impl Tap {
             state,
             shadow: None,
             is_stream: false,
+            queued: Arc::default(),
             has_part: false,
             fate: Err(DropReason::NotReady),
             generation: 0,
@@ -205,6 +208,11 @@ impl Tap {
             is_out: false,
             ended: None,
         }
+    }
+
+    /// For a transaction that goes there as a whole.
+    fn is_queued(&self) -> Option<Arc<()>> {
+        (!self.is_stream).then(|| self.queued.clone())
     }
 
     /// Whether the client may have to wait for it.
@@ -407,8 +415,11 @@ impl Worker {
                 continue;
             }
             let restore = tap.restore.take();
-            tap.has_part = true;
+            let is_first = !std::mem::replace(&mut tap.has_part, true);
             if let Some(shadow) = self.shadow_of(key, index, restore) {
+                if is_first {
+                    self.shadow_forget_surplus(shadow);
+                }
                 self.shadow_put(shadow, stream.clone());
             }
         }
@@ -534,6 +545,7 @@ impl Worker {
                 transaction: transaction.clone(),
                 charged: std::mem::take(&mut tap.charged),
                 restore: None,
+                queued: tap.is_queued(),
             };
             if tap.is_stream {
                 match tap.shadow {
@@ -619,6 +631,7 @@ impl Worker {
                 transaction: transaction.clone(),
                 charged,
                 restore: tap.restore.take(),
+                queued: tap.is_queued(),
             };
             if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !tap.is_stream) {
                 // It is the first that goes there.
