@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use underpass_mirror::{Answers, DropReason, Transaction};
+use underpass_mirror::{Answer, Answers, DropReason, Transaction};
 use underpass_wire::frontend::build;
 
 use super::{Restore, Role};
@@ -186,7 +186,17 @@ impl Worker {
         let Some(shadow) = self.shadow(key) else { return };
         let Some(unit) = shadow.running.pop_front() else { return };
         let there = shadow.answers.take(unit.transaction.answers.len());
-        let state = shadow.state.clone();
+        let (owner, state) = (shadow.owner, shadow.state.clone());
+        let has_error = |answer: &Answer| answer.results.iter().any(|result| result.sqlstate.is_some());
+        if unit
+            .transaction
+            .answers
+            .iter()
+            .zip(&there)
+            .any(|(here, there)| has_error(here) != has_error(there))
+        {
+            self.source_differs(owner, key);
+        }
         state.counters.executed.fetch_add(1, Ordering::Relaxed);
         state.budget.give_back(unit.charged);
         if unit.transaction.abandoned.is_none() {

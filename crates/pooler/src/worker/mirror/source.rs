@@ -115,8 +115,9 @@ impl Source {
             tap.is_stream = tap.state.is_sync() && !in_lane && Arc::strong_count(&tap.queued) == 1;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
-            tap.restore =
-                (tap.fate.is_ok() && tap.resync).then(|| Restore::of(side, parameters, is_read_only));
+            // From here on: a difference that is found while it is under way is for the next one.
+            let restores = tap.fate.is_ok() && std::mem::take(&mut tap.resync);
+            tap.restore = restores.then(|| Restore::of(side, parameters, is_read_only));
         }
     }
 
@@ -454,6 +455,7 @@ impl Worker {
         if was_partial || is_nothing {
             for tap in &mut source.taps {
                 tap.state.budget.give_back(std::mem::take(&mut tap.charged));
+                tap.resync |= tap.restore.take().is_some();
             }
             return self.mirror_checks(key);
         }
@@ -539,7 +541,6 @@ impl Worker {
                 tap.is_out |= is_session_pooling;
                 continue;
             }
-            tap.resync = false;
             let unit = Unit {
                 bytes: bytes.clone(),
                 transaction: transaction.clone(),
@@ -705,6 +706,15 @@ impl Worker {
         let Some(tap) = tap.filter(|_| under_way) else { return false };
         tap.ended = Some((fatal, reason.to_owned()));
         true
+    }
+
+    /// A transaction of this source failed on one of the two servers alone: what it did to the session (Parse, SET) is not the same there.
+    pub(super) fn source_differs(&mut self, key: Key, shadow: Key) {
+        // In session pooling there is no state to begin with anew but that of the session itself.
+        let Some(source) = self.source(key).filter(|source| !source.is_session_pooling) else { return };
+        for tap in source.taps.iter_mut().filter(|tap| tap.shadow == Some(shadow)) {
+            tap.resync = true;
+        }
     }
 
     /// A shadow of this source is gone.
