@@ -42,6 +42,8 @@ pub struct Requests {
     has_copy: bool,
     /// What it keeps for the present transaction, in bytes.
     kept_bytes: usize,
+    /// It has prepared a statement by a name.
+    has_named: bool,
     /// Nobody is to have the present transaction.
     is_unwanted: bool,
 }
@@ -60,6 +62,7 @@ impl Default for Requests {
             is_open: false,
             has_copy: false,
             kept_bytes: 0,
+            has_named: false,
             is_unwanted: false,
         }
     }
@@ -141,6 +144,7 @@ impl Requests {
             frontend::PARSE => {
                 self.is_open = true;
                 let (name, rest) = split_zero(body);
+                self.has_named |= !name.is_empty();
                 self.know(name, rest);
             }
             frontend::BIND => {
@@ -235,6 +239,11 @@ impl Requests {
         self.kept_bytes
     }
 
+    /// Whether the present transaction has prepared a statement by a name.
+    pub fn has_named(&self) -> bool {
+        self.has_named
+    }
+
     /// The transaction is over: takes the statements of its cycles. Portals end with it.
     pub fn take(&mut self) -> Vec<Vec<Text>> {
         let mut cycles = std::mem::replace(&mut self.cycles, vec![Vec::new()]);
@@ -247,6 +256,7 @@ impl Requests {
         self.is_open = false;
         self.has_copy = false;
         self.kept_bytes = 0;
+        self.has_named = false;
         self.is_unwanted = false;
         cycles
     }

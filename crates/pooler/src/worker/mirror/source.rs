@@ -181,6 +181,7 @@ impl Source {
     /// What is known of the transaction that ends.
     fn take_transaction(&mut self, abandoned: Option<Duration>) -> Transaction {
         let ended = abandoned.and_then(|_| self.answers.last_error());
+        let has_named = self.requests.has_named();
         let statements = self.requests.take();
         let answers = self.answers.take(usize::MAX);
         let mut cancels = std::mem::take(&mut self.cancels);
@@ -189,7 +190,7 @@ impl Source {
             Some(answer) => answer.results.iter().any(|result| result.sqlstate == Some(QUERY_CANCELED)),
             None => abandoned.is_some(),
         });
-        Transaction { statements, answers, cancels, abandoned, ended }
+        Transaction { statements, has_named, answers, cancels, abandoned, ended }
     }
 }
 
@@ -528,8 +529,9 @@ impl Worker {
                 if !reads {
                     state.counters.filtered.fetch_add(1, Ordering::Relaxed);
                     state.budget.give_back(std::mem::take(&mut tap.charged));
-                    // It may have changed the session as well.
+                    // It may have changed the session as well, which session pooling cannot have anew.
                     tap.resync = true;
+                    tap.is_out |= is_session_pooling && transaction.changes_session();
                     continue;
                 }
             }
