@@ -11,6 +11,12 @@ use underpass_wire::{Framer, MAX_MESSAGE_LEN, Piece};
 /// Longest part of a message that is kept, in bytes: texts beyond it are not parsed anyway.
 const KEPT_MAX: usize = underpass_sql::PARSED_BYTES_MAX + 1024;
 
+/// Names of statements that are kept with their texts, in bytes. Beyond it all are forgotten, and what is run by such a name is not known: a client
+/// that closes none must not fill the pooler's memory.
+const NAMES_BYTES_MAX: usize = 4 << 20;
+/// What one takes besides its name and text, about.
+const NAME_BYTES: usize = 128;
+
 /// Text of a statement as the client wrote it.
 pub type Text = Arc<[u8]>;
 
@@ -24,6 +30,8 @@ pub struct Requests {
     kept: Vec<u8>,
     unnamed: Option<Text>,
     statements: Table,
+    /// What they take.
+    names_bytes: usize,
     unnamed_portal: Option<Text>,
     portals: Table,
     /// Statements of each cycle of the present transaction; the last one is open.
@@ -34,6 +42,8 @@ pub struct Requests {
     has_copy: bool,
     /// What it keeps for the present transaction, in bytes.
     kept_bytes: usize,
+    /// It has prepared a statement by a name.
+    has_named: bool,
     /// Nobody is to have the present transaction.
     is_unwanted: bool,
 }
@@ -45,12 +55,14 @@ impl Default for Requests {
             kept: Vec::new(),
             unnamed: None,
             statements: Table::default(),
+            names_bytes: 0,
             unnamed_portal: None,
             portals: Table::default(),
             cycles: vec![Vec::new()],
             is_open: false,
             has_copy: false,
             kept_bytes: 0,
+            has_named: false,
             is_unwanted: false,
         }
     }
@@ -59,12 +71,24 @@ impl Default for Requests {
 impl Requests {
     /// The client has this statement already, from before it was followed. `body` is that of its Parse behind the name.
     pub fn know(&mut self, name: &[u8], body: &[u8]) {
-        let text = until_zero(body).into();
+        let text: Text = until_zero(body).into();
         if name.is_empty() {
             self.unnamed = Some(text);
-        } else {
-            self.statements.insert(name.into(), text);
+            return;
         }
+        let bytes = name_bytes(name, &text);
+        if self.names_bytes + bytes > NAMES_BYTES_MAX {
+            self.forget_names();
+        }
+        self.names_bytes += bytes;
+        if let Some(before) = self.statements.insert(name.into(), text) {
+            self.names_bytes -= name_bytes(name, &before);
+        }
+    }
+
+    fn forget_names(&mut self) {
+        self.statements = Table::default();
+        self.names_bytes = 0;
     }
 
     /// Follows a piece of the stream, cut anywhere.
@@ -107,6 +131,9 @@ impl Requests {
         match tag {
             frontend::QUERY => {
                 self.unnamed = None;
+                if forgets_names(until_zero(body)) {
+                    self.forget_names();
+                }
                 self.run(until_zero(body).into());
                 self.close_cycle();
             }
@@ -117,6 +144,7 @@ impl Requests {
             frontend::PARSE => {
                 self.is_open = true;
                 let (name, rest) = split_zero(body);
+                self.has_named |= !name.is_empty();
                 self.know(name, rest);
             }
             frontend::BIND => {
@@ -143,8 +171,11 @@ impl Requests {
                 self.is_open = true;
                 if let Some((kind, rest)) = body.split_first() {
                     let (name, _) = split_zero(rest);
-                    let table = if *kind == b'S' { &mut self.statements } else { &mut self.portals };
-                    table.remove(name);
+                    if *kind != b'S' {
+                        self.portals.remove(name);
+                    } else if let Some(text) = self.statements.remove(name) {
+                        self.names_bytes -= name_bytes(name, &text);
+                    }
                 }
             }
             // A Sync ahead of or amid COPY data has no answer: the one behind the data ends the cycle that began the COPY.
@@ -208,6 +239,11 @@ impl Requests {
         self.kept_bytes
     }
 
+    /// Whether the present transaction has prepared a statement by a name.
+    pub fn has_named(&self) -> bool {
+        self.has_named
+    }
+
     /// The transaction is over: takes the statements of its cycles. Portals end with it.
     pub fn take(&mut self) -> Vec<Vec<Text>> {
         let mut cycles = std::mem::replace(&mut self.cycles, vec![Vec::new()]);
@@ -220,6 +256,7 @@ impl Requests {
         self.is_open = false;
         self.has_copy = false;
         self.kept_bytes = 0;
+        self.has_named = false;
         self.is_unwanted = false;
         cycles
     }
@@ -228,6 +265,17 @@ impl Requests {
 /// Whether a message's body tells what is run.
 fn names_or_text(tag: u8) -> bool {
     matches!(tag, frontend::QUERY | frontend::PARSE | frontend::BIND | frontend::EXECUTE | frontend::CLOSE)
+}
+
+fn name_bytes(name: &[u8], text: &Text) -> usize {
+    name.len() + text.len() + NAME_BYTES
+}
+
+/// Whether a text is, alone, one that ends all named statements of its session.
+fn forgets_names(text: &[u8]) -> bool {
+    let text = text.trim_ascii();
+    let text = text.strip_suffix(b";").unwrap_or(text).trim_ascii_end();
+    [&b"deallocate all"[..], b"discard all"].iter().any(|one| text.eq_ignore_ascii_case(one))
 }
 
 fn split_zero(bytes: &[u8]) -> (&[u8], &[u8]) {
@@ -334,6 +382,51 @@ mod tests {
         assert_eq!(texts(&requests.take()), [["select $1"]]);
         requests.keep_nothing();
         assert!(requests.take().is_empty());
+    }
+
+    fn texts_of_named(requests: &mut Requests, name: &str) -> Vec<Vec<String>> {
+        let mut out = Vec::new();
+        build::bind(&mut out, b"", name.as_bytes(), [], [], []);
+        build::execute(&mut out, b"", 0);
+        build::sync(&mut out);
+        requests.feed(&out);
+        texts(&requests.take())
+    }
+
+    #[test]
+    fn statements_that_are_never_closed_take_bounded_memory() {
+        let mut requests = Requests::default();
+        for number in 0..1_000_000 {
+            requests.know(format!("s{number}").as_bytes(), b"select 1\0");
+            assert!(requests.names_bytes <= NAMES_BYTES_MAX);
+        }
+        let kept = requests.statements.iter().map(|(name, text)| name_bytes(name, text)).sum::<usize>();
+        assert_eq!(requests.names_bytes, kept);
+        assert_eq!(texts_of_named(&mut requests, "s999999"), [["select 1"]], "the latest are known");
+        // The same name again and again takes no more than once.
+        let before = requests.names_bytes;
+        (0..1000).for_each(|_| requests.know(b"s999999", b"select 1\0"));
+        assert_eq!(requests.names_bytes, before);
+    }
+
+    #[test]
+    fn what_ends_all_statements_and_what_ends_one() {
+        for end in ["DEALLOCATE ALL", " discard all ; "] {
+            let mut requests = Requests::default();
+            let mut out = Vec::new();
+            build::parse(&mut out, b"a", b"select 1", []);
+            build::parse(&mut out, b"b", b"select 2", []);
+            build::close(&mut out, Target::Statement, b"a");
+            build::sync(&mut out);
+            requests.feed(&out);
+            assert_eq!(requests.names_bytes, name_bytes(b"b", &b"select 2"[..].into()));
+            let mut out = Vec::new();
+            build::query(&mut out, end.as_bytes());
+            requests.feed(&out);
+            requests.take();
+            assert_eq!(requests.names_bytes, 0);
+            assert_eq!(texts_of_named(&mut requests, "b"), [["<unknown statement>"]]);
+        }
     }
 
     #[test]

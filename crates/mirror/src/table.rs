@@ -174,8 +174,10 @@ impl Differences {
             cycles += 1;
             let statements = transaction.statements.get(index).map_or(&[][..], Vec::as_slice);
             let count = here.results.len().max(there.results.len());
-            let has_error =
-                [here, there].iter().any(|answer| answer.results.iter().any(|r| r.sqlstate.is_some()));
+            let [fails_here, fails_there] =
+                [here, there].map(|answer| answer.results.iter().any(|result| result.sqlstate.is_some()));
+            let has_error = fails_here || fails_there;
+            let nothing = CommandResult::default();
             let statements: Vec<_> = statements_of(statements, count).map(Option::<&Text>::cloned).collect();
             for (at, text) in statements.iter().enumerate() {
                 let text = text.as_deref().unwrap_or(b"");
@@ -184,6 +186,13 @@ impl Differences {
                 entry.compared += 1;
                 let difference = match (here.results.get(at), there.results.get(at)) {
                     (Some(here), Some(there)) => compare(here, there, hash),
+                    // An error that no result of the other stands beside: of a Parse, or of the Sync that commits.
+                    (None, Some(there)) if !fails_here && there.sqlstate.is_some() => {
+                        compare(&nothing, there, hash)
+                    }
+                    (Some(here), None) if !fails_there && here.sqlstate.is_some() => {
+                        compare(here, &nothing, hash)
+                    }
                     // An error ends a cycle early: it has been counted.
                     _ if has_error => continue,
                     _ => Some(Difference::ResultCount),
@@ -467,6 +476,37 @@ mod tests {
         );
         assert_eq!(rows.iter().map(Row::differing).sum::<u64>(), 2);
         assert!(rows.iter().any(|row| row.differences == [("cascade".into(), 1)] && row.example.is_none()));
+    }
+
+    /// Of cycles that run one statement, or none.
+    fn of_cycle(text: Option<&str>, here: Vec<CommandResult>, there: Vec<CommandResult>) -> Vec<Row> {
+        let transaction = Transaction {
+            statements: vec![text.into_iter().map(|text| Text::from(text.as_bytes())).collect()],
+            answers: vec![answer(here, 100)],
+            ..Transaction::default()
+        };
+        let mut table = Differences::default();
+        table.add(&"m".into(), &"d".into(), &transaction, &[answer(there, 100)], RowHash::Off, true);
+        table.rows()
+    }
+
+    #[test]
+    fn an_error_beside_which_nothing_stands_is_told() {
+        let insert = "insert into t values (1)";
+        let done = || ok("INSERT 0 1", 0);
+        let rows = of_cycle(Some(insert), vec![done()], vec![done(), error(b"23505")]);
+        assert_eq!(rows[0].differences, [("error_there".into(), 1)]);
+        assert!(rows[0].example.as_ref().unwrap().there.contains("23505"));
+        let rows = of_cycle(Some(insert), vec![done(), error(b"23505")], vec![done()]);
+        assert_eq!(rows[0].differences, [("error_here".into(), 1)]);
+        // A Parse alone.
+        let rows = of_cycle(None, vec![], vec![error(b"42P01")]);
+        assert_eq!(rows[0].differences, [("error_there".into(), 1)]);
+        let rows = of_cycle(None, vec![], vec![error(b"25P02")]);
+        assert_eq!(rows[0].differences, [("cascade".into(), 1)]);
+        // The error that ended the cycle early is the only one that counts.
+        let rows = of_cycle(Some(insert), vec![done(), error(b"23505")], vec![error(b"42P01")]);
+        assert_eq!(rows[0].differences, [("error_there".into(), 1)]);
     }
 
     #[test]

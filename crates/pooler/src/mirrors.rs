@@ -90,6 +90,8 @@ pub(crate) struct MirrorState {
     state: AtomicU8,
     /// Why it is in that state, if there is something to say.
     why: ArcSwapOption<String>,
+    /// Whether the log has been told of a session that cannot be had there.
+    has_refused: AtomicBool,
     /// When it may be tried again.
     retry_at: Mutex<Option<Instant>>,
     /// Who the primary and the mirror say they are.
@@ -269,6 +271,17 @@ impl MirrorState {
                 self.name
             );
             self.why.store(Some(Arc::new(why.to_owned())));
+        }
+    }
+
+    /// A session cannot be had there, while others can. Told once: the client may go on for hours, and `session_state` counts.
+    pub fn log_refused(&self, why: &str) {
+        if !self.has_refused.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "mirror {} of {}: a session cannot be had there: {why}; its transactions are dropped (session_state), further ones are not logged",
+                self.name,
+                self.database
+            );
         }
     }
 
@@ -498,6 +511,7 @@ impl Mirrors {
                 budget,
                 state: AtomicU8::new(state as u8),
                 why: ArcSwapOption::new(is_off.then(|| Arc::new(SWITCHED_OFF.to_owned()))),
+                has_refused: AtomicBool::new(false),
                 retry_at: Mutex::default(),
                 identities: Mutex::default(),
             })

@@ -670,13 +670,9 @@ impl Worker {
                     && server.link.status() != Status::Idle
                     && server.link.is_settled()
                 {
-                    self.close_client(
-                        client,
-                        Farewell::told(
-                            SqlState::PROTOCOL_VIOLATION,
-                            "transaction blocks not allowed in statement pooling mode",
-                        ),
-                    );
+                    let why = "transaction blocks not allowed in statement pooling mode";
+                    self.shadow_refused(client, why);
+                    self.close_client(client, Farewell::told(SqlState::PROTOCOL_VIOLATION, why));
                     return false;
                 }
                 // Room in the pipeline again.

@@ -269,13 +269,9 @@ impl Worker {
                     server.work = Work::Resting;
                     self.close_server(key, &format!("restoring parameters failed: {message}"));
                 }
-                return self.close_client(
-                    client_key,
-                    Farewell::told(
-                        SqlState::INVALID_PARAMETER_VALUE,
-                        format!("restoring session parameters failed: {message}"),
-                    ),
-                );
+                let why = format!("restoring session parameters failed: {message}");
+                self.shadow_refused(client_key, &why);
+                return self.close_client(client_key, Farewell::told(SqlState::INVALID_PARAMETER_VALUE, why));
             }
             return self.close_server(key, &format!("check query failed: {message}"));
         }

@@ -10,6 +10,8 @@ use underpass_testkit::{
 
 use crate::pair::{Pair, eventually, garbage, table};
 
+const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+
 fn insert(client: &mut Client, id: u32) -> Result<()> {
     client.query(&format!("insert into t values ({id})")).map(drop)
 }
@@ -45,6 +47,89 @@ fn a_queue_that_is_full_drops_whole_transactions_and_counts_them() -> Result<()>
     assert_eq!(pair.there.sql_value("select count(distinct id) from t")?, executed.to_string());
     assert_eq!(Pair::calls(&pair.there, "insert into t%")?, executed * 2);
     assert_eq!(Pair::calls(&pair.there, "commit")?, executed);
+    Ok(())
+}
+
+/// What is refused in the middle is not there in part, neither for later statements to run in nor for a later COMMIT.
+#[test]
+fn a_transaction_that_is_refused_in_the_middle_in_sync_leaves_nothing_open_there() -> Result<()> {
+    let pair = Pair::start("mode = sync\nsync_timeout = 30\nqueue_bytes = 100000")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query("begin")?.ok()?;
+    for id in 0..1000 {
+        insert(&mut client, id)?;
+    }
+    let open = "select count(*) from pg_stat_activity where state like 'idle in transaction%'";
+    eventually("nothing is open there", || Ok(pair.there.sql_value(open)? == "0"))?;
+    client.query("commit")?.ok()?;
+    insert(&mut client, 2001)?;
+    client.query("begin")?.ok()?;
+    insert(&mut client, 2002)?;
+    client.query("commit")?.ok()?;
+    let account = pair.settled()?;
+    assert_eq!((account.get("too_large"), account.get("dropped")), (1, 1), "{account:?}");
+    assert_eq!(account.0["state"], "on", "{account:?}");
+    assert_eq!(pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?, "2001,2002");
+    assert_eq!(pair.there.sql_value(open)?, "0");
+    Ok(())
+}
+
+/// The pooler closes the mirror's session as it closes the client's own: that is no fault of the mirror.
+#[test]
+fn a_begin_in_statement_pooling_switches_no_mirror_off() -> Result<()> {
+    for mode in MODES {
+        let pair = Pair::start_with(&[("pool_mode", "statement")], mode)?;
+        pair.both("create table t (id int)")?;
+        pair.wait_on()?;
+        let mut other = pair.client()?;
+        insert(&mut other, 1)?;
+        for _ in 0..2 {
+            assert!(pair.client()?.query("begin").and_then(underpass_testkit::Response::ok).is_err());
+        }
+        // Once the shadow has heard its answer.
+        std::thread::sleep(Duration::from_millis(300));
+        insert(&mut other, 2)?;
+        let account = pair.settled()?;
+        assert_eq!(account.0["state"], "on", "{mode}: {account:?}\n{}", pair.pooler.log());
+        assert_eq!(account.get("dropped"), account.get("session_state"), "{mode}: {account:?}");
+        assert_eq!(pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?, "1,2");
+    }
+    Ok(())
+}
+
+/// Nor is a session whose settings cannot be had there the mirror's end for others.
+#[test]
+fn a_session_that_cannot_be_restored_there_is_left_out_alone() -> Result<()> {
+    for mode in MODES {
+        let settings = [("pool_mode", "transaction"), ("track_extra_parameters", "session_authorization")];
+        let pair = Pair::start_with(&settings, mode)?;
+        pair.both("create table t (id int); grant all on t to public")?;
+        pair.here.sql("create role joe")?;
+        pair.wait_on()?;
+        let mut other = pair.client()?;
+        let mut client = pair.client()?;
+        client.query("set session authorization joe")?.ok()?;
+        pair.settled()?;
+        pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+        pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+        pair.wait_on()?;
+        for id in [1, 3] {
+            client.query("select 1")?.ok()?;
+            client.query("select 1")?.ok()?;
+            pair.settled()?;
+            insert(&mut other, id)?;
+            insert(&mut other, id + 1)?;
+        }
+        let account = pair.settled()?;
+        assert_eq!(account.0["state"], "on", "{mode}: {account:?}\n{}", pair.pooler.log());
+        assert!(account.get("session_state") > 0, "{mode}: {account:?}");
+        let state = "select string_agg(id::text, ',' order by id) from t";
+        assert_eq!(pair.there.sql_value(state)?, "1,2,3,4", "{mode}: {account:?}");
+        let told = pair.pooler.log().matches("restoring session parameters failed").count();
+        assert_eq!(told, 1, "{}", pair.pooler.log());
+    }
     Ok(())
 }
 

@@ -9,6 +9,8 @@ use underpass_testkit::{Batch, Pooler as _, Port, Result, Underpass};
 
 use crate::pair::{Pair, Row, eventually, table};
 
+const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+
 fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
     rows.iter().find(|row| row["query"].contains(part)).unwrap_or_else(|| panic!("{part}: {rows:?}"))
 }
@@ -39,6 +41,57 @@ fn differences_are_forgotten() -> Result<()> {
     pair.reload(Some(""))?;
     pair.wait_on()?;
     assert!(table(&pair.pooler, "SHOW MIRROR_DIFF")?.iter().all(|row| row["differing"] == "0"));
+    Ok(())
+}
+
+/// A statement that was prepared in a transaction that failed there alone is there all the same when it is used next.
+#[test]
+fn a_failure_there_takes_nothing_else_from_the_session() -> Result<()> {
+    for mode in MODES {
+        let pair = Pair::start(mode)?;
+        pair.both("create table t (id int)")?;
+        pair.there.sql("alter table t add check (id < 100)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        client.query("begin")?.ok()?;
+        client.query("insert into t values (1000)")?.ok()?;
+        let insert = Batch::new().parse("ins", "insert into t values ($1)").bind("", "ins", &[Some("1")]);
+        client.exchange(&insert.execute("", 0).sync())?;
+        client.query("set application_name = 'inside'")?.ok()?;
+        client.query("commit")?.ok()?;
+        pair.settled()?;
+        client.exchange(&Batch::new().bind("", "ins", &[Some("2")]).execute("", 0).sync())?;
+        client.query("insert into t select 3 where current_setting('application_name') = 'inside'")?.ok()?;
+        let account = pair.settled()?;
+        assert_eq!(account.get("dropped"), 0, "{mode}: {account:?}");
+        let there = pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?;
+        assert_eq!(there, "2,3", "{mode}");
+        let rows = pair.differences()?;
+        assert!(!format!("{rows:?}").contains("26000"), "{mode}: {rows:?}");
+    }
+    Ok(())
+}
+
+/// Errors that come with no result of their own: at the Sync that commits, and at a Parse.
+#[test]
+fn errors_behind_the_results_are_found() -> Result<()> {
+    for mode in MODES {
+        let pair = Pair::start(mode)?;
+        pair.both("create table t (id int)")?;
+        pair.here.sql("create table gone (id int)")?;
+        pair.there
+            .sql("alter table t add unique (id) deferrable initially deferred; insert into t values (1)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        client.extended("insert into t values (1)", &[])?.ok()?;
+        client.exchange(&Batch::new().parse("", "select * from gone").sync())?;
+        let rows = pair.differences()?;
+        let row = find(&rows, "insert into t");
+        assert_eq!((&*row["differing"], &*row["differences"]), ("1", "error_there=1"), "{mode}: {row:?}");
+        assert!(row["example"].contains("23505"), "{mode}: {row:?}");
+        let row = rows.iter().find(|row| row["example"].contains("42P01")).expect("the Parse that failed");
+        assert_eq!(row["differences"], "error_there=1", "{mode}: {row:?}");
+    }
     Ok(())
 }
 

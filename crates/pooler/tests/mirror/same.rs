@@ -351,6 +351,31 @@ fn only_what_reads_is_sent_where_that_is_asked() -> Result<()> {
     Ok(())
 }
 
+/// In session pooling nothing brings what it left in the session to the mirror: rather nothing than something else.
+#[test]
+fn a_session_of_which_something_was_not_sent_is_out_if_that_matters() -> Result<()> {
+    let pair = Pair::start_with(&[("pool_mode", "session")], "send = read_only")?;
+    pair.both(T)?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let before = pair.settled()?;
+    client.query("insert into t values (1, 'set here; discard all')")?.ok()?;
+    client.query("select count(*) from t where id > 7")?.ok()?;
+    let account = pair.settled()?;
+    assert_eq!(account.get("executed") - before.get("executed"), 1, "{account:?}");
+    client.query("begin")?.ok()?;
+    client.query("insert into t values (2, null)")?.ok()?;
+    client.exchange(&Batch::new().parse("get", "select v from t where id = $1").sync())?;
+    client.query("commit")?.ok()?;
+    client.exchange(&Batch::new().bind("", "get", &[Some("9")]).execute("", 0).sync())?;
+    let after = pair.settled()?;
+    assert_eq!((after.get("session_state"), after.get("filtered")), (1, 2), "{after:?}");
+    assert_eq!(after.get("executed"), account.get("executed"), "{after:?}");
+    let rows = pair.differences()?;
+    assert!(rows.iter().all(|row| row["differing"] == "0"), "{rows:?}");
+    Ok(())
+}
+
 /// What lets a session write is no less the primary's alone than what it then writes.
 #[test]
 fn a_session_may_not_be_made_to_write() -> Result<()> {

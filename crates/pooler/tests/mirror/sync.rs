@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use underpass_testkit::{AuthMethod, Client, Ini, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{AuthMethod, Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
 
 use crate::pair::{LIMIT, Pair, Row, eventually, garbage, server, table};
 
@@ -197,5 +197,60 @@ fn pooler_refused(ini: &Ini) -> Result<()> {
     assert!(begun.elapsed() < Duration::from_secs(30));
     let row = row(&pooler, "m")?;
     assert!(row["reason"].contains("password authentication failed"), "{row:?}");
+    Ok(())
+}
+
+/// What a client said while the mirror was asynchronous comes before what it says then, also when it waits for a server meanwhile.
+#[test]
+fn a_reload_from_async_to_sync_keeps_the_order_of_a_session() -> Result<()> {
+    let settings = [("pool_mode", "transaction"), ("default_pool_size", "1")];
+    let mut pair = Pair::start_with(&settings, "pool_size = 4")?;
+    pair.both("create table t (id int); create table seen (rows int)")?;
+    pair.there.sql(
+        "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.1); return new; end';
+         create trigger slow before insert on t for each row execute function slow()",
+    )?;
+    pair.wait_on()?;
+    let (mut holder, mut client) = (pair.client()?, pair.client()?);
+    for id in 0..20 {
+        client.query(&format!("insert into t values ({id})"))?.ok()?;
+    }
+    holder.query("begin")?.ok()?;
+    client.send(&Batch::new().query("insert into seen select count(*) from t"))?;
+    eventually("it waits for a server", || {
+        let pools = table(&pair.pooler, "SHOW POOLS")?;
+        Ok(pools.iter().any(|pool| pool["database"] == "postgres" && pool["cl_waiting"] == "1"))
+    })?;
+    pair.reload(Some("pool_size = 4\nmode = sync\nsync_timeout = 30"))?;
+    assert!(pair.account()?.get("queued") > 5, "the mirror is not that fast");
+    holder.query("commit")?.ok()?;
+    client.response()?.ok()?;
+    client.query("insert into seen select count(*) from t")?.ok()?;
+    let account = pair.settled()?;
+    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{account:?}");
+    assert_eq!(pair.here.sql_value("select string_agg(rows::text, ',') from seen")?, "20,20");
+    pair.assert_same("select rows from seen")
+}
+
+/// What a mirror answers more often than the primary is not carried over to the session's next transactions.
+#[test]
+fn a_surplus_answer_shifts_nothing() -> Result<()> {
+    let pair = Pair::start("mode = sync\nsync_timeout = 30")?;
+    pair.here.sql("create table gone (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let copy = Batch::new().parse("", "copy gone from stdin").bind("", "", &[]);
+    client.send(&copy.describe_portal("").execute("", 0).sync())?;
+    client.send(&Batch::new().copy_data(b"1\n").copy_done().sync())?;
+    client.response()?.ok()?;
+    for n in 1..=5 {
+        let rows = (0..n).map(|n| format!("({n})")).collect::<Vec<_>>().join(",");
+        client.query(&format!("select * from (values {rows}) v{n}"))?.ok()?;
+    }
+    let rows = pair.differences()?;
+    assert!(rows.iter().any(|row| row["query"].contains("copy gone") && row["differing"] == "1"), "{rows:?}");
+    let shifted: Vec<_> =
+        rows.iter().filter(|row| row["query"].contains("select") && row["differing"] != "0").collect();
+    assert!(shifted.is_empty(), "{shifted:?}");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use underpass_mirror::{Answers, DropReason, Transaction};
+use underpass_mirror::{Answer, Answers, DropReason, Transaction};
 use underpass_wire::frontend::build;
 
 use super::{Restore, Role};
@@ -28,6 +28,9 @@ pub(crate) struct Unit {
     pub charged: u64,
     /// The state of the session at its beginning, if it may have been lost there.
     pub restore: Option<Restore>,
+    /// Of one that goes there as a whole: tells its tap that it is not over.
+    #[expect(dead_code, reason = "its tap counts the clones")]
+    pub queued: Option<Arc<()>>,
 }
 
 /// See the module documentation.
@@ -105,6 +108,8 @@ impl Worker {
         }
         let Some(mut unit) = shadow.queue.pop_front() else { return false };
         shadow.cancelled = None;
+        // Of a session that answers more often than it was asked to, nothing is carried over.
+        shadow.answers.take(usize::MAX);
         let (bytes, restore) = (unit.bytes.clone(), unit.restore.take());
         shadow.running.push_back(unit);
         if let (Some(restore), Some(client)) = (restore, self.clients.get_mut(key)) {
@@ -153,8 +158,12 @@ impl Worker {
         while self.shadow(key).is_some_and(|shadow| !shadow.running.is_empty()) {
             self.shadow_finish_one(key);
         }
-        if let Some(shadow) = self.shadow(key).filter(|shadow| !shadow.state.is_sync()) {
-            // Of a session that answers more often than it was asked to, nothing is carried over.
+    }
+
+    /// `mode = sync`: a transaction begins. What the shadow answered more often than it was asked to, in those before, is not this one's: its
+    /// client was held until the shadow was done.
+    pub(super) fn shadow_forget_surplus(&mut self, key: Key) {
+        if let Some(shadow) = self.shadow(key).filter(|shadow| shadow.running.is_empty()) {
             shadow.answers.take(usize::MAX);
         }
     }
@@ -177,7 +186,17 @@ impl Worker {
         let Some(shadow) = self.shadow(key) else { return };
         let Some(unit) = shadow.running.pop_front() else { return };
         let there = shadow.answers.take(unit.transaction.answers.len());
-        let state = shadow.state.clone();
+        let (owner, state) = (shadow.owner, shadow.state.clone());
+        let has_error = |answer: &Answer| answer.results.iter().any(|result| result.sqlstate.is_some());
+        if unit
+            .transaction
+            .answers
+            .iter()
+            .zip(&there)
+            .any(|(here, there)| has_error(here) != has_error(there))
+        {
+            self.source_differs(owner, key);
+        }
         state.counters.executed.fetch_add(1, Ordering::Relaxed);
         state.budget.give_back(unit.charged);
         if unit.transaction.abandoned.is_none() {
@@ -247,6 +266,23 @@ impl Worker {
         if let Some(shadow) = self.shadow(key) {
             shadow.ending = Some(DropReason::Disabled);
             self.close_client(key, Farewell::quiet("mirror switched off"));
+        }
+    }
+
+    /// The rest of what it is at will not come: what is open there is rolled back.
+    pub(super) fn shadow_cut(&mut self, key: Key, reason: DropReason) {
+        if let Some(shadow) = self.shadow(key) {
+            shadow.ending = Some(reason);
+            self.close_client(key, Farewell::quiet("mirrored transaction dropped"));
+        }
+    }
+
+    /// The pooler is about to close this session as it closes clients, for what it said or because its settings cannot be had: if it is a shadow,
+    /// that is no fault of the mirror, which stays on for others.
+    pub(in crate::worker) fn shadow_refused(&mut self, key: Key, why: &str) {
+        if let Some(shadow) = self.shadow(key) {
+            shadow.ending = Some(DropReason::SessionState);
+            shadow.state.log_refused(why);
         }
     }
 

@@ -33,6 +33,10 @@ pub(crate) struct Tap {
     /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what a lane
     /// carries is told too late for that.
     is_stream: bool,
+    /// Each of its transactions that is queued or played has a clone. Until the last has gone, what begins is queued as well, or it would pass those.
+    queued: Arc<()>,
+    /// Something of the present transaction has gone there as it came.
+    has_part: bool,
     /// Whether the present transaction goes there, or why not.
     fate: Result<(), DropReason>,
     /// [`MirrorState::generation`] when it began.
@@ -106,12 +110,14 @@ impl Source {
         self.at_boundary = false;
         for tap in &mut self.taps {
             tap.charged = 0;
+            tap.has_part = false;
             tap.generation = tap.state.generation();
-            tap.is_stream = tap.state.is_sync() && !in_lane;
+            tap.is_stream = tap.state.is_sync() && !in_lane && Arc::strong_count(&tap.queued) == 1;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
-            tap.restore =
-                (tap.fate.is_ok() && tap.resync).then(|| Restore::of(side, parameters, is_read_only));
+            // From here on: a difference that is found while it is under way is for the next one.
+            let restores = tap.fate.is_ok() && std::mem::take(&mut tap.resync);
+            tap.restore = restores.then(|| Restore::of(side, parameters, is_read_only));
         }
     }
 
@@ -175,6 +181,7 @@ impl Source {
     /// What is known of the transaction that ends.
     fn take_transaction(&mut self, abandoned: Option<Duration>) -> Transaction {
         let ended = abandoned.and_then(|_| self.answers.last_error());
+        let has_named = self.requests.has_named();
         let statements = self.requests.take();
         let answers = self.answers.take(usize::MAX);
         let mut cancels = std::mem::take(&mut self.cancels);
@@ -183,7 +190,7 @@ impl Source {
             Some(answer) => answer.results.iter().any(|result| result.sqlstate == Some(QUERY_CANCELED)),
             None => abandoned.is_some(),
         });
-        Transaction { statements, answers, cancels, abandoned, ended }
+        Transaction { statements, has_named, answers, cancels, abandoned, ended }
     }
 }
 
@@ -193,6 +200,8 @@ impl Tap {
             state,
             shadow: None,
             is_stream: false,
+            queued: Arc::default(),
+            has_part: false,
             fate: Err(DropReason::NotReady),
             generation: 0,
             charged: 0,
@@ -201,6 +210,11 @@ impl Tap {
             is_out: false,
             ended: None,
         }
+    }
+
+    /// For a transaction that goes there as a whole.
+    fn is_queued(&self) -> Option<Arc<()>> {
+        (!self.is_stream).then(|| self.queued.clone())
     }
 
     /// Whether the client may have to wait for it.
@@ -391,6 +405,7 @@ impl Worker {
 
     /// Passes on what a source said to its shadows in `mode = sync`.
     pub(in crate::worker) fn mirror_stream(&mut self, key: Key) {
+        self.end_cut_streams(key);
         let Some(source) = self.source(key) else { return };
         if source.stream.is_empty() {
             return;
@@ -402,9 +417,23 @@ impl Worker {
                 continue;
             }
             let restore = tap.restore.take();
+            let is_first = !std::mem::replace(&mut tap.has_part, true);
             if let Some(shadow) = self.shadow_of(key, index, restore) {
+                if is_first {
+                    self.shadow_forget_surplus(shadow);
+                }
                 self.shadow_put(shadow, stream.clone());
             }
+        }
+    }
+
+    /// Ends the shadows that have a part of a transaction and will not have its rest: nothing stays open there, and nothing that comes later commits it.
+    fn end_cut_streams(&mut self, key: Key) {
+        let Some(source) = self.source(key) else { return };
+        let is_cut = |tap: &Tap| Some((tap.shadow.filter(|_| tap.has_part)?, tap.fate.err()?));
+        let cut: Vec<_> = source.taps.iter().filter_map(is_cut).collect();
+        for (shadow, reason) in cut {
+            self.shadow_cut(shadow, reason);
         }
     }
 
@@ -427,6 +456,7 @@ impl Worker {
         if was_partial || is_nothing {
             for tap in &mut source.taps {
                 tap.state.budget.give_back(std::mem::take(&mut tap.charged));
+                tap.resync |= tap.restore.take().is_some();
             }
             return self.mirror_checks(key);
         }
@@ -482,13 +512,16 @@ impl Worker {
     fn source_send(&mut self, key: Key, transaction: Transaction, bytes: Arc<Vec<u8>>) {
         let transaction = Arc::new(transaction);
         let mut reads = None;
+        if let Some(source) = self.source(key) {
+            source.taps.iter_mut().for_each(Tap::expire);
+        }
+        self.end_cut_streams(key);
         let count = self.source(key).map_or(0, |source| source.taps.len());
         for index in 0..count {
             let shared = self.shared.clone();
             let Some(source) = self.source(key) else { return };
             let is_session_pooling = source.is_session_pooling;
             let Some(tap) = source.taps.get_mut(index) else { return };
-            tap.expire();
             let state = tap.state.clone();
             let restore = tap.restore.take();
             if tap.fate.is_ok() && state.settings.load().send == MirrorSend::ReadOnly {
@@ -496,8 +529,9 @@ impl Worker {
                 if !reads {
                     state.counters.filtered.fetch_add(1, Ordering::Relaxed);
                     state.budget.give_back(std::mem::take(&mut tap.charged));
-                    // It may have changed the session as well.
+                    // It may have changed the session as well, which session pooling cannot have anew.
                     tap.resync = true;
+                    tap.is_out |= is_session_pooling && transaction.changes_session();
                     continue;
                 }
             }
@@ -509,12 +543,12 @@ impl Worker {
                 tap.is_out |= is_session_pooling;
                 continue;
             }
-            tap.resync = false;
             let unit = Unit {
                 bytes: bytes.clone(),
                 transaction: transaction.clone(),
                 charged: std::mem::take(&mut tap.charged),
                 restore: None,
+                queued: tap.is_queued(),
             };
             if tap.is_stream {
                 match tap.shadow {
@@ -600,6 +634,7 @@ impl Worker {
                 transaction: transaction.clone(),
                 charged,
                 restore: tap.restore.take(),
+                queued: tap.is_queued(),
             };
             if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !tap.is_stream) {
                 // It is the first that goes there.
@@ -673,6 +708,15 @@ impl Worker {
         let Some(tap) = tap.filter(|_| under_way) else { return false };
         tap.ended = Some((fatal, reason.to_owned()));
         true
+    }
+
+    /// A transaction of this source failed on one of the two servers alone: what it did to the session (Parse, SET) is not the same there.
+    pub(super) fn source_differs(&mut self, key: Key, shadow: Key) {
+        // In session pooling there is no state to begin with anew but that of the session itself.
+        let Some(source) = self.source(key).filter(|source| !source.is_session_pooling) else { return };
+        for tap in source.taps.iter_mut().filter(|tap| tap.shadow == Some(shadow)) {
+            tap.resync = true;
+        }
     }
 
     /// A shadow of this source is gone.
