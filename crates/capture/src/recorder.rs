@@ -5,7 +5,7 @@
 //! * A connection to MariaDB or MySQL that turns to TLS says first in plain text what its server is: the packets show the beginning, and
 //!   the probes go on with it.
 //! * What a closed socket is still sent was never received, and opens no session. It may stand behind the close: one CPU closes the
-//!   socket while another has the packet in the hook.
+//!   socket while another has the packet in the hook. Or it comes to the socket that listens, and TCP answers with RST.
 //! * Texts that backends report come through another ring than the messages they belong to. They are kept until every ring has
 //!   been read once more, so that the message is known before its text.
 
@@ -319,10 +319,21 @@ impl Recorder {
             return;
         }
         match event {
-            Event::Packet { time_ns, cookie, ends, direction, seq, ack, flags, skipped, payload } => {
+            Event::Packet {
+                time_ns,
+                cookie,
+                ends,
+                direction,
+                seq,
+                ack,
+                flags,
+                skipped,
+                listens,
+                payload,
+            } => {
                 let segment = Segment { seq, skipped, bytes: payload, time_ns };
                 if !self.closed.contains_key(&cookie) {
-                    self.packet(ends, direction, ack, flags, segment, sink);
+                    self.packet(ends, listens, direction, ack, flags, segment, sink);
                 }
             }
             Event::Encrypted { time_ns, ends } => {
@@ -458,9 +469,11 @@ impl Recorder {
         Origin { session, source, transport, peer, level: self.level }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "a segment has so many parts")]
     fn packet(
         &mut self,
         ends: Ends,
+        listens: bool,
         direction: Direction,
         ack: u32,
         flags: TcpFlags,
@@ -475,7 +488,9 @@ impl Recorder {
             old.session.end(segment.time_ns, EndReason::Unknown, Audit::default(), &mut counting);
         }
         if !self.connections.contains_key(&ends) {
-            if segment.bytes.is_empty() && !begins {
+            // Without a handshake TCP has refused what came to the socket that listens: it is late, of before a restart, or forged.
+            // With one it may have overtaken the handshake's last packet.
+            if !begins && (segment.bytes.is_empty() || listens) {
                 return;
             }
             let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));

@@ -67,7 +67,8 @@ fn packet(payload: &[u8], cookie: u64, seq: u32) -> Event<'_> {
     let ends = ends();
     let flags = TcpFlags::default();
     let direction = Direction::Frontend;
-    Event::Packet { time_ns: 1, cookie, ends, direction, seq, ack: 1, flags, skipped: 0, payload }
+    let (skipped, listens) = (0, false);
+    Event::Packet { time_ns: 1, cookie, ends, direction, seq, ack: 1, flags, skipped, listens, payload }
 }
 
 fn ends() -> Ends {
@@ -181,4 +182,78 @@ fn a_connection_that_is_never_understood_is_counted() {
     take(recorder, &mut sessions, 0, packet(&data, 7, 1100));
     recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
     assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (0, 1));
+}
+
+/// The cookie of the socket that listens.
+const LISTENER: u64 = 3;
+
+/// The same packet, at the socket that listens; `syn`: it begins a connection.
+fn at_listener(payload: &[u8], seq: u32, syn: bool) -> Event<'_> {
+    let mut event = packet(payload, LISTENER, seq);
+    if let Event::Packet { listens, flags, .. } = &mut event {
+        (*listens, flags.syn) = (true, syn);
+    }
+    event
+}
+
+/// The socket with this cookie is closed, behind these bytes that began at 100 with a SYN before them.
+fn close(cookie: u64, len: usize) -> Event<'static> {
+    Event::Close {
+        time_ns: 2,
+        cookie,
+        ends: ends(),
+        rcv_nxt: 100 + len as u32,
+        snd_nxt: 1,
+        fin_received: false,
+        fin_sent: false,
+        bytes_received: len as u64,
+    }
+}
+
+fn startup_message() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let version = underpass_wire::startup::ProtocolVersion::V3_0;
+    underpass_wire::startup::build::startup_message(&mut bytes, version, [(&b"user"[..], &b"ann"[..])]);
+    bytes
+}
+
+/// A TLS alert, as a driver sends behind its end.
+const ALERT: &[u8] = b"\x15\x03\x03\0\x13 nineteen bytes, so";
+
+/// A client says something more when its connection is gone, or the server was started again meanwhile: TCP answers with RST.
+#[test]
+fn what_tcp_refuses_opens_no_session() {
+    let mut query = Vec::new();
+    build::query(&mut query, b"insert into t values (1)");
+    for late in [ALERT, &query] {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+        let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+        let first = startup_message();
+        take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+        take(recorder, &mut sessions, 0, packet(&first, 7, 100));
+        take(recorder, &mut sessions, 0, close(7, first.len()));
+        let seen = sessions.starts.len();
+        take(recorder, &mut sessions, 0, at_listener(late, 100 + first.len() as u32, false));
+        recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+        assert_eq!((seen, sessions.starts.len()), (1, 1));
+        let totals = recorder.totals();
+        assert_eq!((totals.sessions, totals.messages, totals.not_understood), (1, 0, 0), "{totals:?}");
+    }
+}
+
+/// The first words overtake the last packet of the handshake, which alone makes a socket of their own for them.
+#[test]
+fn first_words_that_overtake_the_handshake_are_recorded() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let (first, mut query) = (startup_message(), Vec::new());
+    build::query(&mut query, b"select 1");
+    let len = first.len() + query.len();
+    take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+    take(recorder, &mut sessions, 0, at_listener(&first, 100, false));
+    take(recorder, &mut sessions, 0, packet(&query, 7, 100 + first.len() as u32));
+    take(recorder, &mut sessions, 0, close(7, len));
+    assert_eq!((sessions.starts.len(), sessions.ends.len()), (1, 1));
+    let end = sessions.ends[0];
+    assert!(end.frontend.recorded == len as u64 && end.frontend.add_up(), "{end:?}");
 }

@@ -299,7 +299,9 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 
 	if (!sk || sk->src_port != server_port)
 		return PASS;
-	if (sk->state != TCP_LISTEN)
+	if (sk->state == TCP_LISTEN)
+		head.flags = EVENT_LISTENS;
+	else
 		connection = bpf_sk_storage_get(&connections, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!connection || !(connection->decided & (CONNECTION_OURS | CONNECTION_FOREIGN))) {
 		__u32 is_foreign;
