@@ -77,6 +77,8 @@ pub struct Totals {
 type Machine = Box<dyn Assemble + Send>;
 
 struct Connection {
+    /// Of its socket, once a packet has come to that; 0 before.
+    cookie: u64,
     front: Reassembly,
     back: Reassembly,
     session: Machine,
@@ -333,7 +335,8 @@ impl Recorder {
             } => {
                 let segment = Segment { seq, skipped, bytes: payload, time_ns };
                 if !self.closed.contains_key(&cookie) {
-                    self.packet(ends, listens, direction, ack, flags, segment, sink);
+                    let own_cookie = if listens { 0 } else { cookie };
+                    self.packet(ends, own_cookie, direction, ack, flags, segment, sink);
                 }
             }
             Event::Encrypted { time_ns, ends } => {
@@ -356,6 +359,9 @@ impl Recorder {
             } => {
                 if cookie != 0 {
                     self.closed.insert(cookie, time_ns);
+                } else if self.connections.get(&ends).is_some_and(|connection| connection.cookie != 0) {
+                    // Another socket, which has lost the race for the connection: this one has been asked for its cookie.
+                    return;
                 }
                 if let Some(mut connection) = self.connections.remove(&ends) {
                     // The packets that said so may have been lost.
@@ -469,11 +475,12 @@ impl Recorder {
         Origin { session, source, transport, peer, level: self.level }
     }
 
+    /// `cookie`: of the connection's own socket; 0 when the segment came to the one that listens.
     #[expect(clippy::too_many_arguments, reason = "a segment has so many parts")]
     fn packet(
         &mut self,
         ends: Ends,
-        listens: bool,
+        cookie: u64,
         direction: Direction,
         ack: u32,
         flags: TcpFlags,
@@ -490,7 +497,7 @@ impl Recorder {
         if !self.connections.contains_key(&ends) {
             // Without a handshake TCP has refused what came to the socket that listens: it is late, of before a restart, or forged.
             // With one it may have overtaken the handshake's last packet.
-            if !begins && (segment.bytes.is_empty() || listens) {
+            if !begins && (segment.bytes.is_empty() || cookie == 0) {
                 return;
             }
             let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
@@ -501,6 +508,9 @@ impl Recorder {
             self.connections.insert(ends, Connection::new(session, begins));
         }
         let Some(connection) = self.connections.get_mut(&ends) else { return };
+        if connection.cookie == 0 {
+            connection.cookie = cookie;
+        }
         let mut counting = Counting { sink, ledger: &mut self.ledger };
         connection.packet(direction, ack, flags, segment, &mut counting);
     }
@@ -533,6 +543,7 @@ impl Recorder {
 impl Connection {
     fn new(session: Machine, whole: bool) -> Self {
         Self {
+            cookie: 0,
             front: Reassembly::new(Order::Received),
             back: Reassembly::new(Order::Sent),
             session,

@@ -257,3 +257,29 @@ fn first_words_that_overtake_the_handshake_are_recorded() {
     let end = sessions.ends[0];
     assert!(end.frontend.recorded == len as u64 && end.frontend.add_up(), "{end:?}");
 }
+
+/// Two packets of a client may each make the child of a handshake: the socket that is too late is closed without having had a packet.
+#[test]
+fn the_socket_that_loses_the_race_for_a_connection_does_not_end_it() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let (first, mut query) = (startup_message(), Vec::new());
+    build::query(&mut query, b"select 1");
+    let len = first.len() + query.len();
+    take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+    take(recorder, &mut sessions, 0, packet(&first, 7, 100));
+    take(recorder, &mut sessions, 0, close(0, 0));
+    take(recorder, &mut sessions, 0, packet(&query, 7, 100 + first.len() as u32));
+    assert_eq!(sessions.ends.len(), 0);
+    take(recorder, &mut sessions, 0, close(7, len));
+    assert_eq!((sessions.starts.len(), sessions.ends.len()), (1, 1));
+    let end = sessions.ends[0];
+    assert!(end.frontend.recorded == len as u64 && end.frontend.add_up(), "{end:?}");
+
+    // Of a connection that has said nothing the cookie is not known: it ends.
+    take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+    take(recorder, &mut sessions, 0, close(0, 0));
+    take(recorder, &mut sessions, 0, packet(&query, 8, 100));
+    recorder.finish(3, &mut |_: Record<'_>| {});
+    assert_eq!(recorder.totals().midstream, 1);
+}

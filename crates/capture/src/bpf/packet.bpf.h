@@ -455,6 +455,9 @@ int socket_state(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	head.ts_ns = bpf_ktime_get_ns();
 	head.cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	/* Two packets of a client may each make the handshake's child; the one that is too late has had no packet, and ends nothing. */
+	if (ctx->args[1] == TCP_SYN_RECV && head.cookie == 0)
+		return 0;
 	head.family = BPF_CORE_READ(sk, __sk_common.skc_family);
 	head.local_port = server_port;
 	head.remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
