@@ -342,6 +342,10 @@ impl Recorder {
             Event::Encrypted { time_ns, ends } => {
                 self.ledger.totals.encrypted += 1;
                 self.ledger.turned.push((ends.remote, time_ns));
+                // One that was under way is not known before it says something, and this comes before what it says.
+                if !self.connections.contains_key(&ends) {
+                    self.connect(ends, false).last_ns = time_ns;
+                }
                 if let Some(connection) = self.connections.get_mut(&ends) {
                     connection.encrypted = true;
                 }
@@ -475,6 +479,16 @@ impl Recorder {
         Origin { session, source, transport, peer, level: self.level }
     }
 
+    /// A connection that was not known; `whole`: from its first byte.
+    fn connect(&mut self, ends: Ends, whole: bool) -> &mut Connection {
+        let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
+        let mut session = machine(self.protocol, origin);
+        if !whole {
+            session.joined(self.lookup.connection(&ends));
+        }
+        self.connections.entry(ends).insert_entry(Connection::new(session, whole)).into_mut()
+    }
+
     /// `cookie`: of the connection's own socket; 0 when the segment came to the one that listens.
     #[expect(clippy::too_many_arguments, reason = "a segment has so many parts")]
     fn packet(
@@ -500,12 +514,7 @@ impl Recorder {
             if !begins && (segment.bytes.is_empty() || cookie == 0) {
                 return;
             }
-            let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
-            let mut session = machine(self.protocol, origin);
-            if !begins {
-                session.joined(self.lookup.connection(&ends));
-            }
-            self.connections.insert(ends, Connection::new(session, begins));
+            self.connect(ends, begins);
         }
         let Some(connection) = self.connections.get_mut(&ends) else { return };
         if connection.cookie == 0 {
@@ -611,7 +620,7 @@ impl Connection {
     /// Whether bytes of it went by that are in no session. One that was seen from its first packet is what it is: no client of this protocol.
     fn is_not_understood(&self) -> bool {
         let has_said = self.front.position() > 0 || self.back.position() > 0;
-        has_said && !self.whole && !self.encrypted && !self.session.has_records()
+        has_said && !self.whole && !self.encrypted && self.session.is_joining()
     }
 
     /// What is held back will not be completed any more.

@@ -283,3 +283,43 @@ fn the_socket_that_loses_the_race_for_a_connection_does_not_end_it() {
     recorder.finish(3, &mut |_: Record<'_>| {});
     assert_eq!(recorder.totals().midstream, 1);
 }
+
+/// It was under way, and silent: the sign of its encryption comes before the first of its packets.
+#[test]
+fn an_encrypted_connection_that_was_under_way_counts_as_encrypted() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    take(recorder, &mut sessions, 0, Event::Encrypted { time_ns: 1, ends: ends() });
+    take(recorder, &mut sessions, 0, packet(ALERT, 7, 100));
+    recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+    let totals = recorder.totals();
+    assert_eq!((sessions.starts.len(), totals.encrypted, totals.not_understood), (0, 1, 0), "{totals:?}");
+}
+
+/// The SYN found its ring full.
+#[test]
+fn a_cancel_request_is_understood_without_its_handshake() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let mut bytes = Vec::new();
+    underpass_wire::startup::build::cancel_request(&mut bytes, 77, &[1, 2, 3, 4]);
+    let mut cancelled = Vec::new();
+    let mut sink = |record: Record<'_>| match record {
+        Record::Cancel(cancel) => cancelled.push(cancel.backend_pid),
+        other => panic!("{other:?}"),
+    };
+    recorder.event(0, packet(&bytes, 7, 100), &mut sink);
+    recorder.event(0, close(7, bytes.len()), &mut sink);
+    recorder.finish(3, &mut sink);
+    assert_eq!((cancelled, recorder.totals().not_understood), (vec![77], 0));
+}
+
+/// Nor is a login that ends before the server is ready.
+#[test]
+fn a_login_without_its_handshake_is_understood() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let first = startup_message();
+    take(recorder, &mut sessions, 0, packet(&first, 7, 100));
+    take(recorder, &mut sessions, 0, close(7, first.len()));
+    assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (1, 0));
+}
