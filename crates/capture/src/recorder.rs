@@ -89,6 +89,8 @@ struct Connection {
     reset: bool,
     encrypted: bool,
     last_ns: u64,
+    /// Who said the first bytes, and the first two of them.
+    said: Option<(Direction, [u8; 2])>,
 }
 
 struct Probed {
@@ -113,6 +115,8 @@ struct Ledger {
     early: [Vec<Cancel>; 2],
     /// Why a connection could not be read.
     refused: Option<&'static str>,
+    /// The first connection that was not understood: its client, and what it began with.
+    not_understood: Option<(SocketAddr, String)>,
     /// The programs have counted losses in their rings: holes are explained.
     ring_was_full: bool,
     /// Connections that turned to encryption, by the client's end, and when: until the probes are known to have been there, or to have
@@ -141,12 +145,13 @@ impl Ledger {
     }
 
     /// A connection ends, or its recording does.
-    fn note(&mut self, connection: &Connection) {
+    fn note(&mut self, client: SocketAddr, connection: &Connection) {
         if let Some(why) = connection.session.refused() {
             self.totals.refused += 1;
             self.refused = Some(why);
         } else if connection.is_not_understood() {
             self.totals.not_understood += 1;
+            self.not_understood.get_or_insert_with(|| (client, connection.beginning()));
         }
     }
 }
@@ -288,6 +293,11 @@ impl Recorder {
         self.ledger.refused
     }
 
+    /// The client of the first connection that was not understood, and what the connection began with.
+    pub fn not_understood(&self) -> Option<&(SocketAddr, String)> {
+        self.ledger.not_understood.as_ref()
+    }
+
     /// Whether sessions use statements that were prepared before the capture: their texts can be had from
     /// [`Kernel::attach_activity`](crate::Kernel::attach_activity). Known since the last [`Self::tick`].
     pub fn wants_texts(&self) -> bool {
@@ -370,7 +380,7 @@ impl Recorder {
                 if let Some(mut connection) = self.connections.remove(&ends) {
                     // The packets that said so may have been lost.
                     (connection.front_fin, connection.back_fin) = (fin_received, fin_sent);
-                    self.ledger.note(&connection);
+                    self.ledger.note(ends.remote, &connection);
                     let mut counting = Counting { sink, ledger: &mut self.ledger };
                     connection.close(time_ns, rcv_nxt, snd_nxt, bytes_received, &mut counting);
                 }
@@ -448,11 +458,11 @@ impl Recorder {
         self.ledger.unseen += (turned - self.ledger.turned.len()) as u64;
         let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };
         let ledger = &mut self.ledger;
-        self.connections.retain(|_, connection| {
+        self.connections.retain(|ends, connection| {
             let is_kept =
                 connection.session.has_records() || now_ns.saturating_sub(connection.last_ns) < unused_ns;
             if !is_kept {
-                ledger.note(connection);
+                ledger.note(ends.remote, connection);
             }
             is_kept
         });
@@ -463,8 +473,8 @@ impl Recorder {
         self.round(sink);
         self.round(sink);
         let mut counting = Counting { sink, ledger: &mut self.ledger };
-        for (_, mut connection) in self.connections.drain() {
-            counting.ledger.note(&connection);
+        for (ends, mut connection) in self.connections.drain() {
+            counting.ledger.note(ends.remote, &connection);
             connection.settle(now_ns, &mut counting);
             connection.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
         }
@@ -562,6 +572,7 @@ impl Connection {
             reset: false,
             encrypted: false,
             last_ns: 0,
+            said: None,
         }
     }
 
@@ -576,6 +587,9 @@ impl Connection {
         let time_ns = segment.time_ns;
         self.last_ns = time_ns;
         self.reset |= flags.rst;
+        if let (None, [first, rest @ ..]) = (self.said, segment.bytes) {
+            self.said = Some((direction, [*first, rest.first().copied().unwrap_or(0)]));
+        }
         let session = &mut self.session;
         match direction {
             Direction::Frontend => {
@@ -614,6 +628,22 @@ impl Connection {
                     session.piece(Direction::Backend, time_ns, piece, sink);
                 });
             }
+        }
+    }
+
+    /// What its first bytes were, in words: a kind, and nothing of what they say.
+    fn beginning(&self) -> String {
+        let Some((direction, bytes)) = self.said else { return "nothing".into() };
+        let who = match direction {
+            Direction::Frontend => "client",
+            Direction::Backend => "server",
+        };
+        match bytes {
+            [0x14..=0x17, 3] => format!("a TLS record of the {who}'s"),
+            [tag, _] if tag.is_ascii_alphabetic() => {
+                format!("the letter {} of the {who}'s", char::from(tag))
+            }
+            [byte, _] => format!("the byte {byte:#04x} of the {who}'s"),
         }
     }
 

@@ -771,8 +771,13 @@ impl Run<'_> {
         }
         let not_understood = self.summary.totals.not_understood;
         if not_understood > 0 {
+            let first = self.recorder.not_understood();
+            let first = first.map_or(String::new(), |(client, what)| {
+                format!("; the first, of {client}, began with {what}")
+            });
             self.summary.notes.push(format!(
-                "{not_understood} connections that were under way are not recorded: nothing showed where a message of theirs begins (one long COPY, or TLS that began before the recording)"
+                "{not_understood} connections that were under way are not recorded: nothing showed where a message of theirs begins \
+                 (one long COPY, or TLS that began before the recording){first}"
             ));
         }
         let lost: u64 = self.summary.accounts.iter().map(|(_, _, accounts)| accounts.lost.events).sum();

@@ -182,6 +182,19 @@ fn a_connection_that_is_never_understood_is_counted() {
     take(recorder, &mut sessions, 0, packet(&data, 7, 1100));
     recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
     assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (0, 1));
+    let (client, what) = recorder.not_understood().expect("one");
+    assert_eq!((*client, what.as_str()), (ends().remote, "the letter x of the client's"));
+}
+
+#[test]
+fn it_is_told_how_a_connection_that_was_not_understood_began() {
+    let begins = [(ALERT, "a TLS record of the client's"), (b"\x01\x02", "the byte 0x01 of the client's")];
+    for (bytes, expected) in begins {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+        take(&mut recorder, &mut Sessions::default(), 0, packet(bytes, 7, 100));
+        recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+        assert_eq!(recorder.not_understood().map(|(_, what)| what.as_str()), Some(expected));
+    }
 }
 
 /// The cookie of the socket that listens.
