@@ -52,6 +52,8 @@ pub enum Event<'a> {
         flags: TcpFlags,
         /// Bytes before the payload that were left out by the response level.
         skipped: u32,
+        /// It came to the socket that listens, and the cookie is that one's. TCP refuses what it says, unless its handshake is under way.
+        listens: bool,
         /// The payload.
         payload: &'a [u8],
     },
@@ -149,6 +151,7 @@ const DECRYPTED: u8 = 1;
 const WHOLE_PROCESS: u8 = 2;
 const FIN_RECEIVED: u8 = 4;
 const FIN_SENT: u8 = 8;
+const LISTENS: u8 = 32;
 
 impl<'a> Event<'a> {
     /// Decodes an event; `None` for what no program of this version sends.
@@ -179,6 +182,7 @@ impl<'a> Event<'a> {
                     rst: head.tcp_flags & RST != 0,
                 },
                 skipped: head.skipped,
+                listens: head.flags & LISTENS != 0,
                 payload,
             },
             types::event_kind::EVENT_TLS => Self::Encrypted { time_ns, ends: ends(&head)? },

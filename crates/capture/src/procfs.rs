@@ -40,6 +40,18 @@ pub(crate) fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// When a process was started, in clock ticks since boot: the 22nd field of its stat. With its number it tells a process from all others.
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(path(pid, "stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether the process that was started then runs still: its number may have been given to another, such as the same server started again.
+/// One that has ended and is not yet waited for has no executable.
+pub(crate) fn is_alive(pid: u32, start_ticks: Option<u64>) -> bool {
+    path(pid, "exe").exists() && self::start_ticks(pid) == start_ticks
+}
+
 /// Processes that a process with a single thread has made. All processes are looked at only where the kernel does not tell (it can be
 /// built without CONFIG_PROC_CHILDREN).
 pub(crate) fn children(pid: u32) -> Vec<u32> {
@@ -136,6 +148,24 @@ mod tests {
     #[test]
     fn our_parent_is_found() {
         assert_eq!(parent(std::process::id()), Some(std::os::unix::process::parent_id()));
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_start_as_well() {
+        let (ours, parent) = (std::process::id(), std::os::unix::process::parent_id());
+        let start = start_ticks(ours);
+        assert!(start.is_some() && start >= start_ticks(parent), "{start:?}");
+        assert!(is_alive(ours, start));
+        assert!(!is_alive(ours, start.map(|ticks| ticks - 1)), "another one had our number");
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let start = start_ticks(ended.id());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while is_alive(ended.id(), start) {
+            assert!(std::time::Instant::now() < deadline, "one that nobody has waited for is not alive");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        ended.wait().unwrap();
+        assert!(!is_alive(ended.id(), start));
     }
 
     #[test]

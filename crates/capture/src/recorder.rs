@@ -5,7 +5,7 @@
 //! * A connection to MariaDB or MySQL that turns to TLS says first in plain text what its server is: the packets show the beginning, and
 //!   the probes go on with it.
 //! * What a closed socket is still sent was never received, and opens no session. It may stand behind the close: one CPU closes the
-//!   socket while another has the packet in the hook.
+//!   socket while another has the packet in the hook. Or it comes to the socket that listens, and TCP answers with RST.
 //! * Texts that backends report come through another ring than the messages they belong to. They are kept until every ring has
 //!   been read once more, so that the message is known before its text.
 
@@ -77,6 +77,8 @@ pub struct Totals {
 type Machine = Box<dyn Assemble + Send>;
 
 struct Connection {
+    /// Of its socket, once a packet has come to that; 0 before.
+    cookie: u64,
     front: Reassembly,
     back: Reassembly,
     session: Machine,
@@ -87,6 +89,8 @@ struct Connection {
     reset: bool,
     encrypted: bool,
     last_ns: u64,
+    /// Who said the first bytes, and the first two of them.
+    said: Option<(Direction, [u8; 2])>,
 }
 
 struct Probed {
@@ -111,6 +115,8 @@ struct Ledger {
     early: [Vec<Cancel>; 2],
     /// Why a connection could not be read.
     refused: Option<&'static str>,
+    /// The first connection that was not understood: its client, and what it began with.
+    not_understood: Option<(SocketAddr, String)>,
     /// The programs have counted losses in their rings: holes are explained.
     ring_was_full: bool,
     /// Connections that turned to encryption, by the client's end, and when: until the probes are known to have been there, or to have
@@ -139,12 +145,13 @@ impl Ledger {
     }
 
     /// A connection ends, or its recording does.
-    fn note(&mut self, connection: &Connection) {
+    fn note(&mut self, client: SocketAddr, connection: &Connection) {
         if let Some(why) = connection.session.refused() {
             self.totals.refused += 1;
             self.refused = Some(why);
         } else if connection.is_not_understood() {
             self.totals.not_understood += 1;
+            self.not_understood.get_or_insert_with(|| (client, connection.beginning()));
         }
     }
 }
@@ -286,6 +293,11 @@ impl Recorder {
         self.ledger.refused
     }
 
+    /// The client of the first connection that was not understood, and what the connection began with.
+    pub fn not_understood(&self) -> Option<&(SocketAddr, String)> {
+        self.ledger.not_understood.as_ref()
+    }
+
     /// Whether sessions use statements that were prepared before the capture: their texts can be had from
     /// [`Kernel::attach_activity`](crate::Kernel::attach_activity). Known since the last [`Self::tick`].
     pub fn wants_texts(&self) -> bool {
@@ -319,15 +331,31 @@ impl Recorder {
             return;
         }
         match event {
-            Event::Packet { time_ns, cookie, ends, direction, seq, ack, flags, skipped, payload } => {
+            Event::Packet {
+                time_ns,
+                cookie,
+                ends,
+                direction,
+                seq,
+                ack,
+                flags,
+                skipped,
+                listens,
+                payload,
+            } => {
                 let segment = Segment { seq, skipped, bytes: payload, time_ns };
                 if !self.closed.contains_key(&cookie) {
-                    self.packet(ends, direction, ack, flags, segment, sink);
+                    let own_cookie = if listens { 0 } else { cookie };
+                    self.packet(ends, own_cookie, direction, ack, flags, segment, sink);
                 }
             }
             Event::Encrypted { time_ns, ends } => {
                 self.ledger.totals.encrypted += 1;
                 self.ledger.turned.push((ends.remote, time_ns));
+                // One that was under way is not known before it says something, and this comes before what it says.
+                if !self.connections.contains_key(&ends) {
+                    self.connect(ends, false).last_ns = time_ns;
+                }
                 if let Some(connection) = self.connections.get_mut(&ends) {
                     connection.encrypted = true;
                 }
@@ -345,11 +373,14 @@ impl Recorder {
             } => {
                 if cookie != 0 {
                     self.closed.insert(cookie, time_ns);
+                } else if self.connections.get(&ends).is_some_and(|connection| connection.cookie != 0) {
+                    // Another socket, which has lost the race for the connection: this one has been asked for its cookie.
+                    return;
                 }
                 if let Some(mut connection) = self.connections.remove(&ends) {
                     // The packets that said so may have been lost.
                     (connection.front_fin, connection.back_fin) = (fin_received, fin_sent);
-                    self.ledger.note(&connection);
+                    self.ledger.note(ends.remote, &connection);
                     let mut counting = Counting { sink, ledger: &mut self.ledger };
                     connection.close(time_ns, rcv_nxt, snd_nxt, bytes_received, &mut counting);
                 }
@@ -427,11 +458,11 @@ impl Recorder {
         self.ledger.unseen += (turned - self.ledger.turned.len()) as u64;
         let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };
         let ledger = &mut self.ledger;
-        self.connections.retain(|_, connection| {
+        self.connections.retain(|ends, connection| {
             let is_kept =
                 connection.session.has_records() || now_ns.saturating_sub(connection.last_ns) < unused_ns;
             if !is_kept {
-                ledger.note(connection);
+                ledger.note(ends.remote, connection);
             }
             is_kept
         });
@@ -442,8 +473,8 @@ impl Recorder {
         self.round(sink);
         self.round(sink);
         let mut counting = Counting { sink, ledger: &mut self.ledger };
-        for (_, mut connection) in self.connections.drain() {
-            counting.ledger.note(&connection);
+        for (ends, mut connection) in self.connections.drain() {
+            counting.ledger.note(ends.remote, &connection);
             connection.settle(now_ns, &mut counting);
             connection.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
         }
@@ -458,9 +489,22 @@ impl Recorder {
         Origin { session, source, transport, peer, level: self.level }
     }
 
+    /// A connection that was not known; `whole`: from its first byte.
+    fn connect(&mut self, ends: Ends, whole: bool) -> &mut Connection {
+        let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
+        let mut session = machine(self.protocol, origin);
+        if !whole {
+            session.joined(self.lookup.connection(&ends));
+        }
+        self.connections.entry(ends).insert_entry(Connection::new(session, whole)).into_mut()
+    }
+
+    /// `cookie`: of the connection's own socket; 0 when the segment came to the one that listens.
+    #[expect(clippy::too_many_arguments, reason = "a segment has so many parts")]
     fn packet(
         &mut self,
         ends: Ends,
+        cookie: u64,
         direction: Direction,
         ack: u32,
         flags: TcpFlags,
@@ -475,17 +519,17 @@ impl Recorder {
             old.session.end(segment.time_ns, EndReason::Unknown, Audit::default(), &mut counting);
         }
         if !self.connections.contains_key(&ends) {
-            if segment.bytes.is_empty() && !begins {
+            // Without a handshake TCP has refused what came to the socket that listens: it is late, of before a restart, or forged.
+            // With one it may have overtaken the handshake's last packet.
+            if !begins && (segment.bytes.is_empty() || cookie == 0) {
                 return;
             }
-            let origin = self.origin(Source::CgroupSkb, Transport::Tcp, Some(ends.remote));
-            let mut session = machine(self.protocol, origin);
-            if !begins {
-                session.joined(self.lookup.connection(&ends));
-            }
-            self.connections.insert(ends, Connection::new(session, begins));
+            self.connect(ends, begins);
         }
         let Some(connection) = self.connections.get_mut(&ends) else { return };
+        if connection.cookie == 0 {
+            connection.cookie = cookie;
+        }
         let mut counting = Counting { sink, ledger: &mut self.ledger };
         connection.packet(direction, ack, flags, segment, &mut counting);
     }
@@ -518,6 +562,7 @@ impl Recorder {
 impl Connection {
     fn new(session: Machine, whole: bool) -> Self {
         Self {
+            cookie: 0,
             front: Reassembly::new(Order::Received),
             back: Reassembly::new(Order::Sent),
             session,
@@ -527,6 +572,7 @@ impl Connection {
             reset: false,
             encrypted: false,
             last_ns: 0,
+            said: None,
         }
     }
 
@@ -541,6 +587,9 @@ impl Connection {
         let time_ns = segment.time_ns;
         self.last_ns = time_ns;
         self.reset |= flags.rst;
+        if let (None, [first, rest @ ..]) = (self.said, segment.bytes) {
+            self.said = Some((direction, [*first, rest.first().copied().unwrap_or(0)]));
+        }
         let session = &mut self.session;
         match direction {
             Direction::Frontend => {
@@ -582,10 +631,26 @@ impl Connection {
         }
     }
 
+    /// What its first bytes were, in words: a kind, and nothing of what they say.
+    fn beginning(&self) -> String {
+        let Some((direction, bytes)) = self.said else { return "nothing".into() };
+        let who = match direction {
+            Direction::Frontend => "client",
+            Direction::Backend => "server",
+        };
+        match bytes {
+            [0x14..=0x17, 3] => format!("a TLS record of the {who}'s"),
+            [tag, _] if tag.is_ascii_alphabetic() => {
+                format!("the letter {} of the {who}'s", char::from(tag))
+            }
+            [byte, _] => format!("the byte {byte:#04x} of the {who}'s"),
+        }
+    }
+
     /// Whether bytes of it went by that are in no session. One that was seen from its first packet is what it is: no client of this protocol.
     fn is_not_understood(&self) -> bool {
         let has_said = self.front.position() > 0 || self.back.position() > 0;
-        has_said && !self.whole && !self.encrypted && !self.session.has_records()
+        has_said && !self.whole && !self.encrypted && self.session.is_joining()
     }
 
     /// What is held back will not be completed any more.

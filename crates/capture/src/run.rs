@@ -187,6 +187,8 @@ struct Run<'a> {
     told: usize,
     /// The server as it is now: it may have been started again.
     server: Server,
+    /// When its process was started.
+    server_start: Option<u64>,
     /// It has ended, and a note says so.
     end_noted: bool,
     /// Since when the probes are attached to it, CLOCK_MONOTONIC nanoseconds.
@@ -279,6 +281,7 @@ pub fn run(
         local_seen: false,
         told: 0,
         server: options.server.clone(),
+        server_start: procfs::start_ticks(options.server.pid),
         end_noted: false,
         probed_ns: 0,
         proof: None,
@@ -637,16 +640,20 @@ impl Run<'_> {
         }
     }
 
+    fn has_server(&self) -> bool {
+        procfs::is_alive(self.server.pid, self.server_start)
+    }
+
     /// The probes were there until now, if their server was.
     fn tell_probed(&mut self) {
-        if self.kernel.probes_attached() && procfs::path(self.server.pid, "exe").exists() {
+        if self.kernel.probes_attached() && self.has_server() {
             self.recorder.probed(self.probed_ns, now_ns());
         }
     }
 
     /// The packets of a server that was started again come as before; the probes must know its new postmaster.
     fn follow_server(&mut self) {
-        if procfs::path(self.server.pid, "exe").exists() {
+        if self.has_server() {
             return;
         }
         let old = &self.options.server;
@@ -665,6 +672,7 @@ impl Run<'_> {
             .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
         self.end_noted = false;
         let pid = server.pid;
+        self.server_start = procfs::start_ticks(pid);
         self.server = server;
         let probed = self.kernel.probes_attached();
         self.kernel.detach_probes();
@@ -745,7 +753,7 @@ impl Run<'_> {
             thread::sleep(POLL_CALM);
         }
         let probed = self.kernel.probes_attached();
-        let has_server = procfs::path(self.server.pid, "exe").exists();
+        let has_server = self.has_server();
         self.kernel.detach();
         let detached_ns = now_ns();
         while self.drain() > 0 {}
@@ -763,8 +771,13 @@ impl Run<'_> {
         }
         let not_understood = self.summary.totals.not_understood;
         if not_understood > 0 {
+            let first = self.recorder.not_understood();
+            let first = first.map_or(String::new(), |(client, what)| {
+                format!("; the first, of {client}, began with {what}")
+            });
             self.summary.notes.push(format!(
-                "{not_understood} connections that were under way are not recorded: nothing showed where a message of theirs begins (one long COPY, or TLS that began before the recording)"
+                "{not_understood} connections that were under way are not recorded: nothing showed where a message of theirs begins \
+                 (one long COPY, or TLS that began before the recording){first}"
             ));
         }
         let lost: u64 = self.summary.accounts.iter().map(|(_, _, accounts)| accounts.lost.events).sum();

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Capture, Setup, Trace, eventually, skipped};
-use underpass_capture::{Probes, Server};
+use underpass_capture::{Probes, Server, SourceKind};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
 use underpass_mysql::handshake::{Greeting, Login};
@@ -20,7 +20,8 @@ use underpass_mysql::packet::{self, put_message};
 use underpass_testkit::{Authority, Mariadb};
 use underpass_trace::statements::{Event, Statements};
 use underpass_trace::{
-    EndReason, Level, LossReason, Protocol, Record, SessionId, Source, TransactionStatus, Transport,
+    Direction, EndReason, Level, LossReason, Protocol, Record, SessionId, Source, TransactionStatus,
+    Transport,
 };
 
 fn missing() -> bool {
@@ -440,6 +441,41 @@ fn a_session_over_a_unix_socket_is_recorded_as_one_over_tcp() {
     let (unix, probed) = recorded(Probes::Always, mariadb.shell_by_socket().expect("the shell"));
     assert_eq!((tcp, unix), (Transport::Tcp, Transport::Unix));
     assert_eq!(plain, probed);
+}
+
+/// A replica that reads its source's log by TLS: what it is sent there are no commands of a client.
+#[test]
+fn connections_that_the_server_makes_itself_are_not_recorded() {
+    if missing_with_tls() {
+        return;
+    }
+    let authority = Authority::new("authority").expect("an authority");
+    let source = Mariadb::start_tls(&authority).expect("a source");
+    let replica = Mariadb::start().expect("a replica");
+    let setup = Setup { probes: Probes::Always, ..Setup::default() };
+    let capture = capture_by(&replica, setup);
+    let script = format!(
+        "set global server_id = 2;\nchange master to master_host = '127.0.0.1', master_port = {}, master_user = 'ann', \
+         master_password = 'S3cret', master_ssl = 1, master_ssl_verify_server_cert = 0;\nstart slave;\n",
+        source.port()
+    );
+    shell(&replica, &script, &["--skip-ssl"]);
+    // The source has no log: its reader has logged in and asked for it.
+    eventually("the source is asked", || {
+        let mut shell = replica.shell().expect("the shell");
+        let output = shell.args(["--skip-ssl", "-e", "show slave status\\G"]).output().expect("the shell");
+        let status = String::from_utf8_lossy(&output.stdout).into_owned();
+        status.contains("Last_IO_Errno: 1236")
+    });
+    let trace = capture.end();
+    trace.assert_lossless();
+    assert!(trace.starts().iter().all(|start| start.source == Source::CgroupSkb), "{:?}", trace.starts());
+    let read = trace
+        .summary
+        .accounts
+        .iter()
+        .find(|(source, direction, _)| (*source, *direction) == (SourceKind::Calls, Direction::Frontend));
+    assert!(read.is_none_or(|(_, _, accounts)| accounts.seen.bytes == 0), "{read:?}");
 }
 
 /// A shell that runs one statement after the other, as it is told.

@@ -12,11 +12,14 @@ use std::thread;
 
 use common::skipped;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
-use underpass_capture::{Event, Kernel, ResponseLevel, Settings, SourceKind, cgroup2_mount};
-use underpass_trace::{Direction, Protocol};
+use underpass_capture::{
+    Event, Kernel, Nobody, Recorder, ResponseLevel, Settings, SourceKind, Totals, cgroup2_mount,
+};
+use underpass_trace::{Direction, Level, Protocol, Record};
 
-/// Flags byte of a TCP header.
+/// Flags of a TCP header.
 const SYN: u8 = 0x02;
+const ACK_PSH: u8 = 0x18;
 /// Where a TCP header has its checksum.
 static CHECKSUM_AT: i32 = 16;
 
@@ -69,12 +72,11 @@ fn connections_are_spread_over_the_rings() {
     assert_eq!(rings.into_iter().collect::<Vec<_>>(), [0, 1]);
 }
 
-/// A SYN between the ends of a connection, with any sequence number; the kernel fills in the checksum.
-fn forge_syn(client: &TcpStream) {
-    let (source, target) = (client.local_addr().expect("address"), client.peer_addr().expect("address"));
-    let ports = [source.port().to_be_bytes(), target.port().to_be_bytes()].concat();
+/// A segment from one port of this machine to another, with any sequence number; the kernel fills in the checksum.
+fn forge(source: u16, target: u16, flags: u8, payload: &[u8]) {
+    let ports = [source.to_be_bytes(), target.to_be_bytes()].concat();
     // Sequence number and acknowledgement; header of five words, window, checksum, urgent pointer.
-    let rest = [1, 2, 3, 4, 0, 0, 0, 0, 5 << 4, SYN, 0xff, 0xff, 0, 0, 0, 0];
+    let rest = [1, 2, 3, 4, 0, 0, 0, 0, 5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0];
     let raw = socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::TCP)).expect("a raw socket");
     // SAFETY: the kernel reads one int.
     let set = unsafe {
@@ -89,7 +91,7 @@ fn forge_syn(client: &TcpStream) {
     assert_eq!(set, 0);
     // A raw socket takes no port.
     let target = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0));
-    sendto(&raw, &[&ports[..], &rest].concat(), SendFlags::empty(), &target).expect("send");
+    sendto(&raw, &[&ports[..], &rest, payload].concat(), SendFlags::empty(), &target).expect("send");
 }
 
 #[test]
@@ -101,7 +103,8 @@ fn a_syn_that_tcp_refuses_is_not_told() {
     let mut client = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
     let (mut server, _) = listener.accept().expect("accept");
     say(&mut client, &mut server, b"before");
-    forge_syn(&client);
+    let port = |address: std::io::Result<SocketAddr>| address.expect("address").port();
+    forge(port(client.local_addr()), port(client.peer_addr()), SYN, b"");
     say(&mut client, &mut server, b"behind");
     let (mut syns, mut said) = (0, Vec::new());
     kernel.drain(|_, event| {
@@ -111,6 +114,53 @@ fn a_syn_that_tcp_refuses_is_not_told() {
         }
     });
     assert_eq!((syns, said.as_slice()), (1, &b"beforebehind"[..]));
+}
+
+/// Without a handshake: it is late, of before a restart, or forged.
+#[test]
+fn what_comes_to_the_socket_that_listens_is_told_as_such() {
+    if skipped() {
+        return;
+    }
+    let (mut kernel, listener) = watch();
+    let address = listener.local_addr().expect("address");
+    // A port that nobody uses any more.
+    let unused =
+        TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).expect("bind").local_addr().expect("address").port();
+    forge(unused, address.port(), ACK_PSH, b"forged");
+    let mut client = TcpStream::connect(address).expect("connect");
+    let (mut server, _) = listener.accept().expect("accept");
+    say(&mut client, &mut server, b"heard");
+    let (mut told, mut cookies) = (Vec::new(), BTreeSet::new());
+    kernel.drain(|_, event| {
+        if let Event::Packet { direction: Direction::Frontend, cookie, flags, listens, payload, .. } = event
+            && (flags.syn || !payload.is_empty())
+        {
+            told.push((listens, flags.syn, payload.to_vec()));
+            cookies.insert((listens, cookie));
+        }
+    });
+    told.sort();
+    let expected = [(false, false, &b"heard"[..]), (true, false, b"forged"), (true, true, b"")];
+    assert_eq!(told, expected.map(|(listens, syn, payload)| (listens, syn, payload.to_vec())));
+    assert_eq!(cookies.len(), 2, "{cookies:?}");
+    let accounts = kernel.accounts(SourceKind::Packets, Direction::Frontend).expect("accounts");
+    assert!(accounts.seen.bytes == 11 && accounts.add_up(), "{accounts:?}");
+
+    // What the recorder makes of it: nothing.
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let mut query = Vec::new();
+    underpass_wire::frontend::build::query(&mut query, b"insert into t values (1)");
+    forge(unused, address.port(), ACK_PSH, &query);
+    let mut heard = 0;
+    kernel.drain(|ring, event| {
+        if let Event::Packet { listens: true, payload, .. } = event {
+            heard += payload.len();
+        }
+        recorder.event(ring, event, &mut |record: Record<'_>| panic!("{record:?}"));
+    });
+    recorder.finish(1, &mut |record: Record<'_>| panic!("{record:?}"));
+    assert_eq!((heard, recorder.totals()), (query.len(), Totals::default()));
 }
 
 /// More than 32 bits count. Nobody reads the rings: nearly all of it is lost, and none of it is left out on purpose.

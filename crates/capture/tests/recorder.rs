@@ -67,7 +67,8 @@ fn packet(payload: &[u8], cookie: u64, seq: u32) -> Event<'_> {
     let ends = ends();
     let flags = TcpFlags::default();
     let direction = Direction::Frontend;
-    Event::Packet { time_ns: 1, cookie, ends, direction, seq, ack: 1, flags, skipped: 0, payload }
+    let (skipped, listens) = (0, false);
+    Event::Packet { time_ns: 1, cookie, ends, direction, seq, ack: 1, flags, skipped, listens, payload }
 }
 
 fn ends() -> Ends {
@@ -181,4 +182,157 @@ fn a_connection_that_is_never_understood_is_counted() {
     take(recorder, &mut sessions, 0, packet(&data, 7, 1100));
     recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
     assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (0, 1));
+    let (client, what) = recorder.not_understood().expect("one");
+    assert_eq!((*client, what.as_str()), (ends().remote, "the letter x of the client's"));
+}
+
+#[test]
+fn it_is_told_how_a_connection_that_was_not_understood_began() {
+    let begins = [(ALERT, "a TLS record of the client's"), (b"\x01\x02", "the byte 0x01 of the client's")];
+    for (bytes, expected) in begins {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+        take(&mut recorder, &mut Sessions::default(), 0, packet(bytes, 7, 100));
+        recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+        assert_eq!(recorder.not_understood().map(|(_, what)| what.as_str()), Some(expected));
+    }
+}
+
+/// The cookie of the socket that listens.
+const LISTENER: u64 = 3;
+
+/// The same packet, at the socket that listens; `syn`: it begins a connection.
+fn at_listener(payload: &[u8], seq: u32, syn: bool) -> Event<'_> {
+    let mut event = packet(payload, LISTENER, seq);
+    if let Event::Packet { listens, flags, .. } = &mut event {
+        (*listens, flags.syn) = (true, syn);
+    }
+    event
+}
+
+/// The socket with this cookie is closed, behind these bytes that began at 100 with a SYN before them.
+fn close(cookie: u64, len: usize) -> Event<'static> {
+    Event::Close {
+        time_ns: 2,
+        cookie,
+        ends: ends(),
+        rcv_nxt: 100 + len as u32,
+        snd_nxt: 1,
+        fin_received: false,
+        fin_sent: false,
+        bytes_received: len as u64,
+    }
+}
+
+fn startup_message() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let version = underpass_wire::startup::ProtocolVersion::V3_0;
+    underpass_wire::startup::build::startup_message(&mut bytes, version, [(&b"user"[..], &b"ann"[..])]);
+    bytes
+}
+
+/// A TLS alert, as a driver sends behind its end.
+const ALERT: &[u8] = b"\x15\x03\x03\0\x13 nineteen bytes, so";
+
+/// A client says something more when its connection is gone, or the server was started again meanwhile: TCP answers with RST.
+#[test]
+fn what_tcp_refuses_opens_no_session() {
+    let mut query = Vec::new();
+    build::query(&mut query, b"insert into t values (1)");
+    for late in [ALERT, &query] {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+        let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+        let first = startup_message();
+        take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+        take(recorder, &mut sessions, 0, packet(&first, 7, 100));
+        take(recorder, &mut sessions, 0, close(7, first.len()));
+        let seen = sessions.starts.len();
+        take(recorder, &mut sessions, 0, at_listener(late, 100 + first.len() as u32, false));
+        recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+        assert_eq!((seen, sessions.starts.len()), (1, 1));
+        let totals = recorder.totals();
+        assert_eq!((totals.sessions, totals.messages, totals.not_understood), (1, 0, 0), "{totals:?}");
+    }
+}
+
+/// The first words overtake the last packet of the handshake, which alone makes a socket of their own for them.
+#[test]
+fn first_words_that_overtake_the_handshake_are_recorded() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let (first, mut query) = (startup_message(), Vec::new());
+    build::query(&mut query, b"select 1");
+    let len = first.len() + query.len();
+    take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+    take(recorder, &mut sessions, 0, at_listener(&first, 100, false));
+    take(recorder, &mut sessions, 0, packet(&query, 7, 100 + first.len() as u32));
+    take(recorder, &mut sessions, 0, close(7, len));
+    assert_eq!((sessions.starts.len(), sessions.ends.len()), (1, 1));
+    let end = sessions.ends[0];
+    assert!(end.frontend.recorded == len as u64 && end.frontend.add_up(), "{end:?}");
+}
+
+/// Two packets of a client may each make the child of a handshake: the socket that is too late is closed without having had a packet.
+#[test]
+fn the_socket_that_loses_the_race_for_a_connection_does_not_end_it() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let (first, mut query) = (startup_message(), Vec::new());
+    build::query(&mut query, b"select 1");
+    let len = first.len() + query.len();
+    take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+    take(recorder, &mut sessions, 0, packet(&first, 7, 100));
+    take(recorder, &mut sessions, 0, close(0, 0));
+    take(recorder, &mut sessions, 0, packet(&query, 7, 100 + first.len() as u32));
+    assert_eq!(sessions.ends.len(), 0);
+    take(recorder, &mut sessions, 0, close(7, len));
+    assert_eq!((sessions.starts.len(), sessions.ends.len()), (1, 1));
+    let end = sessions.ends[0];
+    assert!(end.frontend.recorded == len as u64 && end.frontend.add_up(), "{end:?}");
+
+    // Of a connection that has said nothing the cookie is not known: it ends.
+    take(recorder, &mut sessions, 0, at_listener(b"", 99, true));
+    take(recorder, &mut sessions, 0, close(0, 0));
+    take(recorder, &mut sessions, 0, packet(&query, 8, 100));
+    recorder.finish(3, &mut |_: Record<'_>| {});
+    assert_eq!(recorder.totals().midstream, 1);
+}
+
+/// It was under way, and silent: the sign of its encryption comes before the first of its packets.
+#[test]
+fn an_encrypted_connection_that_was_under_way_counts_as_encrypted() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    take(recorder, &mut sessions, 0, Event::Encrypted { time_ns: 1, ends: ends() });
+    take(recorder, &mut sessions, 0, packet(ALERT, 7, 100));
+    recorder.finish(3, &mut |record: Record<'_>| panic!("{record:?}"));
+    let totals = recorder.totals();
+    assert_eq!((sessions.starts.len(), totals.encrypted, totals.not_understood), (0, 1, 0), "{totals:?}");
+}
+
+/// The SYN found its ring full.
+#[test]
+fn a_cancel_request_is_understood_without_its_handshake() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let mut bytes = Vec::new();
+    underpass_wire::startup::build::cancel_request(&mut bytes, 77, &[1, 2, 3, 4]);
+    let mut cancelled = Vec::new();
+    let mut sink = |record: Record<'_>| match record {
+        Record::Cancel(cancel) => cancelled.push(cancel.backend_pid),
+        other => panic!("{other:?}"),
+    };
+    recorder.event(0, packet(&bytes, 7, 100), &mut sink);
+    recorder.event(0, close(7, bytes.len()), &mut sink);
+    recorder.finish(3, &mut sink);
+    assert_eq!((cancelled, recorder.totals().not_understood), (vec![77], 0));
+}
+
+/// Nor is a login that ends before the server is ready.
+#[test]
+fn a_login_without_its_handshake_is_understood() {
+    let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+    let (recorder, mut sessions) = (&mut recorder, Sessions::default());
+    let first = startup_message();
+    take(recorder, &mut sessions, 0, packet(&first, 7, 100));
+    take(recorder, &mut sessions, 0, close(7, first.len()));
+    assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (1, 0));
 }

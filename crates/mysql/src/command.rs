@@ -90,6 +90,12 @@ pub fn name(command: u8) -> Option<&'static str> {
     })
 }
 
+/// Whether clients send the command. The others have names only: servers use them for their own threads, or refuse them. A packet of a
+/// replication stream begins like COM_SLEEP.
+pub fn is_from_client(command: u8) -> bool {
+    name(command).is_some() && !matches!(command, 0x00 | 0x0b | 0x0f | 0x10 | 0x13 | 0x14 | 0x1d)
+}
+
 /// Whether the server answers the command.
 pub fn is_answered(command: u8) -> bool {
     !matches!(command, COM_QUIT | COM_STMT_SEND_LONG_DATA | COM_STMT_CLOSE)

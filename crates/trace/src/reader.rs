@@ -184,12 +184,18 @@ impl Reader {
             let (damage_before, number) = (self.damage, segment.next_block);
             let Some(header) = segment.next_block(&mut self.damage)? else {
                 // A chain never spans segments: what is left of one is lost.
+                self.damage.blocks += u64::from(wants_more && self.damage == damage_before);
                 self.chain.clear();
                 wants_more = false;
                 self.regular_end &= segment.has_trailer;
                 self.segment = None;
                 continue;
             };
+            let in_order = header.number == number && self.damage == damage_before;
+            let continued = header.flags & block_flags::CONTINUED != 0;
+            // No number tells what a chain lacks whose rest was never written.
+            let goes_on = continued && header.kind == block_kind::RECORDS;
+            self.damage.blocks += u64::from(wants_more && in_order && !goes_on);
             if header.kind != block_kind::RECORDS {
                 // A chain does not go on behind it. What it says is not needed here, but damage is told.
                 self.chain.clear();
@@ -206,8 +212,6 @@ impl Reader {
                 }
                 continue;
             }
-            let in_order = header.number == number && self.damage == damage_before;
-            let continued = header.flags & block_flags::CONTINUED != 0;
             if continued && !(wants_more && in_order) {
                 // Its beginning is lost.
                 self.damage.blocks += 1;

@@ -228,6 +228,10 @@ impl Safety {
                 {
                     return withhold(WithheldReason::Masking);
                 }
+                // Where the values of an unknown command are is not known.
+                (Protocol::Mysql, _) if command.is_some_and(|byte| !command::is_from_client(byte)) => {
+                    return withhold(WithheldReason::Masking);
+                }
                 _ => {
                     if let Some(text) = text {
                         if self.protocol == Protocol::Mysql && text.start > HEADER {

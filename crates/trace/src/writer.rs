@@ -106,8 +106,18 @@ pub struct Writer {
     fields: Vec<u8>,
     compressor: Compressor,
     segment: Option<Segment>,
+    /// Where the block under way began, while there may be a part of it in the segment.
+    begun: Option<Mark>,
     syncer: Syncer,
     stats: WriterStats,
+}
+
+/// A place in the segment that can be returned to.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    len: u64,
+    blocks: u32,
+    index_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -158,6 +168,7 @@ impl Writer {
             compressor: Compressor::new(options.zstd_level)
                 .map_err(Error::io(directory, "start compression"))?,
             segment: None,
+            begun: None,
             syncer: Syncer::default(),
             stats: WriterStats::default(),
             options,
@@ -307,6 +318,7 @@ impl Writer {
         let pending = std::mem::take(&mut self.pending);
         let parts = raw.chunks(BLOCK_RAW_MAX).count();
         let mut written = Ok(());
+        self.begun = self.segment.as_ref().map(Segment::mark);
         for (at, part) in raw.chunks(BLOCK_RAW_MAX).enumerate() {
             let mut flags = 0;
             if at > 0 {
@@ -323,6 +335,7 @@ impl Writer {
                 break;
             }
         }
+        self.begun = None;
         if written.is_ok() {
             self.stats.records += u64::from(pending.records);
             self.stats.raw_bytes += raw.len() as u64;
@@ -407,7 +420,8 @@ impl Writer {
         Err(Error::io(path, "write")(error))
     }
 
-    /// Ends the trace in good order: the block that did not get in is cut off, index and trailer take its place.
+    /// Ends the trace in good order: the block that did not get in is cut off, with all the parts of a long one, index and trailer take
+    /// its place.
     fn stop_for(&mut self, reason: Stopped) -> Result<(), Error> {
         if self.stats.stopped.replace(reason).is_some() {
             return Err(Error::Stopped(reason)); // not even the index got in: readers scan
@@ -415,6 +429,11 @@ impl Writer {
         self.free_reserve();
         if let Some(segment) = &mut self.segment {
             use std::io::Seek as _;
+            if let Some(mark) = self.begun.take() {
+                self.stats.file_bytes -= segment.len - mark.len;
+                self.stats.blocks -= u64::from(segment.blocks - mark.blocks);
+                segment.return_to(mark);
+            }
             let len = segment.len;
             let cut = segment.file.set_len(len).and_then(|()| segment.file.seek(io::SeekFrom::Start(len)));
             if cut.is_ok() {
@@ -423,6 +442,18 @@ impl Writer {
             }
         }
         Err(Error::Stopped(reason))
+    }
+}
+
+impl Segment {
+    fn mark(&self) -> Mark {
+        Mark { len: self.len, blocks: self.blocks, index_bytes: self.index.len() }
+    }
+
+    /// The file itself is still to be cut.
+    fn return_to(&mut self, mark: Mark) {
+        (self.len, self.blocks) = (mark.len, mark.blocks);
+        self.index.truncate(mark.index_bytes);
     }
 }
 

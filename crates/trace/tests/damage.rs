@@ -253,6 +253,77 @@ fn the_size_limit_ends_a_trace_in_good_order() {
     assert!(stats.file_bytes < 15_000, "{stats:?}");
 }
 
+/// A message of this many bytes that do not compress.
+fn long_message(len: usize) -> Record<'static> {
+    let mut bytes = vec![b'd'];
+    bytes.extend_from_slice(&(len as u32 + 4).to_be_bytes());
+    let mut random = 1u64;
+    let next = std::iter::repeat_with(|| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 56) as u8
+    });
+    bytes.extend(next.take(len));
+    Record::Frontend(Frontend::new(SessionId(1), 1_000, 0, Cow::Owned(bytes)))
+}
+
+#[test]
+fn the_size_limit_within_a_long_record_leaves_nothing_of_it() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    // Room for one part of three.
+    let options = Options { max_bytes: Some(3 << 19), ..small_blocks() };
+    let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
+    let records: Vec<_> = (0..20).map(message).collect();
+    records.iter().for_each(|record| writer.write(record).unwrap());
+    writer.flush().unwrap();
+    let error = writer.write(&long_message(5 << 19)).unwrap_err();
+    assert!(matches!(error, Error::Stopped(Stopped::SizeLimit)), "{error}");
+    let stats = writer.finish().unwrap();
+    let (read, damage) = read_all(&directory);
+    assert!(damage.none(), "{damage:?}");
+    assert_eq!((read, stats.records, stats.dropped_records), (records, 20, 1));
+    let files = segments(&directory);
+    let bytes = fs::read(&files[0]).unwrap();
+    assert_eq!((files.len(), stats.file_bytes), (1, bytes.len() as u64), "{stats:?}");
+    let blocks = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"UPBK")).count() as u64;
+    assert_eq!(stats.blocks, blocks);
+}
+
+#[test]
+fn a_full_disk_within_a_long_record_leaves_nothing_of_it() {
+    let Some(disk) = SmallDisk::mount(4096, 0).unwrap() else { return };
+    let directory = disk.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    writer.write(&message(0)).unwrap();
+    writer.flush().unwrap();
+    let error = writer.write(&long_message(6 << 20)).unwrap_err();
+    assert!(matches!(error, Error::Stopped(Stopped::DiskFull)), "{error}");
+    let stats = writer.finish().unwrap();
+    let (read, damage) = read_all(&directory);
+    assert!(damage.none(), "{damage:?}");
+    assert_eq!((read, stats.records, stats.dropped_records), (vec![message(0)], 1, 1));
+}
+
+#[test]
+fn a_long_record_whose_end_was_not_written_is_damage() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), small_blocks()).unwrap();
+    writer.write(&message(0)).unwrap();
+    writer.flush().unwrap();
+    writer.write(&long_message(5 << 19)).unwrap();
+    writer.finish().unwrap();
+    let bytes = fs::read(&segments(&directory)[0]).unwrap();
+    let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"UPBK")).collect();
+    // META, the first record, three parts of the second, the index.
+    assert_eq!(starts.len(), 6);
+    let (first, second, third) = (starts[2], starts[3], starts[4]);
+    for (cut, blocks) in [(first, 0), (second, 1), (third, 1), (third + 1, 1), (third + 100, 1)] {
+        let (read, damage, malformed) = read_bytes(&bytes[..cut]).unwrap();
+        assert_eq!((read.len(), damage.blocks, damage.torn, malformed), (1, blocks, true, 0), "cut at {cut}");
+    }
+}
+
 #[test]
 fn a_full_disk_ends_a_trace_in_good_order() {
     let Some(disk) = SmallDisk::mount(1024, 0).unwrap() else { return };

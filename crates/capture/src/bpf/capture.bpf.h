@@ -18,6 +18,7 @@
 #define AF_UNIX 1
 #define AF_INET 2
 #define AF_INET6 10
+#define TCP_SYN_RECV 3
 #define TCP_FIN_WAIT1 4
 #define TCP_FIN_WAIT2 5
 #define TCP_CLOSE 7

@@ -45,6 +45,7 @@ enum event_direction {
 #define EVENT_WHOLE_PROCESS 2u	/* exits: of all sessions of the process, whose totals are not told */
 #define EVENT_FIN_RECEIVED 4u	/* close: rcv_nxt and bytes_received count a FIN as one byte */
 #define EVENT_FIN_SENT 8u	/* close: so does snd_nxt */
+#define EVENT_LISTENS 32u	/* packets: for the socket that listens, with its cookie: TCP refuses it unless a handshake is under way */
 
 /*
  * Head of every event; len payload bytes follow, and then padding that has no meaning.

@@ -299,7 +299,9 @@ static __always_inline int packet(struct __sk_buff *skb, __u32 direction)
 
 	if (!sk || sk->src_port != server_port)
 		return PASS;
-	if (sk->state != TCP_LISTEN)
+	if (sk->state == TCP_LISTEN)
+		head.flags = EVENT_LISTENS;
+	else
 		connection = bpf_sk_storage_get(&connections, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!connection || !(connection->decided & (CONNECTION_OURS | CONNECTION_FOREIGN))) {
 		__u32 is_foreign;
@@ -453,6 +455,9 @@ int socket_state(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	head.ts_ns = bpf_ktime_get_ns();
 	head.cookie = BPF_CORE_READ(sk, __sk_common.skc_cookie.counter);
+	/* Two packets of a client may each make the handshake's child; the one that is too late has had no packet, and ends nothing. */
+	if (ctx->args[1] == TCP_SYN_RECV && head.cookie == 0)
+		return 0;
 	head.family = BPF_CORE_READ(sk, __sk_common.skc_family);
 	head.local_port = server_port;
 	head.remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));

@@ -91,6 +91,9 @@ static __always_inline void decide_vio(struct session *session, struct task_stru
 	}
 	session->peer.remote_port = bpf_ntohs(BPF_CORE_READ(sk, __sk_common.skc_dport));
 	session->peer.local_port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	/* The server's own connections, as a replica's to its source, are Vios, too: the words of another server, not of a client. */
+	if (server_port != 0 && session->peer.local_port != server_port)
+		return;
 	/* Without the packets, all of TCP is left to the probes. */
 	session->kind = server_port == 0 ? SESSION_ENCRYPTED : SESSION_TCP;
 }

@@ -119,6 +119,9 @@ pub trait Assemble {
     /// Whether its start is in the trace.
     fn has_records(&self) -> bool;
 
+    /// Whether it began before its first piece, and nothing has shown yet what its bytes are.
+    fn is_joining(&self) -> bool;
+
     /// The connection turned to encryption, and its plain text goes on from another source, where this session ends. Returns whether
     /// it is this machine that goes on; else its plain text begins with a login of its own.
     fn decrypted(&mut self, _source: Source, _transport: Transport) -> bool {

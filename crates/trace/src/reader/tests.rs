@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a search behind damage costs.
+//! What a search behind damage costs, and a chain that ends early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,4 +98,36 @@ fn a_trailer_is_found_behind_what_looks_like_a_block() {
     let damaged = [&[b'x'; 100][..], &BLOCK_MAGIC, &[b'x'; 20]].concat();
     let (blocks, damage, _) = search(&[&damaged[..], &encode_trailer(9)].concat());
     assert_eq!((blocks, damage.bytes), (0, damaged.len() as u64));
+}
+
+/// As traces were once left by a limit that came within a long record: index and trailer behind a part of it.
+#[test]
+fn a_chain_that_ends_early_is_damage_in_a_trace_with_a_regular_end_too() {
+    let meta = serde_json::to_vec(&Meta::default()).unwrap();
+    let block = |kind, flags, number, payload: &[u8]| {
+        let len = payload.len() as u32;
+        let header = BlockHeader {
+            kind,
+            flags,
+            number,
+            raw_len: len,
+            stored_len: len,
+            payload_crc: crc32c::crc32c(payload),
+            ..BlockHeader::default()
+        };
+        [&header.encode()[..], payload].concat()
+    };
+    for (flags, blocks) in [(0, 0), (block_flags::MORE, 1)] {
+        let (major, minor, segment, trace_id) = (VERSION_MAJOR, 0, 1, [7; 16]);
+        let mut bytes = Head { major, minor, segment, trace_id }.encode().to_vec();
+        bytes.extend(block(block_kind::META, 0, 0, &meta));
+        // A kind of record that is not known, without fields.
+        bytes.extend(block(block_kind::RECORDS, flags, 1, &[200, 0]));
+        let index_at = bytes.len() as u64;
+        bytes.extend(block(block_kind::INDEX, block_flags::LAST_SEGMENT, 2, b""));
+        bytes.extend(encode_trailer(index_at));
+        let mut reader = Reader::from_bytes(bytes).unwrap();
+        assert!(reader.next().unwrap().is_none());
+        assert_eq!(reader.damage(), Damage { blocks, ..Damage::default() });
+    }
 }

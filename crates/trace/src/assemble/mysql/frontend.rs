@@ -2,8 +2,9 @@
 //! The client's stream: commands, local files, and what plugins want for COM_CHANGE_USER.
 
 use underpass_mysql::command::{
-    self, COM_CHANGE_USER, COM_INIT_DB, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION,
-    COM_STATISTICS, COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_FETCH, COM_STMT_PREPARE, COM_STMT_RESET,
+    self, COM_CHANGE_USER, COM_INIT_DB, COM_PROCESS_INFO, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE,
+    COM_RESET_CONNECTION, COM_STATISTICS, COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_FETCH, COM_STMT_PREPARE,
+    COM_STMT_RESET,
 };
 use underpass_mysql::exchange::Exchange;
 use underpass_mysql::packet::{self, HEADER_BYTES, Header};
@@ -25,20 +26,21 @@ pub(super) struct Front {
 }
 
 /// Whether bytes are commands: whole ones, or the beginning of one with a text. Data of a local file or a part of a long parameter
-/// would have to look so by chance, with a length that fits.
+/// would have to look so by chance, with a length that fits. What servers say to each other must not: a greeting begins like
+/// COM_PROCESS_INFO.
 pub(super) fn is_command(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     loop {
         let Some(header) = Header::parse(rest) else { return false };
         let Some(&byte) = rest.get(HEADER_BYTES) else { return false };
         let fits = match byte {
-            COM_QUIT | COM_STATISTICS | COM_RESET_CONNECTION | 0x0e => header.len == 1,
+            COM_QUIT | COM_STATISTICS | COM_PROCESS_INFO | COM_RESET_CONNECTION | 0x0e => header.len == 1,
             COM_STMT_CLOSE | COM_STMT_RESET => header.len == 5,
             COM_STMT_FETCH => header.len == 9,
             COM_STMT_EXECUTE => header.len >= 10,
             _ => true,
         };
-        if header.sequence != 0 || header.len == 0 || !fits || command::name(byte).is_none() {
+        if header.sequence != 0 || header.len == 0 || !fits || !command::is_from_client(byte) {
             return false;
         }
         match packet::message_len(rest) {

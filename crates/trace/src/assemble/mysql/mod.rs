@@ -207,6 +207,10 @@ impl Assemble for Mysql {
         self.accounts.announced
     }
 
+    fn is_joining(&self) -> bool {
+        self.phase == Phase::Joining
+    }
+
     fn text(&mut self, _: u64, _: &[u8], _: &mut dyn Sink) {}
 
     fn decrypted(&mut self, source: Source, transport: Transport) -> bool {

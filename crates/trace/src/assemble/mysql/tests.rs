@@ -263,6 +263,31 @@ fn a_session_is_joined_at_a_command() {
     assert_eq!((records.end().frontend.lost, records.end().backend.lost), (0, 0));
 }
 
+/// The other end of a connection that a server has made itself: its source's greeting, answers, and a stream of events whose packets
+/// are numbered round.
+#[test]
+fn what_a_replica_is_sent_is_no_command() {
+    let mut session = machine(Level::Summary);
+    session.joined(Known::default());
+    let mut records = Records::default();
+    let mut parts =
+        vec![client(0, &[GREETING]), client(2, &[OK]), client(1, &[b"\x01", COLUMN, EOF, b"\x011", EOF])];
+    for number in 0..=255 {
+        // Behind OK: the time, the kind of the event, its server.
+        parts.push(client(number, &[b"\0\x2a\0\0\0\x02\x01\0\0\0insert into t values (1)"]));
+    }
+    for number in [0x0b, 0x0f, 0x10, 0x13, 0x14, 0x1d] {
+        parts.push(client(0, &[&[number, b'x']]));
+    }
+    for part in [parts.clone(), as_read(&parts)].concat() {
+        session.piece(part.0, 5, Piece::Bytes(&part.1), &mut records);
+    }
+    assert!(records.0.is_empty(), "{:?}", records.0);
+    // It can still be joined.
+    session.piece(Direction::Frontend, 6, Piece::Bytes(&client(0, &[b"\x0a"]).1), &mut records);
+    assert!(session.has_records());
+}
+
 /// As a server reads: the header of a packet, then what it announces.
 fn as_read(parts: &[Part]) -> Vec<Part> {
     let mut read = Vec::new();

@@ -108,8 +108,12 @@ impl Postgres {
     pub(super) fn backend(&mut self, time_ns: u64, position: u64, piece: Piece<'_>, sink: &mut dyn Sink) {
         match (self.phase, piece) {
             (Phase::Startup, Piece::Bytes(bytes)) => self.first_answer(bytes),
-            (Phase::Startup, Piece::Skipped(len)) => self.accounts.count_recorded(Direction::Backend, len),
+            (Phase::Startup, Piece::Skipped(len)) => {
+                self.login.asked = false;
+                self.accounts.count_recorded(Direction::Backend, len);
+            }
             (Phase::Startup, Piece::Lost(len, reason)) => {
+                self.login.asked = false;
                 self.lost_backend(time_ns, position, len, reason, sink);
             }
             (Phase::Joining, Piece::Bytes(bytes)) => {

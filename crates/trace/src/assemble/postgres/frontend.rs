@@ -107,7 +107,13 @@ impl Postgres {
         let first = startup::parse(bytes);
         if matches!(
             first,
-            Ok(Some((FirstPacket::Startup(_) | FirstPacket::SslRequest | FirstPacket::GssencRequest, _)))
+            Ok(Some((
+                FirstPacket::Startup(_)
+                    | FirstPacket::SslRequest
+                    | FirstPacket::GssencRequest
+                    | FirstPacket::Cancel(_),
+                _
+            )))
         ) {
             // It is a beginning: only the handshake of the connection was not seen.
             self.accounts.begin_by_first_packet(bytes.len() as u64);

@@ -206,6 +206,10 @@ impl Assemble for Postgres {
         self.accounts.announced
     }
 
+    fn is_joining(&self) -> bool {
+        self.phase == Phase::Joining
+    }
+
     fn text(&mut self, time_ns: u64, text: &[u8], sink: &mut dyn Sink) {
         self.fill(time_ns, text, sink);
     }

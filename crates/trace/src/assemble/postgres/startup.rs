@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The login: what the client asks for, and what becomes known until the server is ready.
 
+use std::borrow::Cow;
+
 use underpass_wire::startup::{self, FirstPacket, StartupMessage};
 
 use super::{Phase, Postgres};
@@ -37,6 +39,21 @@ enum First {
 impl Postgres {
     /// Bytes of the client before its StartupMessage is whole.
     pub(super) fn first_packets(&mut self, time_ns: u64, position: u64, bytes: &[u8], sink: &mut dyn Sink) {
+        let mut next = Some((position, Cow::Borrowed(bytes)));
+        // A client chooses how many there are in one piece.
+        while let Some((position, bytes)) = next {
+            next = self.first_packet(time_ns, position, &bytes, sink).map(|(at, rest)| (at, rest.into()));
+        }
+    }
+
+    /// Takes one of them, if it is whole; returns the position of what is behind it, and the bytes, if another may be there.
+    fn first_packet(
+        &mut self,
+        time_ns: u64,
+        position: u64,
+        bytes: &[u8],
+        sink: &mut dyn Sink,
+    ) -> Option<(u64, Vec<u8>)> {
         let mut login = std::mem::take(&mut self.login);
         let taken = self.take_first_packet(position, bytes, |bytes| match startup::parse(bytes) {
             Ok(Some((packet, len))) => Some((Ok(login.first_packet(&packet)), len)),
@@ -54,12 +71,12 @@ impl Postgres {
                     self.requests(time_ns, at, &rest, sink);
                 }
             }
+            // The server ends it: a client has to wait for the answer to the first.
+            Some((Ok(First::Encryption), ..)) if self.login.asked => self.phase = Phase::Closed,
             Some((Ok(First::Encryption), at, rest)) => {
                 self.accounts.recorded_up_to(Direction::Frontend, at);
                 self.login.asked = true;
-                if !rest.is_empty() {
-                    self.first_packets(time_ns, at, &rest, sink);
-                }
+                return Some((at, rest)).filter(|(_, rest)| !rest.is_empty());
             }
             Some((Ok(First::Cancel { backend_pid }), ..)) => {
                 sink.record(Record::Cancel(Cancel { time_ns, session: None, backend_pid }));
@@ -71,6 +88,7 @@ impl Postgres {
                 self.join_by_request(time_ns, at, &rest, sink);
             }
         }
+        None
     }
 
     /// Bytes of the server before the StartupMessage.

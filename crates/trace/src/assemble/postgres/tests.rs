@@ -634,3 +634,43 @@ fn a_pipeline_of_several_syncs_is_followed() {
     let requests: std::collections::BTreeSet<_> = out.responses().iter().map(|r| r.request).collect();
     assert_eq!(requests.len(), 3);
 }
+
+const SSL_REQUEST: &[u8] = &[0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
+const GSSENC_REQUEST: &[u8] = &[0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x30];
+
+#[test]
+fn as_many_requests_for_encryption_as_a_piece_holds_need_little_stack() {
+    for request in [SSL_REQUEST, GSSENC_REQUEST] {
+        for joined in [false, true] {
+            let bytes = request.repeat(61_440 / request.len());
+            let read = move || {
+                let (mut session, mut out) = (Postgres::new(origin(Level::Summary)), Records::default());
+                if joined {
+                    session.joined(Known::default());
+                }
+                session.piece(Direction::Frontend, 1, Piece::Bytes(&bytes), &mut out);
+                (session.phase, out.0.len())
+            };
+            let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(read).unwrap();
+            assert_eq!(thread.join().unwrap(), (Phase::Closed, 0), "the server ends such a connection");
+        }
+    }
+}
+
+#[test]
+fn who_is_refused_one_encryption_may_ask_for_the_other() {
+    let (front, back) = login();
+    let no = Exchange::from((GSSENC_REQUEST.to_vec(), b"N".to_vec()));
+    let no_either = (SSL_REQUEST.to_vec(), b"N".to_vec());
+    let out = run(&[no, no_either, (front, back)], Level::Summary, &mut || usize::MAX);
+    assert_eq!(out.start().and_then(|start| start.user.as_deref()), Some(&b"ann"[..]));
+    // The first answer is in no event that came through.
+    for piece in [Piece::Lost(1, LossReason::Gap), Piece::Skipped(1)] {
+        let (mut session, mut out) = (Postgres::new(origin(Level::Summary)), Records::default());
+        session.piece(Direction::Frontend, 1, Piece::Bytes(GSSENC_REQUEST), &mut out);
+        session.piece(Direction::Backend, 1, piece, &mut out);
+        session.piece(Direction::Frontend, 1, Piece::Bytes(SSL_REQUEST), &mut out);
+        session.piece(Direction::Backend, 1, Piece::Bytes(b"N"), &mut out);
+        assert_eq!(session.phase, Phase::Startup, "{piece:?}");
+    }
+}
