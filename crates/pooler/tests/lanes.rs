@@ -24,6 +24,8 @@ mod limits;
 mod memory;
 #[path = "lanes/outside.rs"]
 mod outside;
+#[path = "lanes/pipelines.rs"]
+mod pipelines;
 #[path = "lanes/session.rs"]
 mod session;
 #[path = "lanes/stalled.rs"]

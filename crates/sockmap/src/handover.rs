@@ -54,7 +54,7 @@ pub struct LinkState {
     pub copy_in: bool,
     /// Extended protocol was used since nothing was pending.
     pub extended: bool,
-    /// An unnamed statement was parsed on this link by its client. Known after a take; a program does not need to be told.
+    /// The server's unnamed statement is the client's own, or none. Known after a take; a program does not need to be told.
     pub unnamed: bool,
     /// Session pooling: the kernel never releases this link. Of a client without a server: the link that a program makes.
     pub pinned: bool,

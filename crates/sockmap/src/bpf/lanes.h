@@ -58,7 +58,7 @@
 #define SRV_RETIRE 2u  /* do not return it to the idle set: release goes to user space */
 
 /* Flags of a client slot, programs only. */
-#define CLI_UNNAMED 1u /* an unnamed Parse went to the linked server since the link */
+#define CLI_UNNAMED 1u /* the linked server's unnamed statement is the client's own, or none */
 #define CLI_BATCH 2u   /* extended protocol messages without their Sync */
 #define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
 #define CLI_DIRECT 8u  /* lane B: all requests since nothing was pending went straight to the backend */
