@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What PostgreSQL discards of a pipeline.
+//! What PostgreSQL discards of a pipeline, and what comes behind a COPY that it has not answered yet.
 
 use super::*;
 
@@ -68,4 +68,40 @@ fn a_query_that_is_discarded_keeps_no_server() -> Result<()> {
             Ok(())
         },
     )
+}
+
+/// A client need not wait for the answer to its CopyDone.
+#[test]
+fn requests_may_follow_a_copy_at_once() -> Result<()> {
+    for mode in ["transaction", "session"] {
+        each_lane(
+            |ini| ini.set("pool_mode", mode),
+            |_, pooler, lane| {
+                let mut a = client(pooler)?;
+                a.query(
+                    "create table slow (x int); \
+                     create function nap() returns trigger language plpgsql as \
+                     'begin perform pg_sleep(0.2); return null; end'; \
+                     create trigger nap after insert on slow execute function nap()",
+                )?
+                .ok()?;
+                for round in 0..3 {
+                    value(&mut a, "select 1")?;
+                    a.send(&Batch::new().query("copy slow from stdin"))?;
+                    while a.recv()?.tag != b'G' {}
+                    a.send(&Batch::new().copy_data(b"1\n").copy_done())?;
+                    std::thread::sleep(Duration::from_millis(20));
+                    let next = Batch::new().parse("", "select 2").bind("", "", &[]).execute("", 0).sync();
+                    a.send(&next)?;
+                    let place = format!("lane {lane}, {mode}, {round}");
+                    let copied = a.response().and_then(|reply| reply.ok());
+                    assert!(copied.is_ok(), "{place}: {copied:?}");
+                    let next = a.response().and_then(|reply| reply.ok());
+                    assert!(next.as_ref().is_ok_and(|reply| reply.value() == Some("2")), "{place}: {next:?}");
+                }
+                Ok(())
+            },
+        )?;
+    }
+    Ok(())
 }

@@ -158,9 +158,11 @@ static __always_inline __u32 REQUEST_NAME(judge_request)(struct request_scan *s,
 		s->open = 1;
 		return REASON_NONE;
 	case 'd':
+		return REASON_NONE;
 	case 'c':
 	case 'f':
-		return REASON_NONE;
+		/* What follows is no COPY's any more, which the link says until its ReadyForQuery: user space knows. */
+		return REASON_COPY_END;
 	case 'X':
 		return REASON_TERMINATE;
 	default:

@@ -314,7 +314,8 @@ impl Lane {
                 scan.open = true;
             }
             EXECUTE | FLUSH => scan.open = true,
-            _ if is_copy => {}
+            COPY_DATA => {}
+            COPY_DONE | COPY_FAIL => return Err("copy_end"),
             _ => return Err("type"),
         }
         Ok(())
