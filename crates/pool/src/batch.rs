@@ -167,7 +167,9 @@ mod tests {
         assert!(Batch::scan(&extended, 12, None).is_none(), "longer than the pooler takes");
         // The first of its cycle takes the place of what another client had, even if it fails.
         let twice = [extended.clone(), bind(b"", b""), execute(), sync()].concat();
-        assert!(Batch::scan(&twice, MAX_MESSAGE_LEN, None).is_some_and(|batch| batch.ready == 2 && batch.unnamed));
+        assert!(
+            Batch::scan(&twice, MAX_MESSAGE_LEN, None).is_some_and(|batch| batch.ready == 2 && batch.unnamed)
+        );
         let behind = [execute(), extended.clone()].concat();
         assert!(Batch::scan(&behind, MAX_MESSAGE_LEN, None).is_some_and(|batch| !batch.unnamed));
         // CopyInResponse to the Query would be taken for the extended protocol's.
@@ -190,7 +192,8 @@ mod tests {
             [parse(b""), bind(b"p", b""), sync()].concat(),
             [parse(b""), bind(b"", b""), execute()].concat(),
             // Discarded, if what came before it fails: what is bound in the next cycle may be another client's.
-            [execute(), parse(b""), bind(b"", b""), execute(), sync(), bind(b"", b""), execute(), sync()].concat(),
+            [execute(), parse(b""), bind(b"", b""), execute(), sync(), bind(b"", b""), execute(), sync()]
+                .concat(),
             // The same of the Query: no ReadyForQuery is for it.
             [parse(b""), bind(b"", b""), execute(), query(), sync()].concat(),
             [bind(b"", b"unknown"), execute(), sync()].concat(),
