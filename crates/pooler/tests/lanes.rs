@@ -16,6 +16,8 @@ mod death;
 mod elsewhere;
 #[path = "lanes/growth.rs"]
 mod growth;
+#[path = "lanes/leaving.rs"]
+mod leaving;
 #[path = "lanes/leftovers.rs"]
 mod leftovers;
 #[path = "lanes/limits.rs"]

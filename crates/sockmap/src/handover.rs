@@ -315,8 +315,29 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`].
     pub fn has_unread(&self, client: ClientSlot, read_total: u64) -> Result<bool, Error> {
+        Ok(self.unread(client, read_total)? != 0)
+    }
+
+    /// How many bytes of the client wait for user space, likewise. Behind what a lane redirected to the client's socket and that does not take,
+    /// they wait where nothing charges them to it: user space has to bound them.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn unread(&self, client: ClientSlot, read_total: u64) -> Result<u64, Error> {
         let c = self.check_client(client)?;
-        Ok(self.clients.req_passed(c).load(SeqCst) != read_total)
+        Ok(self.clients.req_passed(c).load(SeqCst).wrapping_sub(read_total))
+    }
+
+    /// The same of a server. In lane A its bytes come by TCP, which bounds them: 0.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_unread(&self, server: ServerSlot, read_total: u64) -> Result<u64, Error> {
+        let s = self.check_server(server)?;
+        if self.is_local(s) {
+            return Ok(0);
+        }
+        Ok(self.servers.passed(s).load(SeqCst).wrapping_sub(read_total))
     }
 
     /// Gives a client's requests to the kernel. Call it at a message boundary, after everything read was forwarded;
