@@ -675,7 +675,9 @@ impl Datapath {
     pub fn take_idle(&self, server: ServerSlot) -> Result<bool, Error> {
         let s = self.check_server(server)?;
         let (pool, word, bit) = self.idle_bit(s);
-        let mine = self.pools.idle(pool, word).fetch_and(!bit, SeqCst) & bit != 0;
+        let won = self.pools.idle(pool, word).fetch_and(!bit, SeqCst) & bit != 0;
+        // A bit whose server is linked is stale, as in `pop_idle_that`: the responses are that link's.
+        let mine = won && self.servers.peer(s).load(SeqCst) == 0;
         if mine {
             self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
         }
