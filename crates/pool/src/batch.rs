@@ -19,7 +19,7 @@ pub struct Batch {
     pub ready: u16,
     /// What is asked for last is a Sync: the answers are those of the extended protocol.
     pub extended: bool,
-    /// The unnamed statement is parsed, and may be bound again on the same link.
+    /// The unnamed statement is the client's own from here on, or none, and may be bound again on the same link.
     pub unnamed: bool,
     /// The client's unnamed statement, if it had one, is another one now or none.
     pub forgets_unnamed: bool,
@@ -41,7 +41,9 @@ impl Batch {
     /// `None`: they cannot be fed.
     pub fn scan(bytes: &[u8], message_max: u32, statements: Option<&ClientStatements>) -> Option<Self> {
         let mut batch = Self::default();
-        let (mut open, mut unbound) = (false, false);
+        // A Parse behind other messages of its cycle may be discarded, because one of them failed, and then leaves what another client
+        // had: it counts up to the Sync. One that comes first is carried out, or drops that.
+        let (mut open, mut unbound, mut in_cycle) = (false, false, false);
         let mut framer = Framer::new(message_max);
         let (mut rest, mut body) = (bytes, &[][..]);
         while let Some(piece) = framer.next(&mut rest).ok()? {
@@ -59,15 +61,18 @@ impl Batch {
             };
             let body_at = bytes.len() - rest.len() - body.len();
             match header.tag {
+                // Behind an error of the batch they are discarded, and no ReadyForQuery answers them.
+                b'Q' | b'F' if open => return None,
                 b'Q' | b'F' | b'S' => {
                     batch.ready = batch.ready.checked_add(1)?;
                     batch.forgets_unnamed |= header.tag == b'Q';
                     batch.extended &= header.tag == b'S';
-                    open = false;
+                    (open, in_cycle) = (false, false);
                     continue;
                 }
                 b'P' if first_name(body)?.is_empty() => {
-                    (batch.unnamed, batch.forgets_unnamed, unbound) = (true, true, true);
+                    batch.unnamed |= !open;
+                    (in_cycle, batch.forgets_unnamed, unbound) = (true, true, true);
                 }
                 b'B' => {
                     let names = bind_names(body)?;
@@ -76,16 +81,16 @@ impl Batch {
                     }
                     if names.statement.is_empty() {
                         unbound = false;
-                        batch.unnamed.then_some(())?;
+                        (batch.unnamed || in_cycle).then_some(())?;
                     } else {
                         batch.note(body_at + 1, names.statement, statements)?;
                     }
                 }
                 b'D' | b'C' => match (header.tag, body.first()?, first_name(&body[1..])?) {
                     (_, b'P', _) => {}
-                    (b'D', b'S', b"") => batch.unnamed.then_some(())?,
+                    (b'D', b'S', b"") => (batch.unnamed || in_cycle).then_some(())?,
                     (b'D', b'S', name) => batch.note(body_at + 1, name, statements)?,
-                    (_, b'S', b"") => (batch.unnamed, batch.forgets_unnamed) = (false, true),
+                    (_, b'S', b"") => (batch.unnamed, in_cycle, batch.forgets_unnamed) = (false, false, true),
                     _ => return None,
                 },
                 b'E' | b'H' => {}
@@ -160,6 +165,13 @@ mod tests {
             Batch::scan(&extended, MAX_MESSAGE_LEN, None).expect("an unnamed statement, bound at once");
         assert!(batch.ready == 1 && batch.extended && batch.unnamed && batch.forgets_unnamed);
         assert!(Batch::scan(&extended, 12, None).is_none(), "longer than the pooler takes");
+        // The first of its cycle takes the place of what another client had, even if it fails.
+        let twice = [extended.clone(), bind(b"", b""), execute(), sync()].concat();
+        assert!(
+            Batch::scan(&twice, MAX_MESSAGE_LEN, None).is_some_and(|batch| batch.ready == 2 && batch.unnamed)
+        );
+        let behind = [execute(), extended.clone()].concat();
+        assert!(Batch::scan(&behind, MAX_MESSAGE_LEN, None).is_some_and(|batch| !batch.unnamed));
         // CopyInResponse to the Query would be taken for the extended protocol's.
         let copy = Batch::scan(&[extended, query()].concat(), MAX_MESSAGE_LEN, None).expect("a pipeline");
         assert!(copy.ready == 2 && !copy.extended);
@@ -179,6 +191,11 @@ mod tests {
             [bind(b"", b""), execute(), sync()].concat(),
             [parse(b""), bind(b"p", b""), sync()].concat(),
             [parse(b""), bind(b"", b""), execute()].concat(),
+            // Discarded, if what came before it fails: what is bound in the next cycle may be another client's.
+            [execute(), parse(b""), bind(b"", b""), execute(), sync(), bind(b"", b""), execute(), sync()]
+                .concat(),
+            // The same of the Query: no ReadyForQuery is for it.
+            [parse(b""), bind(b"", b""), execute(), query(), sync()].concat(),
             [bind(b"", b"unknown"), execute(), sync()].concat(),
             [message(|out| build::close(out, Target::Statement, b"a")), sync()].concat(),
         ] {

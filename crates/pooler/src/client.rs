@@ -95,6 +95,10 @@ pub(crate) struct Client {
     /// Bytes in the inbox with which it is given a server: a link has said that it can do nothing with less.
     pub wants: usize,
     pub outbox: Outbox,
+    /// What it is told at last, perhaps nothing, when all that its lane forwarded to it is in its socket.
+    pub farewell: Option<Vec<u8>>,
+    /// It is let go because it goes on speaking and does not take what it is told.
+    pub is_flooding: bool,
     /// Readiness was seen and not used up, because the client waits or its server is full.
     pub readable: bool,
     /// The peer has ended its stream.
@@ -143,6 +147,8 @@ impl Client {
             inbox: Vec::new(),
             wants: 0,
             outbox: Outbox::default(),
+            farewell: None,
+            is_flooding: false,
             readable: false,
             ended: false,
             pool: None,

@@ -664,6 +664,11 @@ impl ServerLane {
         self.drained
     }
 
+    /// Bytes that came for user space and are not read.
+    pub fn unread(&self) -> u64 {
+        self.lanes.datapath.server_unread(self.slot, self.read_total).unwrap_or(0)
+    }
+
     /// Lane A leaves the pooler's own socket to user space, which nothing wakes while the kernel forwards.
     fn is_watched_apart(&self) -> bool {
         self.lane == Lane::D

@@ -16,6 +16,8 @@ mod death;
 mod elsewhere;
 #[path = "lanes/growth.rs"]
 mod growth;
+#[path = "lanes/leaving.rs"]
+mod leaving;
 #[path = "lanes/leftovers.rs"]
 mod leftovers;
 #[path = "lanes/limits.rs"]
@@ -24,6 +26,8 @@ mod limits;
 mod memory;
 #[path = "lanes/outside.rs"]
 mod outside;
+#[path = "lanes/pipelines.rs"]
+mod pipelines;
 #[path = "lanes/session.rs"]
 mod session;
 #[path = "lanes/stalled.rs"]

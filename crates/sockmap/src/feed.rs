@@ -28,7 +28,7 @@ pub struct Fed {
     pub ready: u16,
     /// It ends in a Sync, and not in a Query.
     pub extended: bool,
-    /// It parses the unnamed statement.
+    /// Behind it the server's unnamed statement is the client's own, or none.
     pub unnamed: bool,
     /// It uses named statements, under the server's names: errors are user space's to read.
     pub named: bool,

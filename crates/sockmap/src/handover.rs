@@ -54,7 +54,7 @@ pub struct LinkState {
     pub copy_in: bool,
     /// Extended protocol was used since nothing was pending.
     pub extended: bool,
-    /// An unnamed statement was parsed on this link by its client. Known after a take; a program does not need to be told.
+    /// The server's unnamed statement is the client's own, or none. Known after a take; a program does not need to be told.
     pub unnamed: bool,
     /// Session pooling: the kernel never releases this link. Of a client without a server: the link that a program makes.
     pub pinned: bool,
@@ -315,8 +315,29 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`].
     pub fn has_unread(&self, client: ClientSlot, read_total: u64) -> Result<bool, Error> {
+        Ok(self.unread(client, read_total)? != 0)
+    }
+
+    /// How many bytes of the client wait for user space, likewise. Behind what a lane redirected to the client's socket and that does not take,
+    /// they wait where nothing charges them to it: user space has to bound them.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn unread(&self, client: ClientSlot, read_total: u64) -> Result<u64, Error> {
         let c = self.check_client(client)?;
-        Ok(self.clients.req_passed(c).load(SeqCst) != read_total)
+        Ok(self.clients.req_passed(c).load(SeqCst).wrapping_sub(read_total))
+    }
+
+    /// The same of a server. In lane A its bytes come by TCP, which bounds them: 0.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn server_unread(&self, server: ServerSlot, read_total: u64) -> Result<u64, Error> {
+        let s = self.check_server(server)?;
+        if self.is_local(s) {
+            return Ok(0);
+        }
+        Ok(self.servers.passed(s).load(SeqCst).wrapping_sub(read_total))
     }
 
     /// Gives a client's requests to the kernel. Call it at a message boundary, after everything read was forwarded;
@@ -654,7 +675,9 @@ impl Datapath {
     pub fn take_idle(&self, server: ServerSlot) -> Result<bool, Error> {
         let s = self.check_server(server)?;
         let (pool, word, bit) = self.idle_bit(s);
-        let mine = self.pools.idle(pool, word).fetch_and(!bit, SeqCst) & bit != 0;
+        let won = self.pools.idle(pool, word).fetch_and(!bit, SeqCst) & bit != 0;
+        // A bit whose server is linked is stale, as in `pop_idle_that`: the responses are that link's.
+        let mine = won && self.servers.peer(s).load(SeqCst) == 0;
         if mine {
             self.servers.dir(s).fetch_or(DIR_USER, SeqCst);
         }

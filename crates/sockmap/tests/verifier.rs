@@ -30,7 +30,7 @@ const TAPPED_BUDGET: [(&str, u32); 6] = [
 
 /// Likewise with the stops that tests can put between steps.
 const STALLED_BUDGET: [(&str, u32); 6] = [
-    ("request_skb", 320_000),
+    ("request_skb", 345_000),
     ("response_skb", 130_000),
     ("response_msg", 100_000),
     ("request_msg", 300_000),
@@ -40,7 +40,7 @@ const STALLED_BUDGET: [(&str, u32); 6] = [
 
 /// The same for lane B, with a tap.
 const APPLICATIONS_BUDGET: [(&str, u32); 6] = [
-    ("request_skb", 320_000),
+    ("request_skb", 345_000),
     ("response_skb", 115_000),
     ("response_msg", 90_000),
     ("request_msg", 300_000),

@@ -10,6 +10,7 @@ use underpass_pool::link::{FrontendContext, FrontendEvent, LinkError, Splice, St
 use underpass_pool::params::{ParameterSet, SESSION_AUTHORIZATION};
 use underpass_wire::SqlState;
 
+use super::lifecycle::FLOODING;
 use super::{Again, Entry, Farewell, GONE, READS_PER_TURN, SCRATCH_BYTES, Worker, stats};
 use crate::client::Phase;
 use crate::server::{PrepareStep, SettleStep, Work};
@@ -86,6 +87,9 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     client.readable = false;
+                    if !client.is_clear() {
+                        return self.look_again(key);
+                    }
                     if client.why == Own::Unread.into() {
                         // It had nothing more to say after all.
                         self.lane_offer(key);
@@ -142,6 +146,9 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     client.readable = false;
+                    if !client.is_clear() {
+                        self.look_again(key);
+                    }
                     return;
                 }
                 Err(error) => return self.client_io_failed(key, &error),
@@ -163,6 +170,14 @@ impl Worker {
         client.wants = 0;
         client.request_at = self.now;
         self.request_held(key);
+    }
+
+    /// What a client between transactions says may stand behind answers that it does not take: nothing announces it, nor bounds it.
+    fn look_again(&mut self, key: Key) {
+        if self.clients.get(key).is_some_and(|client| client.is_flooding()) {
+            return self.close_flooding(key);
+        }
+        self.again_soon.push(Again::Client(key));
     }
 
     /// A server for what the client has in its inbox.
@@ -222,6 +237,9 @@ impl Worker {
             }
             let Some(Entry::Here(server)) = self.servers.get_mut(server_key) else { return };
             if !server.is_clear() {
+                if server.is_flooding() {
+                    return self.close_server(server_key, FLOODING);
+                }
                 client.readable = true;
                 self.again_soon.push(Again::Client(key));
                 return;
@@ -405,6 +423,7 @@ impl Worker {
         match client.outbox.drain(&mut client.transport) {
             Ok(false) => {}
             Ok(true) => match client.phase {
+                Phase::Closing if client.farewell.is_some() => {}
                 Phase::Closing => self.drop_client(key),
                 Phase::Console(_) => self.console_readable(key),
                 Phase::Linked(server) => {
@@ -507,6 +526,11 @@ impl Worker {
             };
             if client.as_mut().is_some_and(|client| !client.is_clear()) {
                 // What a lane forwarded is still on its way to the client: nothing may overtake it.
+                if client.as_ref().is_some_and(|client| client.is_flooding())
+                    && let Some(client) = server.client()
+                {
+                    return self.close_flooding(client);
+                }
                 server.readable = true;
                 self.again_soon.push(Again::Server(key));
                 return;

@@ -28,6 +28,10 @@ use crate::why::{Own, Why};
 /// A client whose requests a lane refuses by their nature again and again is not offered again for this long.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
+/// Bytes that may wait to be read behind what lane D redirected to the same socket and that does not take. There the kernel charges them to
+/// nobody, and flow control does not see them.
+const STUCK_MAX: u64 = 4 << 20;
+
 /// What the programs know of the times of a client that a lane carries.
 pub(super) struct LaneTimes {
     /// When it was last active.
@@ -70,7 +74,21 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Whether more than [`STUCK_MAX`] bytes of a client that is not clear wait to be read.
+    pub(crate) fn is_flooding(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| {
+            lane.lanes.datapath.unread(lane.slot, lane.read_total).is_ok_and(|unread| unread > STUCK_MAX)
+        })
+    }
+}
+
 impl Server {
+    /// As [`Client::is_flooding`].
+    pub(crate) fn is_flooding(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| lane.unread() > STUCK_MAX)
+    }
+
     /// As [`Client::is_clear`].
     #[inline]
     pub(crate) fn is_clear(&mut self) -> bool {

@@ -31,6 +31,9 @@ use crate::why::Why;
 /// Grants within each other on a worker's stack: one that is given back at once goes to the next client right away.
 const GRANTS_NESTED_MAX: u32 = 16;
 
+/// Why a server is closed that answers more than the kernel may hold for requests that it does not read.
+pub(super) const FLOODING: &str = "server answers on without reading what it is asked";
+
 impl Client {
     /// The server it is linked to.
     pub(crate) fn phase_server(&self) -> Option<Key> {
@@ -375,6 +378,9 @@ impl Worker {
     pub(super) fn lane_unclear(&mut self, key: Key) {
         let Some(server) = self.server(key) else { return };
         let is_clear = server.is_clear();
+        if !is_clear && server.is_flooding() {
+            return self.close_server(key, FLOODING);
+        }
         match server.work {
             Work::Client(_) if server.link.is_quiescent() => self.transaction_over(key),
             Work::Settling { step: SettleStep::Leaving, .. } if is_clear => self.abandon(key),
@@ -785,12 +791,18 @@ impl Worker {
         // In the middle of an answer it would be taken for a part of that.
         let is_cut = matches!(phase, Phase::Linked(server)
             if matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_answer_cut()));
+        let mut out = Vec::new();
         if let (Some((sqlstate, message)), false) = (&farewell.report, is_cut) {
-            let mut out = Vec::new();
             error_response(&mut out, &Report::new(Severity::Fatal, *sqlstate, message));
-            if client.is_clear() {
+        }
+        if client.is_clear() {
+            if !out.is_empty() {
                 let _ = client.outbox.send(&mut client.transport, &out);
             }
+        } else if !client.ended && !client.is_flooding {
+            // Closed at once, its socket would lose the answer of a transaction that may be committed.
+            client.farewell = Some(out);
+            self.again_soon.push(Again::Farewell(key));
         }
         let pool = client.pool.clone();
         match phase {
@@ -811,9 +823,36 @@ impl Worker {
             Phase::Idle | Phase::Lane | Phase::Console(_) | Phase::Closing => {}
         }
         let Some(client) = self.clients.get_mut(key) else { return };
-        if client.outbox.is_empty() || client.ended {
+        if client.farewell.is_none() && client.outbox.is_empty() || client.ended || client.is_flooding {
             self.drop_client(key);
         }
+    }
+
+    /// See [`Again::Farewell`]. The sweep ends the wait.
+    pub(super) fn farewell(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        if client.farewell.is_none() {
+            return;
+        }
+        if !client.is_clear() {
+            if client.is_flooding() {
+                client.is_flooding = true;
+                return self.drop_client(key);
+            }
+            return self.again_soon.push(Again::Farewell(key));
+        }
+        let last = client.farewell.take().unwrap_or_default();
+        let sent = last.is_empty() || client.outbox.send(&mut client.transport, &last).is_ok();
+        if !sent || client.outbox.is_empty() {
+            self.drop_client(key);
+        }
+    }
+
+    /// Ends a client that goes on speaking and does not take what it is told.
+    pub(super) fn close_flooding(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        client.is_flooding = true;
+        self.close_client(key, Farewell::untold("client sends on without reading what it is told"));
     }
 
     /// The client of a link is gone: its server comes to rest, or is closed if that is impossible.
@@ -872,7 +911,7 @@ impl Worker {
         self.shared.acceptors.left(self.now.saturating_duration_since(client.connected_at));
         client.transport.close_notify();
         if client.lane.is_some() {
-            net::reset_on_close(client.transport.fd(), false);
+            net::reset_on_close(client.transport.fd(), client.is_flooding);
         }
         client.transport.ended_by(if client.ended {
             EndReason::ClientClosed

@@ -87,6 +87,8 @@ enum Again {
     /// To be taken from a lane, which was busy.
     LaneClient(Key),
     LaneServer(ServerSlot, Option<Reason>),
+    /// A client that leaves, to which a lane has still something on its way.
+    Farewell(Key),
     /// A server to which a lane had still something on its way when its transaction was over or its client left.
     Unclear(Key),
 }
@@ -319,6 +321,7 @@ impl Worker {
                     }
                     Again::LaneClient(key) => self.lane_client_up(key),
                     Again::LaneServer(slot, reason) => self.lane_server_up(slot, reason),
+                    Again::Farewell(key) => self.farewell(key),
                     Again::Unclear(key) => self.lane_unclear(key),
                 }
             }

@@ -333,7 +333,7 @@ static __always_inline void begin_scan(struct request_scan *scan, struct client_
 	scan->pinned = !!(link & LINK_PINNED);
 	scan->open = !!(c->flags & CLI_BATCH);
 	scan->extended = scan->open; /* of a chunk that only continues a message of the batch */
-	scan->unnamed = scan->linked && c->flags & CLI_UNNAMED;
+	scan->unnamed = (UNNAMED_CYCLE | UNNAMED_LINK) & -(__u32)(scan->linked & !!(c->flags & CLI_UNNAMED));
 }
 
 /* Forwards one chunk of requests, or says why user space must take it; then nothing was changed. */
@@ -406,7 +406,7 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 		rename_statements_skb(skb, &scan.uses, server);
 	c->req = scan.w;
 	named = scan.uses.count || (scan.linked && c->flags & CLI_NAMED);
-	c->flags = (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) | (named ? CLI_NAMED : 0);
+	c->flags = (scan.unnamed & UNNAMED_LINK ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) | (named ? CLI_NAMED : 0);
 	c->cycle_bytes = cycle + skb->len;
 	return REASON_NONE;
 
@@ -539,7 +539,7 @@ static __always_inline int forward_direct(struct sk_msg_md *msg, struct client_s
 		rename_statements_msg(msg, &scan.uses, server);
 	c->req = scan.w;
 	named = scan.uses.count || (scan.linked && c->flags & CLI_NAMED);
-	c->flags = CLI_DIRECT | (scan.unnamed ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) |
+	c->flags = CLI_DIRECT | (scan.unnamed & UNNAMED_LINK ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) |
 		   (named ? CLI_NAMED : 0);
 	c->cycle_bytes = cycle + msg->size;
 	c->cycle_chunks = chunks + 1;

@@ -58,7 +58,7 @@
 #define SRV_RETIRE 2u  /* do not return it to the idle set: release goes to user space */
 
 /* Flags of a client slot, programs only. */
-#define CLI_UNNAMED 1u /* an unnamed Parse went to the linked server since the link */
+#define CLI_UNNAMED 1u /* the linked server's unnamed statement is the client's own, or none */
 #define CLI_BATCH 2u   /* extended protocol messages without their Sync */
 #define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
 #define CLI_DIRECT 8u  /* lane B: all requests since nothing was pending went straight to the backend */
@@ -251,7 +251,7 @@ struct lane_event {
 	X(TERMINATE, "terminate", "The client sent Terminate.")                                               \
 	X(COPY_STRAY, "copy_stray", "CopyData, CopyDone or CopyFail outside of COPY, or others inside.")      \
 	X(COPY_PIPELINE, "copy_pipeline", "CopyInResponse inside a pipeline or the extended protocol.")       \
-	X(COPY_END, "copy_end", "A COPY FROM STDIN ended: user space sees to it that none of its data is still on its way to the server.") \
+	X(COPY_END, "copy_end", "The end of a COPY FROM STDIN: user space knows what follows it, and sees to it that none of its data is still on its way to the server.") \
 	X(IDLE_LINK, "idle_link", "A request left its link idle without a ReadyForQuery to end it.")          \
 	X(REQUEST_BUDGET, "request_budget", "Requests of one cycle passed the byte budget.")                  \
 	X(RESPONSE_QUEUE, "response_queue", "The client reads too slowly: its queue is at the limit.")        \

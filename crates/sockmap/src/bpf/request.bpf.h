@@ -10,6 +10,13 @@
 /* The largest length word of messages without user's data: PQ_SMALL_MESSAGE_LIMIT, MAX_SMALL_MESSAGE_LEN of crate wire. */
 #define SMALL_MESSAGE_MAX 10000u
 
+/*
+ * Where the client's own unnamed statement may be bound. A Parse behind other messages of its cycle may be discarded, because one of them
+ * failed, and then leaves what another client had: it counts up to the Sync. One that comes first is carried out, or drops that.
+ */
+#define UNNAMED_CYCLE 1u
+#define UNNAMED_LINK 2u
+
 /* Uses of named statements in a chunk: where the name is, which statement. */
 struct statement_uses {
 	__u32 count;
@@ -25,7 +32,7 @@ struct request_scan {
 	__u32 syncs;	/* ReadyForQuery to expect: Query, Sync, FunctionCall */
 	__u32 reason;	/* not REASON_NONE: user space must take the chunk */
 	__u8 open;	/* messages without their Sync */
-	__u8 unnamed;	/* an unnamed statement was parsed on this link */
+	__u8 unnamed;	/* UNNAMED_*: an unnamed statement was parsed on this link */
 	__u8 copy;	/* inside COPY FROM STDIN */
 	__u8 linked;
 	__u8 done;

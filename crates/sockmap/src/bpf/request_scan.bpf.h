@@ -97,7 +97,7 @@ static __always_inline __u32 REQUEST_NAME(judge_names)(struct request_scan *s, c
 			return REASON_SPLIT;
 		if (name[0])
 			return REASON_NAMED_STATEMENT;
-		s->unnamed = 1;
+		s->unnamed |= UNNAMED_CYCLE | UNNAMED_LINK >> s->open;
 		s->unbound_at = m->body;
 		return REASON_NONE;
 	}
@@ -124,6 +124,8 @@ static __always_inline __u32 REQUEST_NAME(judge_names)(struct request_scan *s, c
 
 static __always_inline __u32 REQUEST_NAME(judge_request)(struct request_scan *s, const struct wire_msg *m)
 {
+	__u32 reason;
+
 	if (!is_large(m->type) && m->length > SMALL_MESSAGE_MAX - 4)
 		return REASON_LENGTH;
 	/* A CopyInResponse that is the last to come is the last request's, see commit_response(). */
@@ -135,25 +137,32 @@ static __always_inline __u32 REQUEST_NAME(judge_request)(struct request_scan *s,
 	case 'Q':
 	case 'F':
 	case 'S':
+		/* Behind an error of the batch all but Sync is discarded, and no ReadyForQuery answers it. Without a branch, as is_extended(). */
+		reason = REASON_BATCH & -(__u32)(s->open & (1 ^ is_zero(m->type ^ 'S')));
 		s->syncs++;
 		s->open = 0;
-		return REASON_NONE;
+		s->unnamed &= UNNAMED_LINK;
+		s->unnamed |= s->unnamed >> 1;
+		return reason;
 	case 'P':
 	case 'B':
 	case 'D':
 	case 'C':
 		if (m->length < 2)
 			return REASON_LENGTH;
+		reason = REQUEST_NAME(judge_names)(s, m);
 		s->open = 1;
-		return REQUEST_NAME(judge_names)(s, m);
+		return reason;
 	case 'E':
 	case 'H':
 		s->open = 1;
 		return REASON_NONE;
 	case 'd':
+		return REASON_NONE;
 	case 'c':
 	case 'f':
-		return REASON_NONE;
+		/* What follows is no COPY's any more, which the link says until its ReadyForQuery: user space knows. */
+		return REASON_COPY_END;
 	case 'X':
 		return REASON_TERMINATE;
 	default:

@@ -128,7 +128,9 @@ struct Lane {
 struct Scan {
     syncs: u32,
     open: bool,
+    /// The unnamed statement is the client's own up to the Sync; beyond it too, because its Parse came first in its cycle.
     unnamed: bool,
+    unnamed_kept: bool,
     extended: bool,
     /// An unnamed statement was parsed and not bound since.
     unbound: bool,
@@ -194,6 +196,7 @@ impl Lane {
             syncs: 0,
             open: self.batch,
             unnamed: self.link.linked && self.unnamed,
+            unnamed_kept: self.link.linked && self.unnamed,
             extended: self.batch,
             unbound: false,
             uses: Vec::new(),
@@ -242,7 +245,7 @@ impl Lane {
             self.link = Link { linked: true, pending: scan.syncs, open, extended, ..Link::default() };
         }
         self.named |= !scan.uses.is_empty();
-        self.unnamed = scan.unnamed;
+        self.unnamed = scan.unnamed_kept;
         self.batch = scan.open;
         self.cycle_bytes = cycle_bytes;
 
@@ -295,21 +298,24 @@ impl Lane {
             return Err("copy_stray");
         }
         match tag {
+            QUERY | FUNCTION_CALL if scan.open => return Err("batch"),
             QUERY | FUNCTION_CALL | SYNC => {
                 scan.syncs += 1;
                 scan.open = false;
+                scan.unnamed = scan.unnamed_kept;
             }
             PARSE | BIND | DESCRIBE | CLOSE => {
                 if message.body_len < 2 {
                     return Err("length");
                 }
-                scan.open = true;
                 if !self.pinned {
                     judge_names(scan, message)?;
                 }
+                scan.open = true;
             }
             EXECUTE | FLUSH => scan.open = true,
-            _ if is_copy => {}
+            COPY_DATA => {}
+            COPY_DONE | COPY_FAIL => return Err("copy_end"),
             _ => return Err("type"),
         }
         Ok(())
@@ -413,7 +419,10 @@ fn judge_names(scan: &mut Scan, message: &Message<'_>) -> Result<(), Reason> {
     if tag == PARSE {
         match body.first() {
             None => return Err("split"),
-            Some(0) => (scan.unnamed, scan.unbound) = (true, true),
+            Some(0) => {
+                scan.unnamed_kept |= !scan.open;
+                (scan.unnamed, scan.unbound) = (true, true);
+            }
             Some(_) => return Err("named_statement"),
         }
     } else {
@@ -422,7 +431,7 @@ fn judge_names(scan: &mut Scan, message: &Message<'_>) -> Result<(), Reason> {
             (BIND, 1.., _) => return Err("named_portal"),
             (DESCRIBE | CLOSE, b'P', _) => {}
             (CLOSE, _, 1..) => return Err("named_statement"),
-            (CLOSE, _, 0) => scan.unnamed = false,
+            (CLOSE, _, 0) => (scan.unnamed, scan.unnamed_kept) = (false, false),
             (_, _, 1..) => {
                 let name = statement_name(message)?;
                 if scan.uses.len() == STATEMENT_USES_MAX {
