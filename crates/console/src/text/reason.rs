@@ -42,8 +42,8 @@ pub const SERVER_SHUTTING_DOWN: &str = "server shutting down";
 pub const SERVER_IDLE_TIMEOUT: &str = "server idle timeout";
 /// Makes room for another pool of the same database or user.
 pub const EVICTED: &str = "evicted";
-/// A server that rests has said that it is about to end the connection.
-pub const SERVER_ENDS: &str = "server ends the connection";
+/// A server that rests has said that it is about to end the connection. Begins as PgBouncer has it for every end of a server.
+pub const SERVER_ENDS: &str = "server conn crashed? (it said that it ends the connection)";
 /// RELOAD removed the database; clients and servers.
 pub const DATABASE_REMOVED: &str = "database removed";
 /// RELOAD changed the database.
