@@ -155,11 +155,14 @@ impl ParameterSet {
         (!query.is_empty()).then_some(Restore { query, cannot_fail })
     }
 
-    /// Whether a session with these takes `\u` of any character in a literal: older servers do in UTF-8 alone.
+    /// Whether a session with these takes `\u` of any character in a literal: older servers do in UTF-8 alone, and none does where nothing is
+    /// converted (`pg_unicode_to_server` has no conversion to these two).
     fn takes_escapes(&self) -> bool {
         let major = |version: &str| version.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok();
-        self.get("server_version").and_then(major).is_some_and(|major: u32| major >= 13)
-            || self.get("server_encoding").is_some_and(|encoding| encoding.eq_ignore_ascii_case("UTF8"))
+        let Some(encoding) = self.get("server_encoding") else { return false };
+        let is = |name: &str| encoding.eq_ignore_ascii_case(name);
+        let is_new = self.get("server_version").and_then(major).is_some_and(|major: u32| major >= 13);
+        is("UTF8") || is_new && !encoding.is_empty() && !is("SQL_ASCII") && !is("MULE_INTERNAL")
     }
 }
 
@@ -344,6 +347,7 @@ mod tests {
         assert_eq!(asked("15.4 (Debian 15.4-1)", "LATIN1"), escaped);
         assert_eq!(asked("9.6.3", "UTF8"), escaped);
         assert_eq!(asked("12.17", "LATIN1"), plain);
+        assert_eq!(asked("15.4", "SQL_ASCII"), plain);
         assert_eq!(asked("", ""), plain);
     }
 

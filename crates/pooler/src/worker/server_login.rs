@@ -367,7 +367,8 @@ impl Worker {
             if outcome.count == 0 {
                 return Err("server conn crashed? (closed during login)".to_owned());
             }
-            server.readable = outcome.maybe_more;
+            // Its end may have been told together with what this is: it is told once.
+            server.readable = outcome.maybe_more || server.ended;
             if login_of(server).step == ServerLoginStep::TlsAnswer {
                 tls_answer(server, &settings)?;
                 continue;

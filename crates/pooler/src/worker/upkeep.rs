@@ -87,23 +87,30 @@ impl Worker {
                 continue;
             }
             let Some(client) = self.clients.get_mut(key) else { continue };
+            let mut farewell = Farewell::told(SqlState::ADMIN_SHUTDOWN, reason);
             if let Phase::Linked(server) = client.phase {
                 // The server goes too: it need not come to rest for the next client.
                 client.phase = Phase::Idle;
                 if let Some(server) = self.server(server) {
                     server.work = Work::Resting;
+                    if server.link.is_answer_cut() {
+                        farewell.report = None;
+                    }
                 }
                 self.lane_unlink(key);
                 self.close_server(server, reason);
             }
-            self.close_client(key, Farewell::told(SqlState::ADMIN_SHUTDOWN, reason));
+            self.close_client(key, farewell);
         }
         for key in self.servers.keys() {
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             if database.is_some_and(|number| server.pool.database.number != number) {
                 continue;
             }
-            if matches!(server.work, Work::Login(_) | Work::Identifying { .. }) {
+            // Nor is one blamed that has logged in and served nobody yet.
+            if matches!(server.work, Work::Login(_) | Work::Identifying { .. })
+                || lock(&self.shared.core).is_login(server.id)
+            {
                 self.give_up_login(key);
             } else {
                 self.close_server(key, reason);
