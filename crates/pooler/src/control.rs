@@ -99,13 +99,13 @@ pub(crate) fn signal(shared: &Arc<Shared>, signal: Signal) -> bool {
             Err(_) => heard(SignalAction::AlreadyPaused),
         },
         Signal::SIGUSR2 => {
+            let is_over = resume(shared).is_ok();
             heard(match before {
                 _ if shutting_down => SignalAction::ResumeRefused,
-                phase::PAUSED => SignalAction::ResumePause,
                 phase::SUSPENDED => SignalAction::ResumeSuspend,
+                _ if is_over => SignalAction::ResumePause,
                 _ => SignalAction::NotPaused,
             });
-            let _ = resume(shared);
         }
         _ => {}
     }
@@ -120,9 +120,6 @@ pub(crate) fn pause(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     refuse_if_paused(shared)?;
     shared.paused.store(true, Ordering::Release);
-    // A shutdown that waits for clients goes on as such.
-    let (running, paused) = (phase::RUNNING, phase::PAUSED);
-    let _ = shared.phase.compare_exchange(running, paused, Ordering::AcqRel, Ordering::Acquire);
     apply_pauses(shared);
     Ok(())
 }
@@ -154,11 +151,10 @@ fn pause_each(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
 
 fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
     match shared.phase.load(Ordering::Acquire) {
-        phase::RUNNING => Ok(()),
-        phase::PAUSED | phase::SUSPENDED => Err(ConsoleError::AlreadyPaused),
-        // Clients go on in it, so they can be paused, as in PgBouncer.
-        phase::WAIT_FOR_CLIENTS if shared.paused.load(Ordering::Acquire) => Err(ConsoleError::AlreadyPaused),
-        phase::WAIT_FOR_CLIENTS => Ok(()),
+        phase::SUSPENDED => Err(ConsoleError::AlreadyPaused),
+        // Clients go on in a shutdown that waits for them, so they can be paused, as in PgBouncer.
+        phase::RUNNING | phase::WAIT_FOR_CLIENTS if !shared.paused.load(Ordering::Acquire) => Ok(()),
+        phase::RUNNING | phase::WAIT_FOR_CLIENTS => Err(ConsoleError::AlreadyPaused),
         _ => Err(ConsoleError::ShuttingDown),
     }
 }
@@ -170,10 +166,6 @@ fn refuse_if_paused(shared: &Shared) -> Result<(), ConsoleError> {
 pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     let _changing = lock(&shared.control.changing);
     match shared.phase.load(Ordering::Acquire) {
-        phase::PAUSED => {
-            shared.paused.store(false, Ordering::Release);
-            shared.phase.store(phase::RUNNING, Ordering::Release);
-        }
         phase::SUSPENDED => {
             shared.phase.store(phase::RUNNING, Ordering::Release);
             shared.broadcast(Worker::unsuspend);
@@ -181,7 +173,7 @@ pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
         phase::RUNNING => {
             let mut killed = shared.databases();
             killed.retain(|database| database.killed.swap(false, Ordering::AcqRel));
-            if killed.is_empty() {
+            if !shared.paused.swap(false, Ordering::AcqRel) && killed.is_empty() {
                 return Err(ConsoleError::NotPaused);
             }
             killed.iter().for_each(|database| database.paused.store(false, Ordering::Release));
@@ -196,8 +188,6 @@ pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
 pub(crate) fn undo_pause(shared: &Arc<Shared>) {
     let _changing = lock(&shared.control.changing);
     shared.paused.store(false, Ordering::Release);
-    let (running, paused) = (phase::RUNNING, phase::PAUSED);
-    let _ = shared.phase.compare_exchange(paused, running, Ordering::AcqRel, Ordering::Acquire);
     apply_pauses(shared);
 }
 
@@ -514,7 +504,8 @@ pub(crate) fn forget(shared: &Shared, databases: &[Arc<DatabaseState>], removed:
         pool.forgotten.store(true, Ordering::Release);
         core.keep_minimum(pool.id, false);
         // Nobody who waits for it has a connection opened that would outlive it. A database that nobody uses may get a client at this very
-        // moment, which stays.
+        // moment, which stays; and what is queued for a mirror is played to its end.
+        let removed = removed && !pool.database.is_mirror;
         pool.removed.store(removed, Ordering::Release);
         core.set_paused(pool.id, removed || shared.is_held(&pool.database));
     }

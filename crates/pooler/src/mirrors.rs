@@ -591,6 +591,12 @@ impl Mirrors {
         transaction.is_read_only(|text| texts.statement(text).traits.is_read_only)
     }
 
+    /// Whether something of a transaction may stay in its session, as far as its texts tell.
+    pub fn changes_session(&self, transaction: &Transaction) -> bool {
+        let mut texts = lock(&self.texts);
+        transaction.changes_session(|text| texts.statement(text).traits.keeps_session)
+    }
+
     /// Has transactions compared, on a thread of their own.
     pub fn compare(&self, mut batch: Vec<Compared>) {
         let fits = |one: &mut Compared| {

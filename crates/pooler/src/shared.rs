@@ -41,16 +41,14 @@ pub(crate) type Task = Box<dyn FnOnce(&mut Worker) + Send>;
 pub(crate) mod phase {
     /// Business as usual.
     pub const RUNNING: u8 = 0;
-    /// Paused by PAUSE or SIGUSR1, for SHOW STATE.
-    pub const PAUSED: u8 = 1;
     /// SUSPEND.
-    pub const SUSPENDED: u8 = 2;
+    pub const SUSPENDED: u8 = 1;
     /// SHUTDOWN WAIT_FOR_SERVERS, SIGINT.
-    pub const WAIT_FOR_SERVERS: u8 = 3;
+    pub const WAIT_FOR_SERVERS: u8 = 2;
     /// SHUTDOWN WAIT_FOR_CLIENTS, SIGTERM.
-    pub const WAIT_FOR_CLIENTS: u8 = 4;
+    pub const WAIT_FOR_CLIENTS: u8 = 3;
     /// At once.
-    pub const IMMEDIATE: u8 = 5;
+    pub const IMMEDIATE: u8 = 4;
 }
 
 /// A worker's letter box.

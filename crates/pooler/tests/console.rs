@@ -421,6 +421,13 @@ fn a_kill_of_everything_is_resumed_by_database() {
     run("RESUME").ok().unwrap();
     assert_eq!(paused(&mut run), ["p2"], "that was paused by name");
     client("p1").query("SELECT 1").unwrap().ok().unwrap();
+    // One RESUME ends whatever kept all waiting.
+    let mut run = |command: &str| console.query(command).unwrap();
+    run("KILL").ok().unwrap();
+    run("PAUSE").ok().unwrap();
+    run("RESUME").ok().unwrap();
+    assert_eq!(paused(&mut run), ["p2"]);
+    client("p1").query("SELECT 1").unwrap().ok().unwrap();
     assert!(refusal(&mut console, "RESUME").contains("not paused"));
 }
 

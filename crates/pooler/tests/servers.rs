@@ -24,11 +24,12 @@ fn part(reply: &Reply, range: impl std::slice::SliceIndex<[u8], Output = [u8]>) 
     Step::Send(Reply::new().raw(&reply.as_bytes()[range]))
 }
 
-/// A session of bytes, logged in.
-fn raw_session(pooler: &Underpass) -> TcpStream {
+/// A session of bytes, logged in with these parameters too.
+fn raw_session(pooler: &Underpass, more: &[(&str, &str)]) -> TcpStream {
     let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
     raw.set_read_timeout(Some(Duration::from_secs(15))).expect("timeout");
-    let startup = Batch::new().startup(0x0003_0000, &[("user", "postgres"), ("database", "postgres")]);
+    let parameters = [&[("user", "postgres"), ("database", "postgres")], more].concat();
+    let startup = Batch::new().startup(0x0003_0000, &parameters);
     raw.write_all(startup.as_bytes()).expect("startup");
     let mut greeting = Vec::new();
     while !greeting.ends_with(b"Z\0\0\0\x05I") {
@@ -60,7 +61,7 @@ fn nothing_is_said_into_the_middle_of_a_message() -> Result<()> {
             ini = ini.set("query_timeout", "1");
         }
         let pooler = Underpass::start(&ini)?;
-        let mut raw = raw_session(&pooler);
+        let mut raw = raw_session(&pooler, &[]);
         raw.write_all(Batch::new().query("select repeat('x', 100000)").as_bytes()).expect("query");
         let mut answer = Vec::new();
         raw.read_to_end(&mut answer).expect("the end of the connection");
@@ -103,7 +104,7 @@ fn a_server_that_ends_with_its_answer_is_given_to_nobody() -> Result<()> {
     let farewell =
         Reply::new().error("FATAL", "57P01", "terminating connection due to administrator command");
     let both = row.clone().raw(farewell.as_bytes());
-    for (said, ends) in [(&both, false), (&both, true), (&row, true)] {
+    for (said, is_told, ends) in [(&both, true, false), (&both, true, true), (&row, false, true)] {
         let said = said.clone();
         let mock = MockServer::start(move |index| {
             if index > 0 {
@@ -118,6 +119,10 @@ fn a_server_that_ends_with_its_answer_is_given_to_nobody() -> Result<()> {
             ]
         })?;
         let pooler = Underpass::start(&mocked(&mock))?;
+        if !is_told && pooler.has_lanes() {
+            // While the pooler sleeps, the programs give it to the next, and an end of stream is not theirs to see.
+            continue;
+        }
         let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
         // The next is there already, and waits for the only server.
         let mut next = Client::connect(&pooler.options("postgres", "postgres"))?;
@@ -225,7 +230,7 @@ fn nothing_is_said_into_the_middle_of_replicated_data() -> Result<()> {
             move |_| vec![Step::Login, Step::Expect(b'Q'), part(&stream, ..cut), Step::Close]
         })?;
         let pooler = Underpass::start(&mocked(&mock))?;
-        let mut raw = raw_session(&pooler);
+        let mut raw = raw_session(&pooler, &[("replication", "database")]);
         raw.write_all(Batch::new().query("START_REPLICATION 0/0").as_bytes()).expect("query");
         let mut answer = Vec::new();
         raw.read_to_end(&mut answer).expect("the end of the connection");

@@ -55,6 +55,9 @@ impl Varies {
 pub struct Traits {
     /// All statements of the text only read, or steer a transaction or session. "No" where that is not sure.
     pub is_read_only: bool,
+    /// Nothing of it stays in its session: no setting, prepared statement or temporary table. "No" where that is not sure; what functions do is not
+    /// seen.
+    pub keeps_session: bool,
     /// A bit for each of [`Varies`].
     varies: u8,
 }
@@ -172,7 +175,7 @@ pub(crate) fn varying_function(name: &str) -> Option<Varies> {
 impl Traits {
     /// Judges the tokens of a text, in order. Names in double quotes keep their quotes and match nothing.
     pub(crate) fn of<'a>(tokens: impl Iterator<Item = &'a str>) -> Self {
-        let mut traits = Self { is_read_only: true, varies: 0 };
+        let mut traits = Self { is_read_only: true, keeps_session: true, varies: 0 };
         let mut judge = Judge::default();
         let mut tokens = tokens.map(str::to_ascii_lowercase).peekable();
         while let Some(word) = tokens.next() {
@@ -222,6 +225,12 @@ struct Judge {
     words: usize,
     /// It begins with RESET or DISCARD.
     resets: bool,
+    /// It begins with SET.
+    sets: bool,
+    /// It begins with PREPARE.
+    prepares: bool,
+    /// The word before may have TEMPORARY behind it.
+    makes: bool,
     /// It begins with COPY, which gives rows with TO.
     copies: bool,
     /// It begins with FETCH: what its cursor is over is not seen.
@@ -242,6 +251,8 @@ impl Judge {
         if self.words == 0 {
             traits.is_read_only &= READING.contains(&word);
             self.resets = ["reset", "discard"].contains(&word);
+            self.sets = word == "set";
+            self.prepares = word == "prepare";
             self.copies = word == "copy";
             self.fetches = word == "fetch";
             // What EXECUTE runs and what FETCH reads is in another statement, and its order too.
@@ -253,6 +264,16 @@ impl Judge {
                 _ => {}
             }
         }
+        let stays = match self.words {
+            0 => self.resets || word == "deallocate",
+            1 if self.sets => !["local", "transaction", "constraints"].contains(&word),
+            1 if self.prepares => word != "transaction",
+            _ => self.makes && ["temp", "temporary"].contains(&word),
+        };
+        if stays || (calls && word.trim_matches('"') == "set_config") {
+            traits.keeps_session = false;
+        }
+        self.makes = ["create", "replace", "local", "global", "into"].contains(&word);
         self.words += 1;
         match word {
             "(" => self.levels.push(Level::default()),
@@ -322,6 +343,35 @@ mod tests {
 
     fn traits(text: &str) -> Traits {
         Statement::parse(text).unwrap_or_else(|error| panic!("{text}: {error}")).traits
+    }
+
+    #[test]
+    fn what_stays_in_a_session() {
+        for text in [
+            "SET work_mem = '1MB'",
+            "begin; insert into t values (1); set session \"x\".y = 1",
+            "/* app */ set \"my.setting\" = 1",
+            "-- app\nreset all",
+            "discard all",
+            "select set_config('a.b', 'c', false)",
+            "create temp table x (id int)",
+            "create or replace temporary view v as select 1",
+            "select 1 into temp x",
+            "prepare p as insert into t values ($1)",
+        ] {
+            assert!(!traits(text).keeps_session, "{text}");
+        }
+        for text in [
+            "update t set work_mem = 1",
+            "insert into t values ('; set x = 1', 'it''s; reset all')",
+            "set local work_mem = '1MB'; set transaction isolation level serializable",
+            "set constraints all deferred",
+            "prepare transaction 'x'",
+            "insert into t values (1) /* ; discard all */",
+            "select temp from \"set\"",
+        ] {
+            assert!(traits(text).keeps_session, "{text}");
+        }
     }
 
     #[test]

@@ -198,6 +198,8 @@ fn read_answer(mut answer: &[u8]) -> Result<Credential, String> {
                 credential = auth_query_row(&columns).map_err(|error| error.to_string())?;
             }
             b'E' => return Err(crate::error_message(body)),
+            // What is behind it is of the server's end, not of the answer.
+            b'Z' => break,
             _ => {}
         }
         answer = &answer[length + 1..];

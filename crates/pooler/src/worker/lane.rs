@@ -72,9 +72,7 @@ impl Client {
     pub(crate) fn is_clear(&mut self) -> bool {
         self.lane.as_mut().is_none_or(|lane| lane.is_clear())
     }
-}
 
-impl Client {
     /// Whether more than [`STUCK_MAX`] bytes of a client that is not clear wait to be read.
     pub(crate) fn is_flooding(&self) -> bool {
         self.lane.as_ref().is_some_and(|lane| {

@@ -533,6 +533,9 @@ impl Worker {
             if server.readable || super::forward::holds_message(&server.inbox) {
                 server.readable = true;
                 self.again.push(Again::Server(key));
+            } else {
+                // The sweep waits so long for the rest, and no longer.
+                server.request_at = self.now;
             }
             let mut core = lock(&self.shared.core);
             // One that has just logged in is not ready before it is released.
@@ -641,9 +644,10 @@ impl Worker {
         });
         // A host that refuses the user is there: the others are not asked now, as libpq does, and stay where they are. But a round that came here
         // because another host was away goes on with the next attempt, or the pool would not leave the host that refuses it.
-        let is_under_way = lock(&pool.round).next().is_some();
-        let moves_on = matches!(&error, Some((turn, error))
-            if (is_under_way || error.refused.is_none()) && self.tries_next_host(&pool, *turn));
+        let moves_on = error.as_ref().is_some_and(|(turn, error)| {
+            let goes_on = error.refused.is_none() || lock(&pool.round).next().is_some();
+            goes_on && self.tries_next_host(&pool, *turn)
+        });
         let tries_next = moves_on && matches!(&error, Some((_, ConnectError { refused: None, .. })));
         // It has logged in, and ended before it served anybody: at once it would only be the same again.
         let served_nobody = !matches!(server.work, Work::Login(_)) && lock(&self.shared.core).is_login(id);

@@ -299,6 +299,10 @@ impl Worker {
                 Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => {
                     Some("server did not come to rest")
                 }
+                // Half a message of something that nobody asked for.
+                Work::Resting if !server.inbox.is_empty() && elapsed(server.request_at) >= SETTLE_MAX => {
+                    Some("server did not come to rest")
+                }
                 // A replication stream may never end by itself, so RECONNECT and RELOAD do not wait for that.
                 Work::Client(_) if server.dedicated => {
                     let id = server.id;

@@ -531,7 +531,7 @@ impl Worker {
                     state.budget.give_back(std::mem::take(&mut tap.charged));
                     // It may have changed the session as well, which session pooling cannot have anew.
                     tap.resync = true;
-                    tap.is_out |= is_session_pooling && transaction.changes_session();
+                    tap.is_out |= is_session_pooling && shared.mirrors.changes_session(&transaction);
                     continue;
                 }
             }
