@@ -9,16 +9,6 @@ use underpass_testkit::{
     Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass,
 };
 
-/// Transaction pooling over one connection to a scripted server, which is asked for nothing that it does not expect.
-fn mocked(mock: &MockServer) -> Ini {
-    Ini::new()
-        .database("postgres", &format!("host=127.0.0.1 port={} user=joe pool_size=1", mock.port()))
-        .userlist("postgres", "")
-        .set("pool_mode", "transaction")
-        .set("server_tls_sslmode", "disable")
-        .set("server_check_delay", "1000")
-}
-
 /// Bytes to send, from `range` of those of `reply`.
 fn part(reply: &Reply, range: impl std::slice::SliceIndex<[u8], Output = [u8]>) -> Step {
     Step::Send(Reply::new().raw(&reply.as_bytes()[range]))
@@ -56,7 +46,7 @@ fn nothing_is_said_into_the_middle_of_a_message() -> Result<()> {
                 vec![Step::Login, Step::Expect(b'Q'), part(&row, ..half), ending]
             }
         })?;
-        let mut ini = mocked(&mock);
+        let mut ini = Ini::for_mock(&mock);
         if is_silent {
             ini = ini.set("query_timeout", "1");
         }
@@ -88,7 +78,7 @@ fn a_server_that_is_about_to_end_is_given_to_nobody() -> Result<()> {
             Step::WaitClose,
         ]
     })?;
-    let pooler = Underpass::start(&mocked(&mock))?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
     std::thread::sleep(Duration::from_millis(500));
@@ -118,7 +108,7 @@ fn a_server_that_ends_with_its_answer_is_given_to_nobody() -> Result<()> {
                 if ends { Step::Close } else { Step::WaitClose },
             ]
         })?;
-        let pooler = Underpass::start(&mocked(&mock))?;
+        let pooler = Underpass::start(&Ini::for_mock(&mock))?;
         if !is_told && pooler.has_lanes() {
             // While the pooler sleeps, the programs give it to the next, and an end of stream is not theirs to see.
             continue;
@@ -150,7 +140,7 @@ fn a_server_that_ends_with_its_login_has_failed() -> Result<()> {
     let farewell =
         Reply::new().error("FATAL", "57P01", "terminating connection due to administrator command");
     let mock = MockServer::start(move |_| vec![Step::Login, Step::Send(farewell.clone()), Step::Close])?;
-    let pooler = Underpass::start(&mocked(&mock).set("query_wait_timeout", "2"))?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock).set("query_wait_timeout", "2"))?;
     let told = Client::connect(&pooler.options("postgres", "postgres"))
         .and_then(|mut client| client.query("select 1")?.ok());
     assert!(told.is_err());
@@ -177,7 +167,7 @@ fn an_idle_server_is_given_to_nobody_in_the_middle_of_a_message() -> Result<()> 
             Step::WaitClose,
         ]
     })?;
-    let pooler = Underpass::start(&mocked(&mock))?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
     std::thread::sleep(Duration::from_millis(400));
@@ -229,7 +219,7 @@ fn nothing_is_said_into_the_middle_of_replicated_data() -> Result<()> {
             let stream = stream.clone();
             move |_| vec![Step::Login, Step::Expect(b'Q'), part(&stream, ..cut), Step::Close]
         })?;
-        let pooler = Underpass::start(&mocked(&mock))?;
+        let pooler = Underpass::start(&Ini::for_mock(&mock))?;
         let mut raw = raw_session(&pooler, &[("replication", "database")]);
         raw.write_all(Batch::new().query("START_REPLICATION 0/0").as_bytes()).expect("query");
         let mut answer = Vec::new();

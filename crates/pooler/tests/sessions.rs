@@ -12,16 +12,6 @@ use underpass_testkit::{
 
 const PID: &str = "select pg_backend_pid()";
 
-/// Transaction pooling over one connection to a scripted server, which is asked for nothing that it does not expect.
-fn mocked(mock: &MockServer) -> Ini {
-    Ini::new()
-        .database("postgres", &format!("host=127.0.0.1 port={} user=joe pool_size=1", mock.port()))
-        .userlist("postgres", "")
-        .set("pool_mode", "transaction")
-        .set("server_tls_sslmode", "disable")
-        .set("server_check_delay", "1000")
-}
-
 fn transaction(server: &Postgres) -> Ini {
     Ini::for_server(server).set("pool_mode", "transaction")
 }
@@ -278,7 +268,7 @@ fn a_client_that_vanishes_as_its_copy_begins_leaves_no_answer_behind() -> Result
             Step::WaitClose,
         ]
     })?;
-    let pooler = Underpass::start(&mocked(&mock))?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let options = pooler.options("postgres", "postgres");
     let mut client = Client::connect(&options)?;
     client.send(&Batch::new().parse("", "copy t from stdin").bind("", "", &[]).execute("", 0).sync())?;
@@ -406,7 +396,7 @@ fn a_name_goes_ahead_of_the_request_that_needs_it() -> Result<()> {
             Step::WaitClose,
         ]
     })?;
-    let pooler = Underpass::start(&mocked(&mock))?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let options = pooler.options("postgres", "postgres");
     let named = |name: &str| Client::connect(&options.clone().parameter("application_name", name));
     let mut first = named("it's cut off")?;

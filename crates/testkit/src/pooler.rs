@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::process::{service_command, service_directory, service_user, write_service_file};
-use crate::{Account, Client, Error, Options, Port, Postgres, Process, Response, Result};
+use crate::{Account, Client, Error, MockServer, Options, Port, Postgres, Process, Response, Result};
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -61,6 +61,16 @@ impl Ini {
     /// Any database name (`*`) leads to this server.
     pub fn for_server(server: &Postgres) -> Self {
         Self::new().database("*", &format!("host=127.0.0.1 port={}", server.port())).userlist("postgres", "")
+    }
+
+    /// Transaction pooling over one connection to a scripted server, which is asked for nothing that it does not expect.
+    pub fn for_mock(mock: &MockServer) -> Self {
+        Self::new()
+            .database("postgres", &format!("host=127.0.0.1 port={} user=joe pool_size=1", mock.port()))
+            .userlist("postgres", "")
+            .set("pool_mode", "transaction")
+            .set("server_tls_sslmode", "disable")
+            .set("server_check_delay", "1000")
     }
 
     /// A line of `[databases]`: name and connection string.
