@@ -179,7 +179,9 @@ impl Startup {
             .parameters()
             .map(|(name, value)| Ok((text(name)?, text(value)?)))
             .collect::<Result<Vec<_>, Offence>>()?;
-        let replication = parameters.iter().find(|(name, value)| name == "replication" && is_yes(value));
+        let replication = parameters
+            .iter()
+            .find(|(name, value)| name == "replication" && (value == "database" || is_yes(value)));
         Ok(Self {
             database: text(message.database().unwrap_or(user))?,
             user: text(user)?,
@@ -191,8 +193,11 @@ impl Startup {
     }
 }
 
+/// As PostgreSQL reads a Boolean (`parse_bool_with_len`): a word may be cut where it is clear which it is. Whatever else is said is no.
 fn is_yes(value: &str) -> bool {
-    !matches!(value.to_ascii_lowercase().as_str(), "" | "false" | "off" | "no" | "0" | "f" | "n")
+    let value = value.to_ascii_lowercase();
+    let is_cut = |word: &str| !value.is_empty() && word.starts_with(&value);
+    value == "1" || value == "on" || is_cut("true") || is_cut("yes")
 }
 
 fn proof(inbox: &mut Vec<u8>) -> Result<Option<Event>, Offence> {
@@ -266,6 +271,18 @@ mod tests {
         let at = broken.len() - 3;
         broken[at] = 0xff;
         assert_eq!(first(&broken, false), Event::Refused(Offence::NotUtf8));
+    }
+
+    #[test]
+    fn replication_is_asked_for_by_a_boolean_or_by_name() {
+        let asks = |value| match first(&startup(&[("user", "joe"), ("replication", value)]), false) {
+            Event::Startup(asked) => asked.replication.is_some(),
+            other => panic!("{other:?}"),
+        };
+        assert!(["database", "1", "on", "ON", "t", "tru", "true", "y", "Yes"].into_iter().all(asks));
+        assert!(
+            !["", "0", "o", "of", "off", "f", "no", "2", "foo", "Database", "trues"].into_iter().any(asks)
+        );
     }
 
     #[test]

@@ -157,7 +157,8 @@ if it was asked because another could not be reached, the attempt after `server_
 | `query_timeout`, `idle_transaction_timeout`, `transaction_timeout`, `client_idle_timeout` | user, global | 0, negative |
 | `auth_user`, `auth_query`, `auth_dbname` | database, global | |
 
-The user is the pool's: the forced user (`user=`) of the database if it has one, else the client's. Replication
+The user is the pool's: the forced user (`user=`) of the database if it has one, else the client's. `query_wait_timeout`, `client_idle_timeout` and
+`max_user_client_connections` go by the user that the client has logged in as. Replication
 connections are always in session mode.
 ",
         list(DATABASE_KEYS),

@@ -2,7 +2,8 @@
 //! Which setting wins where several apply.
 //!
 //! The order is PgBouncer's: the user's entry, then the database's, then the global key. `user` is the pool's user:
-//! the forced user of the database if it has one, else the client's. These functions look up a map by name; a pooler
+//! the forced user of the database if it has one, else the client's; for `query_wait_timeout`, `client_idle_timeout` and
+//! `max_user_client_connections` it is whom the client has logged in as. These functions look up a map by name; a pooler
 //! calls them when a pool or client is made and after RELOAD, not per transaction.
 
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use underpass_auth::intake::{Intake, Startup};
 use underpass_auth::{ClientAuth, Method, Secret};
-use underpass_config::CONSOLE_DATABASE;
+use underpass_config::{CONSOLE_DATABASE, Config};
 use underpass_console::logline::SocketLabel;
 use underpass_console::rows::Replication;
 use underpass_console::{Access, Side, SocketId};
@@ -18,7 +18,7 @@ use underpass_tls::ClientSide as TlsSide;
 
 use crate::lanes::ClientLane;
 use crate::net::Endpoint;
-use crate::pool::{DatabaseState, Pool, UserState};
+use crate::pool::{ClientTimeouts, DatabaseState, Pool, UserState};
 use crate::table::Key;
 use crate::transport::{Outbox, Transport};
 use crate::why::Why;
@@ -178,6 +178,11 @@ impl Client {
     /// Whether its login is held up until there is a server to ask.
     pub fn waits_in_login(&self) -> bool {
         matches!(&self.phase, Phase::Login(login) if login.ticket.is_some())
+    }
+
+    pub fn timeouts(&self, config: &Config) -> ClientTimeouts {
+        let global = || ClientTimeouts { query_wait: config.query_wait_timeout, ..ClientTimeouts::default() };
+        self.pool.as_ref().map_or_else(global, |pool| pool.timeouts_of(self.user.as_ref(), config))
     }
 
     /// How log lines name it. Before the login is settled, its names are those that the StartupMessage asked for.

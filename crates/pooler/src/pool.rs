@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use underpass_config::{CheckQuery, Database, PoolMode};
+use underpass_config::{CheckQuery, Config, Database, PoolMode};
 use underpass_console::text::{self, reason};
 use underpass_pool::link::LinkOptions;
 use underpass_pool::params::ParameterSet;
@@ -63,11 +63,28 @@ pub(crate) struct PoolSettings {
     /// `server_round_robin`
     pub round_robin: bool,
     pub check_query: Arc<str>,
-    pub query_wait_timeout: Duration,
+    /// Of clients that have logged in as the pool's user.
+    pub of_clients: ClientTimeouts,
     pub query_timeout: Duration,
     pub idle_transaction_timeout: Duration,
     pub transaction_timeout: Duration,
-    pub client_idle_timeout: Duration,
+}
+
+/// What goes by the user that the client has logged in as, whoever its servers are logged in as (PgBouncer: `login_user_credentials` in
+/// `pool_client_maint`).
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClientTimeouts {
+    pub query_wait: Duration,
+    pub client_idle: Duration,
+}
+
+impl ClientTimeouts {
+    pub fn new(config: &Config, database: &Database, user: &str) -> Self {
+        Self {
+            query_wait: config.query_wait_timeout(database, user),
+            client_idle: config.client_idle_timeout(user),
+        }
+    }
 }
 
 /// A pool: one database as one user.
@@ -185,11 +202,10 @@ impl PoolSettings {
                 CheckQuery::Off | CheckQuery::Empty => "".into(),
                 CheckQuery::Sql(sql) => sql.as_str().into(),
             },
-            query_wait_timeout: config.query_wait_timeout(database, user),
+            of_clients: ClientTimeouts::new(config, database, user),
             query_timeout: config.query_timeout(user),
             idle_transaction_timeout: config.idle_transaction_timeout(user),
             transaction_timeout: config.transaction_timeout(user),
-            client_idle_timeout: config.client_idle_timeout(user),
         }
     }
 }
@@ -201,11 +217,10 @@ impl PoolSettings {
             return self;
         }
         Self {
-            query_wait_timeout: Duration::ZERO,
+            of_clients: ClientTimeouts::default(),
             query_timeout: Duration::ZERO,
             idle_transaction_timeout: Duration::ZERO,
             transaction_timeout: Duration::ZERO,
-            client_idle_timeout: Duration::ZERO,
             ..self
         }
     }
@@ -300,6 +315,16 @@ impl Pool {
     }
 
     /// Whether a client keeps its server until it leaves.
+    /// The timeouts of a client that has logged in as `user`.
+    pub fn timeouts_of(&self, user: Option<&Arc<UserState>>, config: &Config) -> ClientTimeouts {
+        match user {
+            Some(user) if user.number != self.user.number => {
+                ClientTimeouts::new(config, &self.database.settings.load(), &user.name)
+            }
+            _ => self.settings.load().of_clients,
+        }
+    }
+
     pub fn is_session(&self) -> bool {
         self.mode() == PoolMode::Session
     }

@@ -165,6 +165,16 @@ impl Server {
         self.cancel_key.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
     }
 
+    /// Whether it logs in for a replication client.
+    pub fn is_replication_login(&self) -> bool {
+        matches!(&self.work, Work::Login(login) if login.replication.is_some())
+    }
+
+    /// Whether it is a client's between transactions too.
+    pub fn keeps_client(&self) -> bool {
+        self.dedicated || self.pool.is_session()
+    }
+
     /// The client at this worker that it belongs to, if any.
     pub fn client(&self) -> Option<Key> {
         match &self.work {

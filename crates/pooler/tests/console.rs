@@ -182,6 +182,20 @@ fn a_drain_ends_at_transaction_boundaries() {
     assert_eq!(rows(&server), committed.load(Ordering::Relaxed));
 }
 
+/// A session has its server until it ends: it may hold a temporary table, or a lock.
+#[test]
+fn a_drain_leaves_sessions_their_servers() {
+    let server = server_with_table();
+    let mut pooler = Underpass::start(&transaction_pool(&server).set("pool_mode", "session")).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("create temp table kept ()").unwrap().ok().unwrap();
+    admin(&pooler).query("SHUTDOWN WAIT_FOR_SERVERS").unwrap().ok().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    client.query("select from kept").unwrap().ok().unwrap();
+    client.terminate().unwrap();
+    assert!(pooler.wait(LIMIT).unwrap().success());
+}
+
 #[test]
 fn a_cancelled_pause_is_no_pause() {
     let server = server_with_table();

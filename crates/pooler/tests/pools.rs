@@ -244,6 +244,77 @@ fn dead_idle_servers_are_found_before_they_are_used() -> Result<()> {
     Ok(())
 }
 
+/// A parameter that servers report is set by `connect_query` for good, and clients are told so: it is not put back for them.
+#[test]
+fn what_a_connect_query_sets_is_what_clients_have() -> Result<()> {
+    let server = Postgres::start()?;
+    let database = format!(
+        "host=127.0.0.1 port={} user=postgres pool_size=1 connect_query='set timezone = ''Asia/Tokyo'''",
+        server.port()
+    );
+    let ini =
+        Ini::new().userlist("postgres", "").database("postgres", &database).set("pool_mode", "transaction");
+    let pooler = Underpass::start(&ini)?;
+    for _ in 0..2 {
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        assert_eq!(client.parameter("TimeZone"), Some("Asia/Tokyo"));
+        for _ in 0..2 {
+            assert_eq!(client.query("show timezone")?.ok()?.value(), Some("Asia/Tokyo"));
+        }
+    }
+    Ok(())
+}
+
+/// Timeouts of `[users]` for clients go by the name that the client has logged in with, whoever its servers are logged in as.
+#[test]
+fn client_timeouts_are_those_of_the_user_who_logs_in() -> Result<()> {
+    let server = Postgres::start()?;
+    let database = format!("host=127.0.0.1 port={} user=postgres pool_size=1", server.port());
+    let ini = Ini::new()
+        .userlist("alice", "")
+        .userlist("bob", "")
+        .userlist("postgres", "")
+        .database("postgres", &database)
+        .user("alice", "client_idle_timeout=1 query_wait_timeout=1")
+        .user("postgres", "client_idle_timeout=2 query_wait_timeout=2")
+        .set("pool_mode", "transaction");
+    let pooler = Underpass::start(&ini)?;
+    let client = |user: &str| Client::connect(&pooler.options(user, "postgres"));
+    let ends = |client: &mut Client| -> Result<bool> {
+        client.set_read_timeout(Duration::from_secs(4))?;
+        Ok(client.recv().is_ok_and(|message| message.tag == b'E'))
+    };
+    let (mut alice, mut bob) = (client("alice")?, client("bob")?);
+    for client in [&mut alice, &mut bob] {
+        client.query("select 1")?.ok()?;
+    }
+    assert!(ends(&mut alice)?, "{}", pooler.log());
+    assert!(!ends(&mut bob)?, "{}", pooler.log());
+    // The same of those that wait.
+    let (mut alice, mut holder) = (client("alice")?, client("bob")?);
+    holder.query("begin")?.ok()?;
+    alice.send(&Batch::new().query("select 1"))?;
+    bob.send(&Batch::new().query("select 1"))?;
+    assert!(ends(&mut alice)?, "{}", pooler.log());
+    assert!(!ends(&mut bob)?, "{}", pooler.log());
+    Ok(())
+}
+
+/// With auth_type any the name that a client gives proves nothing: it counts as the forced user.
+#[test]
+fn who_comes_under_any_name_counts_as_the_forced_user() -> Result<()> {
+    let server = Postgres::start()?;
+    let database = format!("host=127.0.0.1 port={} user=postgres", server.port());
+    let ini = Ini::new()
+        .database("postgres", &database)
+        .set("auth_type", "any")
+        .set("max_user_client_connections", "1");
+    let pooler = Underpass::start(&ini)?;
+    let _first = Client::connect(&pooler.options("one", "postgres"))?;
+    assert!(Client::connect(&pooler.options("another", "postgres")).is_err());
+    Ok(())
+}
+
 #[test]
 fn forced_users_connect_queries_host_lists_and_socket_directories() -> Result<()> {
     let server = Postgres::start()?;

@@ -35,28 +35,63 @@ fn raw_session(pooler: &Underpass, more: &[(&str, &str)]) -> TcpStream {
 fn nothing_is_said_into_the_middle_of_a_message() -> Result<()> {
     let row = Reply::new().row_description(&["n"]).data_row(&[Some(&"x".repeat(100_000))]);
     let half = row.as_bytes().len() - 50_000;
-    // The server goes, or it falls silent and query_timeout ends it.
-    for ending in [Step::Close, Step::WaitClose] {
-        let is_silent = matches!(ending, Step::WaitClose);
-        let ending = std::sync::Mutex::new(Some(ending));
+    // What ends the server: itself, query_timeout when it falls silent, or the console.
+    for end in ["its own", "query_timeout", "KILL"] {
         let mock = MockServer::start({
             let row = row.clone();
             move |_| {
-                let ending = ending.lock().expect("not poisoned").take().unwrap_or(Step::Close);
+                let ending = if end == "its own" { Step::Close } else { Step::WaitClose };
                 vec![Step::Login, Step::Expect(b'Q'), part(&row, ..half), ending]
             }
         })?;
         let mut ini = Ini::for_mock(&mock);
-        if is_silent {
+        if end == "query_timeout" {
             ini = ini.set("query_timeout", "1");
         }
         let pooler = Underpass::start(&ini)?;
         let mut raw = raw_session(&pooler, &[]);
         raw.write_all(Batch::new().query("select repeat('x', 100000)").as_bytes()).expect("query");
-        let mut answer = Vec::new();
+        let mut answer = vec![0; half];
+        raw.read_exact(&mut answer).expect("half of the answer");
+        if end == "KILL" {
+            pooler.console("KILL")?.ok()?;
+        }
         raw.read_to_end(&mut answer).expect("the end of the connection");
-        assert!(answer == row.as_bytes()[..half], "{} bytes for {half}, silent: {is_silent}", answer.len());
+        assert!(answer == row.as_bytes()[..half], "{} bytes for {half}, end: {end}", answer.len());
     }
+    Ok(())
+}
+
+/// One that has logged in and served nobody yet did nothing wrong: the next is not asked for only after `server_login_retry`.
+#[test]
+fn a_server_that_is_killed_has_not_failed() -> Result<()> {
+    let mock = MockServer::start(|index| match index {
+        0 => vec![Step::Login, Step::Expect(b'Q'), Step::WaitClose],
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let ini = Ini::new()
+        .database(
+            "postgres",
+            &format!("host=127.0.0.1 port={} user=joe connect_query='select 0'", mock.port()),
+        )
+        .userlist("postgres", "")
+        .set("pool_mode", "transaction")
+        .set("server_login_retry", "60");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let killed = std::thread::spawn({
+        let options = options.clone();
+        move || Client::connect(&options).and_then(|mut client| client.query("select 1")?.ok())
+    });
+    while mock.queries().is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    pooler.console("KILL")?.ok()?;
+    pooler.console("RESUME")?.ok()?;
+    assert!(killed.join().expect("no panic").is_err());
+    let mut client = Client::connect(&options)?;
+    client.set_read_timeout(Duration::from_secs(10))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
     Ok(())
 }
 
@@ -149,6 +184,150 @@ fn a_server_that_ends_with_its_login_has_failed() -> Result<()> {
     Ok(())
 }
 
+/// In the order of things: an idle server whose path has been cut without a word. Its check finds out, and the request goes to another.
+#[test]
+fn a_server_that_does_not_answer_its_check_is_left() -> Result<()> {
+    let script = |index| match index {
+        0 => vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "first")),
+            Step::Expect(b'Q'),
+            Step::WaitClose,
+        ],
+        _ => vec![Step::Login, Step::Serve],
+    };
+    for (timeout, answer) in [("server_connect_timeout", Some("1")), ("query_wait_timeout", None)] {
+        let mock = MockServer::start(script)?;
+        let ini = Ini::for_mock(&mock)
+            .set("server_check_delay", "0.2")
+            .set("server_check_query", "select 'alive'")
+            .set(timeout, "1");
+        let pooler = Underpass::start(&ini)?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
+        std::thread::sleep(Duration::from_millis(500));
+        client.set_read_timeout(Duration::from_secs(10))?;
+        let told = client.query("select 2").and_then(|response| response.ok());
+        match answer {
+            Some(answer) => assert_eq!(told?.value(), Some(answer), "{}", pooler.log()),
+            None => assert!(told.unwrap_err().to_string().contains(timeout), "{}", pooler.log()),
+        }
+    }
+    Ok(())
+}
+
+/// `connect_query` belongs to the login, and has its time.
+#[test]
+fn a_connect_query_has_the_time_of_a_login() -> Result<()> {
+    let mock = MockServer::start(|index| match index {
+        0 => vec![Step::Login, Step::Expect(b'Q'), Step::WaitClose],
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let database = format!("host=127.0.0.1 port={} user=joe connect_query='select 0'", mock.port());
+    let ini = Ini::new()
+        .database("postgres", &database)
+        .userlist("postgres", "")
+        .set("server_connect_timeout", "1")
+        .set("server_login_retry", "1");
+    let pooler = Underpass::start(&ini)?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    assert!(pooler.log().contains("connect timeout"), "{}", pooler.log());
+    Ok(())
+}
+
+/// The client of an auth_query has seen nothing of its answer, and is told when that breaks off.
+#[test]
+fn an_auth_query_that_breaks_off_is_told() -> Result<()> {
+    let row = Reply::new().row_description(&["user", "password"]).data_row(&[Some("joe"), Some("secret")]);
+    let half = row.as_bytes().len() - 5;
+    let mock =
+        MockServer::start(move |_| vec![Step::Login, Step::Until(b'S'), part(&row, ..half), Step::Close])?;
+    let ini = Ini::new()
+        .database("postgres", &format!("host=127.0.0.1 port={} auth_user=postgres", mock.port()))
+        .userlist("postgres", "")
+        .set("auth_type", "plain");
+    let pooler = Underpass::start(&ini)?;
+    let refused = Client::connect(&pooler.options("joe", "postgres").password("secret"));
+    let told = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(told.contains("server conn crashed"), "{told}: {}", pooler.log());
+    Ok(())
+}
+
+/// And the end alone, told in one event with the login.
+#[test]
+fn the_end_of_a_server_behind_its_login_is_seen() -> Result<()> {
+    let mock = MockServer::start(|index| match index {
+        0 => vec![Step::Delay(Duration::from_millis(300)), Step::Login, Step::Close],
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let ini = Ini::for_mock(&mock).set("server_login_retry", "1");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let served = std::thread::spawn(move || {
+        Client::connect(&options).and_then(|mut client| client.query("select 1")?.ok())
+    });
+    std::thread::sleep(Duration::from_millis(150));
+    pooler.signal(Signal::SIGSTOP)?;
+    std::thread::sleep(Duration::from_millis(400));
+    pooler.signal(Signal::SIGCONT)?;
+    assert_eq!(served.join().expect("no panic")?.value(), Some("1"), "{}", pooler.log());
+    Ok(())
+}
+
+/// What a server says behind the answer of `auth_query` is about its end, and the secret is the one it told before.
+#[test]
+fn an_auth_query_is_answered_by_its_answer() -> Result<()> {
+    let answer = Reply::new()
+        .message(b'1', b"")
+        .message(b'2', b"")
+        .row_description(&["user", "password"])
+        .data_row(&[Some("joe"), Some("secret")])
+        .command_complete("SELECT 1")
+        .ready_for_query(b'I')
+        .error("FATAL", "57P01", "terminating connection due to administrator command");
+    let mock = MockServer::start(move |index| match index {
+        0 => vec![Step::Login, Step::Until(b'S'), Step::Send(answer.clone()), Step::Close],
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let ini = Ini::new()
+        .database("postgres", &format!("host=127.0.0.1 port={} auth_user=postgres", mock.port()))
+        .userlist("postgres", "")
+        .set("auth_type", "plain")
+        .set("pool_mode", "transaction");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("joe", "postgres").password("secret");
+    let mut client = Client::connect(&options).inspect_err(|_| eprintln!("{}", pooler.log()))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    Ok(())
+}
+
+/// And the rest may never come: then it is closed, and the next serves.
+#[test]
+fn an_idle_server_with_half_a_message_is_given_up() -> Result<()> {
+    let notification = Reply::new().message(b'A', &[b"\0\0\0\x01news\0", &[b'x'; 100][..], b"\0"].concat());
+    let mock = MockServer::start(move |index| match index {
+        0 => vec![
+            Step::Login,
+            Step::Expect(b'Q'),
+            Step::Send(Reply::new().single_row("n", "first")),
+            Step::Delay(Duration::from_millis(100)),
+            part(&notification, ..40),
+            Step::Delay(Duration::from_secs(40)),
+        ],
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
+    std::thread::sleep(Duration::from_millis(400));
+    client.set_read_timeout(Duration::from_secs(50))?;
+    assert_eq!(client.query("select 2")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    assert!(pooler.log().contains("server did not come to rest"), "{}", pooler.log());
+    Ok(())
+}
+
 /// The rest of what it says to nobody is not for whom it is given next.
 #[test]
 fn an_idle_server_is_given_to_nobody_in_the_middle_of_a_message() -> Result<()> {
@@ -230,4 +409,44 @@ fn nothing_is_said_into_the_middle_of_replicated_data() -> Result<()> {
         assert!(cut == whole || told.is_empty());
     }
     Ok(())
+}
+
+/// What PostgreSQL refuses to a replication connection is no reason to refuse others, who need neither its role nor its line of pg_hba.conf.
+#[test]
+fn a_refused_replication_connection_harms_nobody_else() -> Result<()> {
+    let server = Postgres::builder().hba("local all all trust\nhost all all 127.0.0.1/32 trust").start()?;
+    let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("server_idle_timeout", "0.2");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        let refused = Client::connect(&options.clone().parameter("replication", "true"));
+        let told = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(told.contains("28000"), "{told}");
+        let mut client = Client::connect(&options)?;
+        client.set_read_timeout(Duration::from_secs(5))?;
+        client.query("select 1")?.ok()?;
+        drop(client);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    Ok(())
+}
+
+/// Its client leaves at the moment at which its own connection is ready: that goes too.
+#[test]
+fn the_connection_of_a_replication_client_goes_with_it() -> Result<()> {
+    let mock =
+        MockServer::start(|_| vec![Step::Delay(Duration::from_millis(500)), Step::Login, Step::WaitClose])?;
+    let pooler = Underpass::start(&Ini::for_mock(&mock))?;
+    let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
+    let parameters = [("user", "postgres"), ("database", "postgres"), ("replication", "database")];
+    raw.write_all(Batch::new().startup(0x0003_0000, &parameters).as_bytes()).expect("startup");
+    std::thread::sleep(Duration::from_millis(250));
+    pooler.signal(Signal::SIGSTOP)?;
+    std::thread::sleep(Duration::from_millis(500));
+    // With a reset, so that what it is told cannot be written.
+    rustix::net::sockopt::set_socket_linger(&raw, Some(Duration::ZERO)).expect("linger");
+    drop(raw);
+    pooler.signal(Signal::SIGCONT)?;
+    mock.wait_finished(1)
 }

@@ -506,6 +506,8 @@ impl Worker {
                 };
                 crate::lanes::watch_server(&server);
                 server.ended |= gone;
+                // The sweep waits so long for what it has begun to say, and no longer.
+                server.request_at = self.now;
                 if let Some(entry) = self.servers.get_mut(key) {
                     *entry = Entry::Here(server);
                     self.forward_responses(key);

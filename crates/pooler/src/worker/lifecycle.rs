@@ -215,6 +215,10 @@ impl Worker {
                 _ => {
                     if let Some(server) = self.server(server_key) {
                         server.work = Work::Resting;
+                        // RECONNECT may have made the pool forget it since.
+                        if server.pool.welcome().is_none() {
+                            server.pool.welcome.store(Some(server.parameters.clone()));
+                        }
                     }
                     self.give_back(server_key);
                     self.welcome(key);
@@ -329,7 +333,7 @@ impl Worker {
     /// The server of a link is at rest between transactions.
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
-        if let (true, Some(client)) = (self.draining, server.client()) {
+        if let (true, Some(client)) = (self.draining && !server.keeps_client(), server.client()) {
             return self.close_client(
                 client,
                 Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN),
@@ -481,8 +485,7 @@ impl Worker {
                         "connect_query failed: {message}"
                     );
                 }
-                server.work = Work::Resting;
-                self.give_back(key);
+                self.serves(key);
             }
             (SettleStep::Connecting, _) => {
                 let reason = "connect_query left a transaction open: let it end with COMMIT";
@@ -638,7 +641,10 @@ impl Worker {
             Work::Login(login) if lock(&self.shared.core).is_login(id) => Some(login.turn),
             _ => None,
         };
-        let error = turn.map(|turn| match &server.refusal {
+        // What PostgreSQL refuses to a replication connection, which needs a role and lines of pg_hba.conf of its own, says nothing of others
+        // (PgBouncer: `handle_server_startup`). Its client has heard it.
+        let is_told = server.refusal.is_some() && server.is_replication_login();
+        let error = turn.filter(|_| !is_told).map(|turn| match &server.refusal {
             Some(body) => (turn, ConnectError::refused(body)),
             None => (turn, ConnectError { message: reason.to_owned(), refused: None }),
         });
@@ -675,7 +681,9 @@ impl Worker {
         if let Some((client, _)) = affected {
             self.lane_unlink(client);
         }
-        let is_cut = server.link.is_answer_cut();
+        // What is collected from a server has not been passed on.
+        let is_collected = matches!(server.work, Work::AuthQuery { .. });
+        let is_cut = server.link.is_answer_cut() && !is_collected;
         self.log_close(&mut server, reason);
         if let Some((client_key, retry)) = affected {
             match self.clients.get(client_key) {
@@ -687,7 +695,8 @@ impl Worker {
                 Some(_) => self.close_client(
                     client_key,
                     Farewell {
-                        report: (!is_cut).then(|| (SqlState::CONNECTION_FAILURE, reason.to_owned())),
+                        report: (!is_cut && !is_told)
+                            .then(|| (SqlState::CONNECTION_FAILURE, reason.to_owned())),
                         reason: reason.to_owned(),
                         is_error: true,
                     },

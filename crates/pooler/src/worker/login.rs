@@ -352,11 +352,14 @@ impl Worker {
                 }
             }
         };
-        let lacks_forced_user =
-            client.database.as_ref().is_some_and(|database| database.settings.load().user.is_none());
-        if method == Method::Any && lacks_forced_user {
-            log_socket!(Error, client.label(), "config_error", "auth_type=any requires forced user");
-            return self.close_client(key, Farewell::told(SqlState::CONFIG_FILE_ERROR, reason::CONFIG_ERROR));
+        if let (Method::Any, Some(database)) = (method, &client.database) {
+            let Some(forced) = database.settings.load().user.clone() else {
+                log_socket!(Error, client.label(), "config_error", "auth_type=any requires forced user");
+                return self
+                    .close_client(key, Farewell::told(SqlState::CONFIG_FILE_ERROR, reason::CONFIG_ERROR));
+            };
+            // The name that it gave proves nothing, and is nobody's.
+            client.user = Some(self.shared.user(&forced));
         }
         login.method = Some(method);
         login.method_map = map;

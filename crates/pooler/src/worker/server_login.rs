@@ -413,7 +413,9 @@ impl Worker {
                 let (severity, text) = (crate::error_field(body, b'S'), crate::error_field(body, b'M'));
                 let failed = text::server_login_failed(Some((&severity, &text)));
                 // Whoever reads the line, and asks then, asks after the failure.
-                lock(&self.shared.core).refused(server.id);
+                if !server.is_replication_login() {
+                    lock(&self.shared.core).refused(server.id);
+                }
                 logging::phrase(Some(server.label()), &failed);
                 server.refusal = Some(body.to_vec());
                 return Err(failed.text);
@@ -467,8 +469,7 @@ impl Worker {
             login.parameters.set(SESSION_AUTHORIZATION, "");
         }
         server.pool.authorization.store(server.authorization.clone().map(Arc::new));
-        let set = self.shared.intern_parameters(login.parameters);
-        server.parameters = set.clone();
+        server.parameters = self.shared.intern_parameters(login.parameters);
         let pool = server.pool.clone();
         pool.last_error.store(None);
         let since_start = self.now.saturating_duration_since(self.shared.started);
@@ -477,7 +478,6 @@ impl Worker {
         if let Some((client, _)) = login.replication {
             return self.replication_ready(key, client);
         }
-        pool.welcome.store(Some(set));
         if settings.config.log_connections {
             log_socket!(Debug, server.label(), "login_finished", "login finished");
         }
@@ -505,8 +505,21 @@ impl Worker {
                     self.close_server(key, &reason);
                 }
             }
-            None => self.give_back(key),
+            None => self.serves(key),
         }
+    }
+
+    /// A server is ready for its first client. What it reports now, behind `connect_query`, is what clients are told: what that has set would be
+    /// put back for them otherwise.
+    pub(super) fn serves(&mut self, key: Key) {
+        let Some(server) = self.server(key) else { return };
+        server.work = Work::Resting;
+        let (id, pool, parameters) = (server.id, server.pool.clone(), server.parameters.clone());
+        // Not what one says that RECONNECT has come for meanwhile.
+        if !lock(&self.shared.core).is_close_needed(id) {
+            pool.welcome.store(Some(parameters));
+        }
+        self.give_back(key);
     }
 
     /// A replication client gets a connection of its own, which counts as one of its pool but serves nobody else.
@@ -541,23 +554,26 @@ impl Worker {
         server.link.begin();
         if !self.clients.get(client).is_some_and(|client| client.is_login()) {
             // It may still be there to take its last bytes, but it is on its way out.
-            if let Some(server) = self.server(key) {
-                server.work = Work::Resting;
-            }
-            return self.close_server(key, "replication client left");
+            return self.replication_left(key);
         }
         // Its parameters were the server's startup parameters: what that reports is what the client has.
         let told = login::parameter_statuses(&reported, pool.authorization.load_full().as_ref());
         self.welcome_with(client, reported, &told);
-        if let Some(client_state) = self.clients.get_mut(client) {
-            if !matches!(client_state.phase, Phase::Idle) {
-                return;
-            }
-            client_state.phase = Phase::Linked(key);
-            if client_state.readable || client_state.ended || !client_state.inbox.is_empty() {
-                self.start_forwarding(client, key);
-            }
+        // It may have gone while that was written.
+        let welcomed = self.clients.get_mut(client).filter(|state| matches!(state.phase, Phase::Idle));
+        let Some(state) = welcomed else { return self.replication_left(key) };
+        state.phase = Phase::Linked(key);
+        if state.readable || state.ended || !state.inbox.is_empty() {
+            self.start_forwarding(client, key);
         }
+    }
+
+    /// Nobody else is served by the connection of a replication client.
+    fn replication_left(&mut self, key: Key) {
+        if let Some(server) = self.server(key) {
+            server.work = Work::Resting;
+        }
+        self.close_server(key, "replication client left");
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use underpass_config::{Config, PoolMode};
 use underpass_console::text::{QUEUED_NOTICE, reason};
 use underpass_pool::link::Status;
 use underpass_wire::SqlState;
@@ -13,7 +14,7 @@ use underpass_wire::backend::{Report, Severity};
 use super::lane::LaneTimes;
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::{Client, Phase};
-use crate::server::{SettleStep, Work};
+use crate::server::{PrepareStep, SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
 use crate::table::Key;
@@ -59,19 +60,21 @@ impl Worker {
     /// All clients but those that may rest. Of ten thousand nearly everyone rests, and whoever comes meanwhile waits for a look at each,
     /// which is not in the cache: so those that rested at the last look are looked at in turns, unless they have stirred
     /// ([`Worker::stirred`]). Those in lanes have their turns too.
-    fn clients_to_sweep(&mut self, draining: bool) -> Vec<Key> {
+    fn clients_to_sweep(&mut self, config: &Config, draining: bool) -> Vec<Key> {
         self.sweeps = (self.sweeps + 1) % RESTING_TURNS;
-        // Nearly all have the pool of the one before.
-        let mut known = (std::ptr::null(), Duration::ZERO);
+        // Nearly all have the pool of the one before, and its user.
+        let mut known = (std::ptr::null(), None, Duration::ZERO);
         let mut may_rest = |client: &Client| {
             if !matches!(client.phase, Phase::Idle) {
                 return false;
             }
             let Some(pool) = &client.pool else { return true };
-            if known.0 != Arc::as_ptr(pool) {
-                known = (Arc::as_ptr(pool), pool.settings.load().client_idle_timeout);
+            let user = client.user.as_ref().map(|user| user.number);
+            if (known.0, known.1) != (Arc::as_ptr(pool), user) {
+                let timeouts = pool.timeouts_of(client.user.as_ref(), config);
+                known = (Arc::as_ptr(pool), user, timeouts.client_idle);
             }
-            known.1.is_zero() || self.now.saturating_duration_since(client.request_at) < known.1
+            known.2.is_zero() || self.now.saturating_duration_since(client.request_at) < known.2
         };
         let mut keys = Vec::new();
         for (key, client) in self.clients.iter() {
@@ -109,23 +112,22 @@ impl Worker {
         let config = &settings.config;
         let draining =
             self.shared.phase.load(std::sync::atomic::Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS;
-        for key in self.clients_to_sweep(draining) {
+        for key in self.clients_to_sweep(config, draining) {
             if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
-                self.sweep_lane_client(key, draining);
+                self.sweep_lane_client(key, config, draining);
                 continue;
             }
             let Some(client) = self.clients.get_mut(key) else { continue };
             let pool = client.pool.as_ref().map(|pool| pool.settings.load_full());
+            let timeouts = client.timeouts(config);
             let farewell = match &mut client.phase {
                 Phase::Login(_) if over(client.connected_at, config.client_login_timeout) => {
                     Some(Farewell::told(SqlState::QUERY_CANCELED, "client_login_timeout"))
                 }
                 Phase::Login(login) => {
                     let (ticket, since) = (login.ticket, client.request_at);
-                    let limits =
-                        pool.as_ref().map_or((config.query_wait_timeout, config.query_timeout), |pool| {
-                            (pool.query_wait_timeout, pool.query_timeout)
-                        });
+                    let query = pool.as_ref().map_or(config.query_timeout, |pool| pool.query_timeout);
+                    let limits = (timeouts.query_wait, query);
                     ticket.and_then(|(pool, _)| {
                         waited_too_long(now.saturating_duration_since(since), limits)
                             .or_else(|| self.failing_fast(pool, now.saturating_duration_since(since)))
@@ -137,9 +139,8 @@ impl Worker {
                 }
                 Phase::Waiting { since, notified, .. } => {
                     let since = *since;
-                    let limits = pool
-                        .as_ref()
-                        .map_or_else(Default::default, |pool| (pool.query_wait_timeout, pool.query_timeout));
+                    let query = pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_timeout);
+                    let limits = (timeouts.query_wait, query);
                     let late = waited_too_long(now.saturating_duration_since(since), limits);
                     if late.is_some() {
                         late
@@ -164,8 +165,7 @@ impl Worker {
                     }
                 }
                 Phase::Idle => {
-                    let limit = pool.as_ref().map_or(Duration::ZERO, |pool| pool.client_idle_timeout);
-                    if over(client.request_at, limit) {
+                    if over(client.request_at, timeouts.client_idle) {
                         Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if draining && !self.shared.waits_for_clients() {
                         Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
@@ -182,7 +182,15 @@ impl Worker {
                     // Since the client last said something: COPY data that keeps coming is no query that hangs. A message without its end and a
                     // batch without its Sync keep the server just so.
                     let is_asked = !linked.link.is_settled() || !client.inbox.is_empty();
-                    if is_asked && over(client.request_at, pool.query_timeout) {
+                    let is_checked = matches!(linked.work, Work::Preparing { step: PrepareStep::Check, .. });
+                    let keeps_server = linked.keeps_client();
+                    if is_checked {
+                        // It still waits for a server, of which it is not known yet whether it lives.
+                        waited_too_long(
+                            now.saturating_duration_since(client.request_at),
+                            (timeouts.query_wait, pool.query_timeout),
+                        )
+                    } else if is_asked && over(client.request_at, pool.query_timeout) {
                         Some(Farewell::told(SqlState::QUERY_CANCELED, "query timeout"))
                     } else if client.transaction_at.is_some_and(|since| over(since, pool.transaction_timeout))
                     {
@@ -195,7 +203,11 @@ impl Worker {
                             SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
                             "idle transaction timeout",
                         ))
-                    } else if linked.link.is_quiescent() && draining && !self.shared.waits_for_clients() {
+                    } else if linked.link.is_quiescent()
+                        && !keeps_server
+                        && draining
+                        && !self.shared.waits_for_clients()
+                    {
                         Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))
                     } else {
                         None
@@ -241,21 +253,23 @@ impl Worker {
     }
 
     /// A client that a lane carries: its times are in the lane's slot. One that is late comes up, and is dealt with as any other then.
-    fn sweep_lane_client(&mut self, key: Key, draining: bool) {
+    fn sweep_lane_client(&mut self, key: Key, config: &Config, draining: bool) {
         self.lane_collect_carried(key);
         let Some(client) = self.clients.get(key) else { return };
         let Some(pool) = client.pool.as_ref().map(|pool| pool.settings.load()) else { return };
+        let client_idle = client.timeouts(config).client_idle;
         let Some(times) = self.lane_times(client) else { return };
         let LaneTimes { active, query, transaction, is_linked } = times;
         let over = |since: Option<Instant>, limit: Duration| {
             !limit.is_zero() && since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
         };
         let is_quiet = |limit: Duration| over(Some(active), limit);
+        let keeps_server = is_linked && pool.mode == PoolMode::Session;
         let late = (query.is_some() && is_quiet(pool.query_timeout))
             || over(transaction, pool.transaction_timeout)
             || (transaction.is_some() && query.is_none() && is_quiet(pool.idle_transaction_timeout))
-            || (!is_linked && is_quiet(pool.client_idle_timeout))
-            || (transaction.is_none() && draining && !self.shared.waits_for_clients());
+            || (!is_linked && is_quiet(client_idle))
+            || (transaction.is_none() && !keeps_server && draining && !self.shared.waits_for_clients());
         if !late {
             return;
         }
@@ -289,18 +303,30 @@ impl Worker {
             }
             let Some(Entry::Here(server)) = self.servers.get(key) else { continue };
             let elapsed = |since: Instant| self.now.saturating_duration_since(since);
+            let over = |since: Instant, limit: Duration| !limit.is_zero() && elapsed(since) >= limit;
             let reason = match &server.work {
-                Work::Login(_) | Work::Identifying { .. }
-                    if !config.server_connect_timeout.is_zero()
-                        && elapsed(server.connected_at) >= config.server_connect_timeout =>
-                {
-                    Some("connect timeout")
+                Work::Login(_)
+                | Work::Identifying { .. }
+                | Work::Settling { step: SettleStep::Connecting, .. } => {
+                    over(server.connected_at, config.server_connect_timeout).then_some("connect timeout")
                 }
+                // Its path may have been cut without a word. The client asks another.
+                Work::Preparing { step: PrepareStep::Check, .. } => {
+                    over(server.request_at, config.server_connect_timeout)
+                        .then_some("server check: no answer within server_connect_timeout")
+                }
+                // `server_reset_query` takes what time it takes, as in PgBouncer.
+                Work::Settling { step: SettleStep::Resetting, since } => (elapsed(*since) >= SETTLE_MAX
+                    && over(*since, config.server_idle_timeout))
+                .then_some("server did not come to rest"),
                 Work::Settling { since, .. } if elapsed(*since) >= SETTLE_MAX => {
                     Some("server did not come to rest")
                 }
                 // Half a message of something that nobody asked for.
-                Work::Resting if !server.inbox.is_empty() && elapsed(server.request_at) >= SETTLE_MAX => {
+                Work::Resting
+                    if !(server.inbox.is_empty() && server.link.is_quiescent())
+                        && elapsed(server.request_at) >= SETTLE_MAX =>
+                {
                     Some("server did not come to rest")
                 }
                 // A replication stream may never end by itself, so RECONNECT and RELOAD do not wait for that.

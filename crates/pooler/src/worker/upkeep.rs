@@ -148,7 +148,7 @@ impl Worker {
                 Phase::Login(_) => !client.on_console && client.database.is_some(),
                 Phase::Linked(server) => {
                     matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_quiescent()
-                        && matches!(server.work, Work::Client(_)))
+                        && matches!(server.work, Work::Client(_)) && !server.keeps_client())
                 }
                 Phase::Lane | Phase::Console(_) | Phase::Closing => false,
             };

@@ -512,6 +512,33 @@ fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<(
     Ok(())
 }
 
+/// A database that RELOAD removes leaves its mirror nothing owing: what was queued is played.
+#[test]
+fn what_is_queued_is_played_though_the_database_goes() -> Result<()> {
+    let mut pair = Pair::start("pool_size = 1")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin; lock table t")?.ok()?;
+    let mut clients = (0..4).map(|_| pair.client()).collect::<Result<Vec<_>>>()?;
+    for client in &mut clients {
+        for id in 0..5 {
+            insert(client, id)?;
+        }
+    }
+    eventually("they are queued", || Ok(pair.account()?.get("queued") == 20))?;
+    let other = format!("host=127.0.0.1 port={}", pair.here.port());
+    let mirror = format!(
+        "[underpass:mirror:next]\ndatabases = *\nhost = 127.0.0.1\nport = {}\npool_size = 1",
+        pair.there.port()
+    );
+    pair.pooler.rewrite(&Ini::new().database("other", &other).userlist("postgres", "").tail(&mirror))?;
+    pair.pooler.console("RELOAD")?.ok()?;
+    blocker.query("rollback")?.ok()?;
+    eventually("they are there", || Ok(pair.there.sql_value("select count(*) from t")? == "20"))?;
+    Ok(())
+}
+
 /// Nor does what was begun before.
 #[test]
 fn what_is_under_way_does_not_go_to_a_mirror_that_is_configured_later() -> Result<()> {
