@@ -166,9 +166,21 @@ const fn counter(name: &'static str, help: &'static str, unit: Option<Unit>) -> 
 type LatencyMetric = (&'static str, &'static str, fn(&PoolLatency) -> &Histogram);
 
 const LATENCY_METRICS: [LatencyMetric; 3] = [
-    ("wait_duration", "From a client's request to the server that serves it.", |latency| &latency.wait),
-    ("xact_duration", "Duration of transactions.", |latency| &latency.xact),
-    ("query_duration", "Duration of queries.", |latency| &latency.query),
+    (
+        "wait_duration",
+        "From a client's request to the server that serves it; kernel lanes let nobody wait and are left out.",
+        |latency| &latency.wait,
+    ),
+    (
+        "xact_duration",
+        "Duration of transactions that end in user space: those of kernel lanes are in xact_time only.",
+        |latency| &latency.xact,
+    ),
+    (
+        "query_duration",
+        "Duration of queries that end in user space: those of kernel lanes are in query_time only.",
+        |latency| &latency.query,
+    ),
 ];
 
 /// A gauge of a database: name, help, value.

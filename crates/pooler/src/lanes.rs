@@ -336,7 +336,6 @@ impl Lanes {
                     drained: true,
                     linked: false,
                     session: false,
-                    assigned: false,
                     fed: false,
                     refusals: 0,
                     refused_after: 0,
@@ -515,8 +514,6 @@ pub(crate) struct ClientLane {
     pub linked: bool,
     /// Session pooling: its links are pinned.
     pub session: bool,
-    /// Of a session: its server counts in the statistics.
-    pub assigned: bool,
     /// User space reads its requests while a program forwards the answers: see `worker/feed.rs`.
     pub fed: bool,
     /// Refusals by its requests' nature with hardly a transaction in the lane between them, and the transactions at the last one.

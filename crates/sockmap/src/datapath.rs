@@ -464,6 +464,7 @@ impl Datapath {
             c.flags(index),
             c.cycle_bytes(index),
             c.reason(index),
+            c.links(index),
             c.tap(index),
             c.tap_lost(index),
             c.last_server(index),

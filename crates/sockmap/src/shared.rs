@@ -82,7 +82,7 @@ words!(
     sk_addr: AtomicU64, cookie: AtomicU64, pool: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32,
     cycle_bytes: AtomicU32, reason: AtomicU32, active_ns: AtomicU64, xact_start_ns: AtomicU64,
     query_start_ns: AtomicU64, xacts: AtomicU64, queries: AtomicU64, resp_bytes: AtomicU64, xact_ns: AtomicU64,
-    query_ns: AtomicU64, in_use: AtomicU64, tap: AtomicU32, tap_lost: AtomicU32, clear: AtomicU64,
+    query_ns: AtomicU64, in_use: AtomicU32, links: AtomicU32, tap: AtomicU32, tap_lost: AtomicU32, clear: AtomicU64,
     next_seq: AtomicU64, app_addr: AtomicU64, app_cookie: AtomicU64, last_addr: AtomicU64, last_cookie: AtomicU64,
     last_server: AtomicU32, last_run: AtomicU32, app_after: AtomicU32, app_flags: AtomicU32, app_chunks: AtomicU32,
     app_run: AtomicU32, decided_seq: AtomicU64, cycle_chunks: AtomicU32, sender: AtomicU32,

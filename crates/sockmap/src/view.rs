@@ -25,7 +25,7 @@ pub struct ClientInfo {
     pub link: LinkState,
     /// CLOCK_MONOTONIC nanoseconds of the last chunk a program forwarded, 0 if none.
     pub active_ns: u64,
-    /// Start of the current or last link, same clock.
+    /// Start of the current or last transaction, same clock.
     pub xact_start_ns: u64,
     /// When `pending` last left 0, same clock.
     pub query_start_ns: u64,
@@ -39,15 +39,17 @@ const STATS_TRIES: u32 = 64;
 /// Counters of one client since its registration; only what went through a lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientStats {
-    /// Transactions that ended in a lane.
+    /// Transactions that ended in a lane: each of a pipeline.
     pub xacts: u64,
+    /// Links that programs made, whoever ends them; modulo 2^32.
+    pub links: u32,
     /// ReadyForQuery messages forwarded.
     pub queries: u64,
     /// Request bytes forwarded.
     pub request_bytes: u64,
     /// Response bytes forwarded.
     pub response_bytes: u64,
-    /// Nanoseconds with a server, over `xacts`.
+    /// Nanoseconds in a transaction, over `xacts`.
     pub xact_ns: u64,
     /// Nanoseconds with something pending.
     pub query_ns: u64,
@@ -64,6 +66,8 @@ impl ClientStats {
         }
         Self {
             xacts: grow(&mut self.xacts, now.xacts),
+            // Never taken back.
+            links: now.links.wrapping_sub(std::mem::replace(&mut self.links, now.links)),
             queries: grow(&mut self.queries, now.queries),
             request_bytes: grow(&mut self.request_bytes, now.request_bytes),
             response_bytes: grow(&mut self.response_bytes, now.response_bytes),
@@ -124,6 +128,7 @@ impl Datapath {
         let c = &self.clients;
         ClientStats {
             xacts: c.xacts(i).load(SeqCst),
+            links: c.links(i).load(SeqCst),
             queries: c.queries(i).load(SeqCst),
             request_bytes: c.req_fwd(i).load(SeqCst),
             response_bytes: c.resp_bytes(i).load(SeqCst),
@@ -381,6 +386,14 @@ fn missing(expected: u32, written: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_number_of_links_may_overflow() {
+        let look = |links| ClientStats { links, ..ClientStats::default() };
+        let mut seen = look(u32::MAX);
+        assert_eq!(seen.advance(look(2)), look(3));
+        assert_eq!(seen.advance(look(2)), look(0));
+    }
 
     #[test]
     fn what_is_taken_back_is_counted_once() {

@@ -31,7 +31,7 @@ fn a_transaction_links_forwards_and_releases() {
             assert_eq!(rig.dp.client_info(c.slot).unwrap().server, None);
         }
         let stats = rig.dp.client_info(c.slot).unwrap().stats;
-        assert_eq!((stats.xacts, stats.queries), (100, 100));
+        assert_eq!((stats.xacts, stats.queries, stats.links), (100, 100, 100));
         assert!(stats.xact_ns > 0 && stats.xact_ns >= stats.query_ns);
         assert_eq!(rig.dp.counter(Counter::Links), 100);
         assert_eq!(rig.dp.counter(Counter::Releases), 100);
@@ -764,7 +764,8 @@ fn session_pooling_pins_the_link() {
                 expect(&mut c.app, &answer(b"x", b'I'));
                 assert_eq!(rig.dp.server_peer(s.slot).unwrap(), Some(c.slot));
             }
-            assert_eq!(rig.dp.client_info(c.slot).unwrap().stats.xacts, 20);
+            let stats = rig.dp.client_info(c.slot).unwrap().stats;
+            assert_eq!((stats.xacts, stats.links), (20, u32::from(!by_user)));
             assert!(rig.events().is_empty());
             let taken = rig.take(&c);
             assert!(taken.link.pinned && taken.link.is_idle());

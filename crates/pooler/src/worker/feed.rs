@@ -162,7 +162,7 @@ impl Worker {
         true
     }
 
-    /// The link stands in the kernel: the client's inbox goes to its server. `since`: when it asked, unless its wait has been counted.
+    /// The link stands in the kernel: the client's inbox goes to its server. `since`: when it asked, unless its grant has been counted.
     fn feed_inbox_of(&mut self, key: Key, server: ServerSlot, batch: &Batch, since: Option<Instant>) {
         let now = self.now;
         let Some(client) = self.clients.get_mut(key) else { return };
@@ -183,6 +183,7 @@ impl Worker {
             let waited = now.saturating_duration_since(since).as_micros() as u64;
             client.wait_us = waited;
             let meter = stats::meter(&mut self.meters, pool.id);
+            meter.stats.server_assignment_count += 1;
             meter.stats.wait_time += waited;
             meter.latency.wait.record(waited);
         }
@@ -348,11 +349,6 @@ impl Worker {
         }
         if let Err(error) = lanes.datapath.feed_linked(slot, fed(&batch)) {
             log::error!("kernel lanes: feed_linked: {error}");
-        }
-        // The assignment was counted by the grant, and is again when the program's count of transactions is added up.
-        if let Some(pool) = self.clients.get(key).and_then(|client| client.pool.as_ref()) {
-            let stats = &mut stats::meter(&mut self.meters, pool.id).stats;
-            stats.server_assignment_count = stats.server_assignment_count.saturating_sub(1);
         }
         self.feed_inbox_of(key, server_slot, &batch, None);
         true

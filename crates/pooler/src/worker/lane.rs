@@ -271,7 +271,7 @@ impl Worker {
             log_socket!(Error, client.label(), "lane", "kernel lanes: link: {error}");
             return Err(Own::Failed);
         }
-        (of_client.linked, of_client.session, of_client.assigned) = (true, true, true);
+        (of_client.linked, of_client.session) = (true, true);
         let (requests_read, responses_read) = (of_client.read_total, of_server.read_total);
         watch_client(client, epoll, token(Source::Client, key), true);
         leave_server(of_server, server.transport.fd(), server_key);
@@ -513,12 +513,6 @@ impl Worker {
             None if client.ended => Own::HangUp.into(),
             None => Own::Taken.into(),
         };
-        let ended = taken.server.is_some() && taken.link.is_idle() && !taken.link.pinned;
-        if let (true, Some(pool)) = (ended, &client.pool) {
-            // The program counts a transaction when it ends the link, which was held.
-            stats::meter(&mut self.meters, pool.id).stats.xact_count += 1;
-            self.shared.user_xacts[usize::from(self.index)].add(client.why, 1);
-        }
         client.phase = Phase::Idle;
         client.readable = true;
         lane.linked = taken.server.is_some();
@@ -661,12 +655,7 @@ impl Worker {
         let added = lane.counted.advance(now);
         let meter = stats::meter(&mut self.meters, pool.id);
         meter.stats.xact_count += added.xacts;
-        meter.stats.server_assignment_count += if lane.session {
-            let is_linked = lane.lanes.datapath.is_linked(lane.slot).unwrap_or(false);
-            u64::from(is_linked && !std::mem::replace(&mut lane.assigned, true))
-        } else {
-            added.xacts
-        };
+        meter.stats.server_assignment_count += u64::from(added.links);
         meter.stats.query_count += added.queries;
         meter.stats.received += added.request_bytes;
         meter.stats.sent += added.response_bytes;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Session pooling in the lanes: the link is the client's until it leaves, and with it all that a session has.
 
+use super::statistics::{expect_totals, total};
 use super::*;
 
 fn each_session_lane(
@@ -47,16 +48,6 @@ fn assert_carried(pooler: &Underpass, lane: &str, before: (u64, u64)) -> Result<
         carried + user
     );
     Ok(())
-}
-
-/// A value of SHOW STATS_TOTALS or another table of one row per database, for database postgres.
-fn total(pooler: &Underpass, table: &str, column: &str) -> Result<u64> {
-    let answer = pooler.console(&format!("show {table}"))?;
-    let names = answer.column_names();
-    let at = names.iter().position(|name| name == column).expect("a column of that name");
-    let rows = answer.rows();
-    let row = rows.iter().find(|row| row[0].as_deref() == Some("postgres"));
-    Ok(row.and_then(|row| row[at].as_deref()?.parse().ok()).unwrap_or(0))
 }
 
 #[test]
@@ -183,19 +174,10 @@ fn statistics_of_sessions_are_true() -> Result<()> {
                 b.query("commit")?.ok()?;
                 a.exchange(&Batch::new().query("select 1").query("select 2"))?;
             }
-            let begun = Instant::now();
-            let wanted = [("xact_count", 25 * 4), ("query_count", 25 * 6), ("server_assignment_count", 2)];
-            loop {
-                let seen = wanted
-                    .iter()
-                    .map(|(column, _)| total(pooler, "stats_totals", column))
-                    .collect::<Result<Vec<_>>>()?;
-                if wanted.iter().zip(&seen).all(|((_, wanted), seen)| wanted == seen) {
-                    break;
-                }
-                assert!(begun.elapsed() < Duration::from_secs(10), "{wanted:?}: {seen:?}");
-                std::thread::sleep(Duration::from_millis(50));
-            }
+            expect_totals(
+                pooler,
+                &[("xact_count", 25 * 4), ("query_count", 25 * 6), ("server_assignment_count", 2)],
+            )?;
             assert_eq!(total(pooler, "pools", "cl_active")?, 2);
             assert_eq!((total(pooler, "pools", "sv_active")?, total(pooler, "pools", "sv_idle")?), (2, 0));
             let servers = pooler.console("show servers")?.rows();

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 10
+#define LANES_ABI 11
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -88,15 +88,16 @@ struct client_slot {
 	__u32 cycle_bytes;     /* program: request bytes forwarded since nothing was pending */
 	__u32 reason;	       /* program sets when it hands over, user clears when it takes */
 	__u64 active_ns;       /* program: coarse clock of the last forwarded byte */
-	__u64 xact_start_ns;   /* program: start of the link */
+	__u64 xact_start_ns;   /* program: start of the transaction */
 	__u64 query_start_ns;  /* program: pending left 0 */
-	__u64 xacts;	       /* program: links that ended in a lane */
+	__u64 xacts;	       /* program: transactions that ended in a lane */
 	__u64 queries;	       /* program: ReadyForQuery forwarded */
 
 	__u64 resp_bytes; /* program: response bytes forwarded */
 	__u64 xact_ns;	  /* program: sum over xacts */
 	__u64 query_ns;	  /* program: sum of times with something pending */
-	__u64 in_use;	  /* user */
+	__u32 in_use;	  /* user */
+	__u32 links;	  /* program: links that it made, modulo 2^32 */
 	__u32 tap;	  /* user, while it holds the client: what is forwarded is told, see tap.bpf.h */
 	__u32 tap_lost;	  /* program: the tap had no room in this transaction */
 	/* Program: CLEAR_KNOWN and the generation of the link word if, when requests last came for user space, no link stood and

@@ -78,7 +78,7 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 	for (int i = 0; i < CAS_TRIES; i++) {
 		__u64 old = *(volatile __u64 *)&c->link, new = old - scan->rfq;
 		__u32 flags = *(volatile __u32 *)&s->flags;
-		__u32 pending = link_pending(old), idle, pinned;
+		__u32 pending = link_pending(old), idle;
 
 		out->hold = REASON_NONE;
 		out->released = 0;
@@ -128,10 +128,8 @@ static __always_inline void commit_response(struct response_scan *scan, struct s
 				out->generation = old >> LINK_GEN_SHIFT;
 			}
 		}
-		/* A link that is released is one transaction, also after a pipeline; of a pinned one each counts. */
-		pinned = !!(old & LINK_PINNED);
-		barrier_var(pinned);
-		out->xacts = out->released | (scan->idles & -pinned);
+		/* As in user space: each of a pipeline, and the last of a link that is held for want of a release. */
+		out->xacts = scan->idles;
 		/* Masks, for a branch would double the verifier's paths through every try. */
 		answered = (now - asked) & -(__u64)(is_zero(pending) & !!scan->rfq);
 		over = (now - began) & -(__u64)!!out->xacts;

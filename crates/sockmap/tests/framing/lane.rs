@@ -399,10 +399,9 @@ impl Lane {
         if released {
             (link.linked, link.extended) = (false, false);
         }
-        let xacts = if self.pinned { idles } else { u64::from(released) };
         self.say_link("response", out);
         let (need, head) = self.responses.state();
-        let _ = writeln!(out, " need {need} head {head} queries {ready} xacts {xacts}");
+        let _ = writeln!(out, " need {need} head {head} queries {ready} xacts {idles}");
         Ok(hold)
     }
 }
