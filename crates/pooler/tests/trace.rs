@@ -355,6 +355,85 @@ fn a_reload_begins_and_ends_a_recording_among_sessions() -> Result<()> {
 }
 
 #[test]
+fn sessions_that_are_joined_have_their_transport_and_their_names() -> Result<()> {
+    const SECRET: &str = "a-secret-that-nobody-else-has";
+    let server = Postgres::builder().auth(AuthMethod::Trust).start()?;
+    server.sql("create role joe login")?;
+    let authority = Authority::new("test")?;
+    let (certificate, key) = authority.server(&["127.0.0.1"])?.write(server.socket_dir(), "pooler")?;
+    let base = |section: &str| {
+        let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("auth_type", "plain");
+        ini.userlist("joe", SECRET)
+            .set("client_tls_sslmode", "allow")
+            .set("client_tls_cert_file", &certificate.display().to_string())
+            .set("client_tls_key_file", &key.display().to_string())
+            .tail(&format!("[underpass]\nkernel_path = off\n{section}"))
+    };
+    let mut pooler = Underpass::start(&base(""))?;
+    let options = || pooler.options("joe", "postgres").password(SECRET);
+    let mut encrypted = Client::connect(&options().tls(Tls::new(&authority, None)?))?;
+    // One that has been asked for its password.
+    let mut comes = Client::open(&options())?;
+    comes.startup()?;
+    assert_eq!(comes.recv()?.tag, b'R');
+    pooler.rewrite(&base("trace_dir = ."))?;
+    pooler.console("RELOAD")?.ok()?;
+    comes.send(&Batch::new().message(b'p', format!("{SECRET}\0").as_bytes()))?;
+    assert_eq!(comes.recv()?.body, [0; 4]);
+    comes.finish_login()?;
+    eventually("both are in the trace", || {
+        encrypted.query("select 1")?.ok()?;
+        comes.query("select 2")?.ok()?;
+        Ok(number(&pooler, "sessions")? == 2)
+    })?;
+    let trace = Trace::of(&mut pooler)?;
+    let mut found = Vec::new();
+    for start in trace.starts() {
+        assert_eq!(start.user.as_deref(), Some(&b"joe"[..]));
+        assert_eq!(start.database.as_deref(), Some(&b"postgres"[..]));
+        assert!(!String::from_utf8_lossy(&trace.sent(start.session)).contains(SECRET));
+        found.push(start.transport);
+    }
+    assert!(found.contains(&Transport::Tls) && found.contains(&Transport::Tcp), "{found:?}");
+    Ok(())
+}
+
+#[test]
+fn what_joined_sessions_have_prepared_takes_no_more_than_the_queue_may() -> Result<()> {
+    const LEN: usize = 50_000;
+    let server = Postgres::start()?;
+    let base = |section: &str| {
+        let ini = Ini::for_server(&server).set("pool_mode", "transaction");
+        ini.tail(&format!("[underpass]\nkernel_path = off\ntrace_queue_bytes = 32768\n{section}"))
+    };
+    let mut pooler = Underpass::start(&base(""))?;
+    let text = |i: usize| format!("select {i} /* {} */", "x".repeat(LEN));
+    // Texts that are shared with the client, and one that the client alone has.
+    let mut shared = Client::connect(&pooler.options("postgres", "postgres"))?;
+    for i in 0..20 {
+        shared.exchange(&Batch::new().parse(&format!("s{i}"), &text(i)).sync())?;
+    }
+    let mut alone = Client::connect(&pooler.options("postgres", "postgres"))?;
+    alone.exchange(&Batch::new().parse("", &text(20)).sync())?;
+    pooler.rewrite(&base("trace_dir = ."))?;
+    pooler.console("RELOAD")?.ok()?;
+    eventually("one finds no room", || Ok(number(&pooler, "missed")? == 1))?;
+    eventually("the other is in the trace", || {
+        alone.query("select 1")?.ok()?;
+        shared.query("select 1")?.ok()?;
+        Ok(number(&pooler, "sessions")? == 1)
+    })?;
+    eventually("nothing is held", || Ok(number(&pooler, "queued_bytes")? < 1024))?;
+    let trace = Trace::of(&mut pooler)?;
+    let mut lengths: Vec<_> =
+        trace.prepared().map(|fill| (fill.name.len(), fill.query.len() > LEN)).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    assert_eq!((trace.prepared().count(), lengths), (20, vec![(2, true), (3, true)]));
+    Ok(())
+}
+
+#[test]
 fn the_server_of_each_database_is_asked_once() -> Result<()> {
     let server = Postgres::start()?;
     let at_server = |extra: &str| format!("host=127.0.0.1 port={} dbname=postgres {extra}", server.port());

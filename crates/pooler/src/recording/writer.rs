@@ -335,3 +335,129 @@ impl Writing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use underpass_trace::{Meta, Options, Reader};
+
+    use super::*;
+    use crate::recording::{Mask, Wanted, Watched};
+
+    /// A recording whose thread does not run yet, and its end of the queue.
+    fn recording(max_bytes: Option<u64>) -> (tempfile::TempDir, Writing, Receiver<Event>) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let wanted = Wanted {
+            parent: directory.path().into(),
+            level: underpass_config::TraceLevel::Full,
+            mask: Mask::AsTheyAre,
+            queue_bytes: 1 << 24,
+            max_bytes,
+        };
+        let options = Options { max_bytes, block_bytes: 4096, ..Options::default() };
+        let writer = Writer::create(&directory.path().join("t"), &Meta::default(), options).expect("a trace");
+        let (queue, incoming) = channel();
+        let recording = Arc::new(Recording::new(wanted, directory.path().join("t"), queue));
+        (directory, Writing::new(recording, writer), incoming)
+    }
+
+    fn records(directory: &tempfile::TempDir) -> Vec<Record<'static>> {
+        let mut reader = Reader::open(&directory.path().join("t")).expect("a trace");
+        let mut records = Vec::new();
+        while let Some(record) = reader.next().expect("a record") {
+            records.push(record.into_owned());
+        }
+        records
+    }
+
+    const QUERY: &[u8] = b"Q\0\0\0\x0dselect 1\0";
+
+    #[test]
+    fn what_is_behind_the_request_to_end_is_recorded_and_the_rest_filtered() {
+        let (directory, writing, incoming) = recording(None);
+        let recording = writing.out.recording.clone();
+        let tap = || recording.tap(None, Some(Joined::default())).expect("room");
+        let (mut session, mut console, mut silent) = (tap(), tap(), tap());
+        session.copy(Direction::Frontend, 1, QUERY);
+        console.copy(Direction::Frontend, 2, &QUERY[..9]);
+        console.forget();
+        silent.copy(Direction::Frontend, 3, &QUERY[..3]);
+        // A worker that has taken its room when the end is asked for, and posts behind it.
+        let late = EVENT_BYTES + QUERY.len();
+        assert!(recording.reserve(late));
+        recording.end(None);
+        recording.post(Event::Stop);
+        let count = Count { events: 1, bytes: QUERY.len() as u64 };
+        let (worker, is_at_work) = (recording.clone(), SessionId(1));
+        let posts = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            worker.counts.taken.add(count);
+            let (direction, at) = (Direction::Frontend, count.bytes);
+            let bytes = QUERY.into();
+            worker.post(Event::Bytes { session: is_at_work, direction, time_ns: 4, at, bytes });
+        });
+        // It comes too late to be seen.
+        session.copy(Direction::Frontend, 5, QUERY);
+        drop((session, silent));
+        writing.run(&incoming);
+        posts.join().expect("it posts");
+
+        let records = records(&directory);
+        let queries = records.iter().filter(|record| matches!(record, Record::Frontend(_)));
+        assert_eq!(queries.count(), 2);
+        let lost = records.iter().any(|record| matches!(record, Record::Loss(_)));
+        assert!(!lost, "what was not seen is no gap: {records:?}");
+        let accounts = records.iter().rev().find_map(|record| match record {
+            Record::Counters(counters) => Some(*counters),
+            _ => None,
+        });
+        let Counters { seen, recorded, lost, filtered, .. } = accounts.expect("accounts");
+        let (query, part) = (QUERY.len() as u64, 9 + 3);
+        assert_eq!((seen.events, seen.bytes), (4, 2 * query + part));
+        assert_eq!((recorded.events, recorded.bytes), (2, 2 * query));
+        assert_eq!((filtered.events, filtered.bytes, lost.bytes), (2, part, 0));
+        assert_eq!(recording.held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_waits_when_the_trace_is_full_is_lost() {
+        let (directory, writing, incoming) = recording(Some(8192));
+        let recording = writing.out.recording.clone();
+        let mut tap = recording.tap(None, Some(Joined::default())).expect("room");
+        let mut seed = 1u32;
+        let mut random = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            b'a' + (seed >> 24) as u8 % 26
+        };
+        for at in 0..100 {
+            let mut query = b"Q\0\0\x03\xed".to_vec();
+            query.extend((0..1000).map(|_| random()));
+            query.push(0);
+            tap.copy(Direction::Frontend, at, &query);
+        }
+        writing.run(&incoming);
+        let (taken, lost) = (recording.counts.taken.get(), recording.counts.lost.get());
+        assert_eq!(taken.events, 100);
+        assert!(lost.events > 50 && lost.bytes == lost.events * 1006, "{lost:?}");
+        assert!(recording.is_over() && recording.held.load(Ordering::Relaxed) == 0);
+        let ended = crate::shared::lock(&recording.ended).clone();
+        assert!(ended.is_some_and(|ended| !ended.is_failure));
+        assert!(!records(&directory).is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_its_recording() {
+        let (_directory, writing, _incoming) = recording(None);
+        let recording = writing.out.recording.clone();
+        let watched = Watched(recording.clone());
+        let thread = std::thread::spawn(move || {
+            let _watched = watched;
+            panic!("as a test wants");
+        });
+        assert!(thread.join().is_err());
+        let ended = crate::shared::lock(&recording.ended).clone();
+        assert!(recording.is_over() && ended.is_some_and(|ended| ended.is_failure));
+        assert!(recording.tap(None, None).is_none());
+    }
+}
