@@ -245,6 +245,12 @@ impl StatsWindow {
         self.current.averages_since(&self.older, clock.elapsed_us(now))
     }
 
+    /// Averages since the end of the last period: at the end of one, over just that one, as PgBouncer logs them.
+    #[must_use]
+    pub fn latest_averages(&self, clock: &StatsClock, now: Timestamp) -> Averages {
+        self.current.averages_since(&self.newer, now.0.saturating_sub(clock.newer.0))
+    }
+
     /// The row of SHOW STATS, STATS_TOTALS and STATS_AVERAGES for a database.
     #[must_use]
     pub fn row<'a>(&self, database: &'a str, clock: &StatsClock, now: Timestamp) -> StatsRow<'a> {

@@ -21,9 +21,13 @@ use crate::listeners::SocketFile;
 use crate::logging;
 use crate::pool::{DatabaseState, Pool};
 use crate::process::{self, Life};
+use crate::recording::Anew;
 use crate::settings::Settings;
 use crate::shared::{Shared, lock, phase};
 use crate::worker::Worker;
+
+/// The key of a recording's place, as SET names it.
+const TRACE_DIR: &str = "underpass.trace_dir";
 
 /// State of the control plane.
 pub(crate) struct Control {
@@ -349,7 +353,7 @@ pub(crate) fn reload(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     settings.config = diff.config;
     keep_auth_context(&old, &mut settings);
     descriptors::raise_limit(&settings);
-    apply(shared, settings, is_server_tls_changed);
+    apply(shared, settings, is_server_tls_changed, Anew::Failed);
     Ok(())
 }
 
@@ -396,8 +400,10 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
         log::warn!("SET {key} failed: {error}");
         ConsoleError::SetFailed
     };
+    let anew = if key == TRACE_DIR { Anew::All } else { Anew::None };
     match config.set(key, value) {
         Ok(SetOutcome::Changed) => {}
+        Ok(SetOutcome::Unchanged) if anew == Anew::All && shared.recordings.has_ended() => {}
         Ok(SetOutcome::Unchanged) => return Ok(SetDone::Done),
         Ok(SetOutcome::NeedsRestart) => {
             log::warn!("{key} changes with a restart only");
@@ -412,13 +418,13 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
             if Need::of(&settings) != Need::of(&old) {
                 descriptors::raise_limit(&settings);
             }
-            apply(shared, settings, key.starts_with("server_tls"));
+            apply(shared, settings, key.starts_with("server_tls"), anew);
             Ok(SetDone::Done)
         }
         Err(error) if is_tls => {
             say(&text::tls_setup_failed(&format_args!("{error:#}")));
             let kept = Settings { config, ..Settings::clone(&old) };
-            apply(shared, kept, false);
+            apply(shared, kept, false, anew);
             Ok(SetDone::TlsNotApplied)
         }
         Err(error) => Err(failed(&format_args!("{error:#}"))),
@@ -426,7 +432,7 @@ pub(crate) fn set(shared: &Arc<Shared>, key: &str, value: &str) -> Result<SetDon
 }
 
 /// Puts new settings in force: for databases, pools, and the servers that were made under others.
-fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) {
+fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool, anew: Anew) {
     let settings = Arc::new(settings);
     shared.settings.store(settings.clone());
     reopen_log(&settings.config);
@@ -458,7 +464,7 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     }
     changed.extend(shared.mirrors.configure(&settings.config));
     // Before pools are told: what is recorded does not enter lanes.
-    shared.recordings.configure(&settings.config);
+    shared.recordings.configure(&settings.config, anew);
     let (mut obsolete, mut others) = (Vec::new(), Vec::new());
     for pool in shared.pools() {
         let is_other_link = shared.refresh(&pool);
@@ -477,6 +483,17 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool) 
     shared.mailboxes[0].post(Box::new(Worker::listeners_changed));
     // Limits may have grown.
     shared.mailboxes[0].post(Box::new(move |worker| others.iter().for_each(|pool| worker.launch(pool.id))));
+}
+
+/// A recording that has ended by itself keeps no pool out of the kernel lanes any more. Called now and then: whoever changes the settings at the
+/// moment is not waited for.
+pub(crate) fn tell_of_recording(shared: &Shared) {
+    let Ok(_changing) = shared.control.changing.try_lock() else { return };
+    if shared.recordings.has_just_ended() {
+        for pool in shared.pools() {
+            shared.refresh(&pool);
+        }
+    }
 }
 
 /// These databases are not known any more, until somebody asks for them again. `removed`: whoever has to do with them is sent away next.

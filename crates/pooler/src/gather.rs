@@ -66,8 +66,9 @@ struct PoolPart {
     clients_active: u64,
     /// Clients in the queue.
     clients_waiting: u64,
-    /// Connections that carry a cancel request to the server.
+    /// Connections that carry a cancel request to the server, and those that are to.
     cancels: u64,
+    cancels_waiting: u64,
 }
 
 /// What one worker knows: its pools and its sockets.
@@ -102,7 +103,8 @@ impl Part {
         }
         for (_, cancel) in worker.cancels.iter() {
             if let Some(pool) = cancel.pool() {
-                part.pool(pool).cancels += 1;
+                let pool = part.pool(pool);
+                *if cancel.is_sent() { &mut pool.cancels } else { &mut pool.cancels_waiting } += 1;
             }
         }
         part
@@ -165,6 +167,7 @@ impl Facts {
                     facts.latency.merge(&part.meter.latency);
                     facts.counts.cl_active += part.clients_active;
                     facts.counts.cl_active_cancel_req += part.cancels;
+                    facts.counts.cl_waiting_cancel_req += part.cancels_waiting;
                     facts.counts.sv_active_cancel += part.cancels;
                 }
                 facts
@@ -172,12 +175,15 @@ impl Facts {
             .collect();
         let names = shared.resolver.entries().len() as u64;
         let settings = shared.settings.load();
+        let shown = |facts: &&PoolFacts| !facts.pool.forgotten.load(Ordering::Relaxed);
+        let peers = settings.config.peers.len() as u64;
         let lists = Lists {
-            // The console's own database counts as one.
-            databases: shared.databases().len() as u64 + 1,
-            users: shared.users().len() as u64,
-            peers: settings.config.peers.len() as u64,
-            pools: pools.len() as u64,
+            // The console has a database, a pool and a user.
+            databases: shared.shown_databases().len() as u64 + 1,
+            users: shared.user_names().len() as u64,
+            peers,
+            pools: pools.iter().filter(shown).count() as u64 + 1,
+            peer_pools: peers,
             used_clients: parts.iter().map(|part| part.clients).sum(),
             login_clients: parts.iter().map(|part| part.login_clients).sum(),
             used_servers: servers,
@@ -208,20 +214,30 @@ impl Periods {
         window
     }
 
-    /// A period ends with these counters; the answer is the averages of all pools together. Those that are gone have no part in it.
+    /// A period ends with these counters; the answer is its averages, of all pools together. Those that are gone have no part in it.
     pub fn roll(&mut self, facts: &Facts, now: Timestamp) -> Averages {
+        let pools = facts.pools.iter();
+        self.roll_pools(pools.map(|facts| (facts.pool.id, facts.stats, facts.pool.database.is_mirror)), now)
+    }
+
+    fn roll_pools(
+        &mut self,
+        pools: impl Iterator<Item = (PoolId, PoolStats, bool)>,
+        now: Timestamp,
+    ) -> Averages {
         let mut total = StatsWindow::default();
-        let of = |facts: &PoolFacts| (facts.pool.id, self.window(facts.pool.id, facts.stats));
-        self.windows = facts.pools.iter().map(of).collect();
-        for pool in &facts.pools {
-            let window = self.windows[&pool.pool.id];
-            if !pool.pool.database.is_mirror {
+        let mut windows = HashMap::default();
+        for (id, stats, is_mirror) in pools {
+            let mut window = self.window(id, stats);
+            if !is_mirror {
                 total.merge(&window);
             }
+            window.roll();
+            windows.insert(id, window);
         }
-        let averages = total.averages(&self.clock, now);
+        let averages = total.latest_averages(&self.clock, now);
+        self.windows = windows;
         self.clock.roll(now);
-        self.windows.values_mut().for_each(StatsWindow::roll);
         averages
     }
 }
@@ -239,5 +255,21 @@ mod tests {
             underpass_pool::Core::<()>::default().pool(1, 1, || underpass_pool::core::PoolLimits::NONE);
         let window = periods.window(pool, PoolStats { xact_count: 50, ..PoolStats::default() });
         assert_eq!(window.averages(&periods.clock, second(20)).0.xact_count, 5);
+    }
+
+    #[test]
+    fn the_line_of_the_log_is_about_one_period_and_the_console_about_two() {
+        let second = |s: u64| Timestamp(s * 1_000_000);
+        let mut periods = Periods::new(second(0));
+        let id = underpass_pool::Core::<()>::default().pool(1, 1, || underpass_pool::core::PoolLimits::NONE);
+        let stats = |xact_count| PoolStats { xact_count, ..PoolStats::default() };
+        let mut roll = |count, at| {
+            let averages = periods.roll_pools([(id, stats(count), false)].into_iter(), second(at));
+            let shown = periods.window(id, stats(count)).averages(&periods.clock, second(at + 60));
+            (averages.0.xact_count, shown.0.xact_count)
+        };
+        assert_eq!(roll(600, 60), (10, 5));
+        assert_eq!(roll(1800, 120), (20, 10));
+        assert_eq!(roll(1800, 180), (0, 0));
     }
 }

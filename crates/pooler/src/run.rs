@@ -28,7 +28,7 @@ use crate::lanes::Lanes;
 use crate::mirrors::Mirrors;
 use crate::peers::PeerQueues;
 use crate::process::{self, Life, PidFile};
-use crate::recording::Recordings;
+use crate::recording::{Anew, Recordings};
 use crate::resolver::Resolver;
 use crate::settings::{self, Settings};
 use crate::shared::{Mailbox, Names, Shared, lock, phase};
@@ -191,7 +191,7 @@ fn serve(
         lanes.start_finder(Arc::downgrade(&shared)).context("cannot start a thread")?;
     }
     shared.mirrors.configure(&shared.settings.load().config);
-    shared.recordings.configure(&shared.settings.load().config);
+    shared.recordings.configure(&shared.settings.load().config, Anew::None);
     for database in shared.settings.load().config.databases.named.values() {
         shared.database_state(database.clone(), false);
     }

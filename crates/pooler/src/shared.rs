@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What all workers share.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
-use underpass_config::{Database, Host, PoolMode};
+use underpass_config::{CONSOLE_DATABASE, Database, Host, PoolMode};
 use underpass_console::{SocketId, Timestamp, text};
 use underpass_pool::core::ClientRef;
 use underpass_pool::params::{ParameterSet, ParameterTable, SharedParameters};
@@ -493,6 +493,23 @@ impl Shared {
         all
     }
 
+    /// Those that SHOW DATABASES shows.
+    pub fn shown_databases(&self) -> Vec<Arc<DatabaseState>> {
+        let mut databases = self.databases();
+        databases.retain(|database| !database.forgotten.load(Ordering::Relaxed));
+        databases
+    }
+
+    /// The names that SHOW USERS shows.
+    pub fn user_names(&self) -> BTreeSet<String> {
+        let settings = self.settings.load();
+        let mut names: BTreeSet<String> =
+            settings.users.keys().chain(settings.config.users.keys()).cloned().collect();
+        names.extend(self.users().iter().map(|user| user.name.clone()));
+        names.insert(CONSOLE_DATABASE.to_owned());
+        names
+    }
+
     pub fn users(&self) -> Vec<Arc<UserState>> {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = names.users.values().cloned().collect();
@@ -532,7 +549,7 @@ mod tests {
     #[test]
     fn random_bytes_are_given_out_once() {
         let mut random = Random::default();
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for _ in 0..1000 {
             let mut bytes = [0; 8];
             random.fill(&mut bytes).expect("random bytes");

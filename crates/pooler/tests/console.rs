@@ -3,6 +3,8 @@
 //!
 //! `cargo build -p underpass` first: these tests start the binary.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -37,6 +39,16 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(begun.elapsed() < LIMIT, "{what}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// A sample of the metrics.
+fn metric(port: u16, sample: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let value = page.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.unwrap_or_default().to_owned()
 }
 
 /// Clients that insert a row in each transaction until they are stopped or sent away.
@@ -470,6 +482,61 @@ fn show_clients_shows_who_waits_for_a_server_in_its_login() {
     assert_eq!(row[column("database")].as_deref(), Some("db"));
     drop(pooler);
     assert!(waiting.join().unwrap().is_err());
+}
+
+#[test]
+fn show_clients_shows_how_long_a_query_has_run() {
+    let server = Postgres::start().unwrap();
+    for ini in
+        [Some(transaction_pool(&server)), transaction_pool(&server).lanes("off", 1)].into_iter().flatten()
+    {
+        let pooler = Underpass::start(&ini).unwrap();
+        let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+        let mut console = admin(&pooler);
+        let mut waits = || {
+            let answer = console.query("SHOW CLIENTS").unwrap().ok().unwrap();
+            let names = answer.column_names();
+            let column = |name: &str| names.iter().position(|column| column == name).unwrap();
+            let is_ours = |row: &Vec<Option<String>>| row[column("database")].as_deref() == Some("postgres");
+            let row = answer.rows().into_iter().find(is_ours).unwrap();
+            let figure = |name: &str| row[column(name)].as_deref().unwrap().parse::<u64>().unwrap();
+            figure("wait") * 1_000_000 + figure("wait_us")
+        };
+        client.query("select 1").unwrap().ok().unwrap();
+        assert_eq!(waits(), 0);
+        client.send(&Batch::new().query("select pg_sleep(600)")).unwrap();
+        wait_until("the query has run a while", || waits() > 300_000);
+        client.cancel().unwrap();
+        assert!(client.response().unwrap().ok().is_err());
+        assert_eq!(waits(), 0);
+    }
+}
+
+#[test]
+fn metrics_count_what_show_lists_counts() {
+    let server = Postgres::start().unwrap();
+    let metrics = Port::reserve().unwrap();
+    let ini = transaction_pool(&server).userlist("never_seen", "secret").tail(&format!(
+        "[peers]\n2 = host=127.0.0.1 port=1\n[underpass]\nmetrics_listen = 127.0.0.1:{}",
+        metrics.number()
+    ));
+    let other = format!("host=127.0.0.1 port={} dbname=postgres", server.port());
+    let mut pooler = Underpass::start(&ini.clone().database("other", &other)).unwrap();
+    drop(Client::connect(&pooler.options("postgres", "postgres")).unwrap());
+    drop(Client::connect(&pooler.options("postgres", "other")).unwrap());
+    // One that RELOAD has removed is known for a while.
+    pooler.rewrite(&ini).unwrap();
+    let mut console = admin(&pooler);
+    console.query("RELOAD").unwrap().ok().unwrap();
+    let mut compared = Vec::new();
+    for row in console.query("SHOW LISTS").unwrap().ok().unwrap().rows() {
+        let (list, items) = (row[0].clone().unwrap(), row[1].clone().unwrap());
+        let sample = format!("underpass_items{{list=\"{list}\"}}");
+        assert_eq!(metric(metrics.number(), &sample), items, "{list}");
+        compared.push((list, items));
+    }
+    assert!(compared.contains(&("peer_pools".to_owned(), "1".to_owned())), "{compared:?}");
+    pooler.stop().unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use underpass_testkit::{
     Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass,
@@ -385,6 +385,38 @@ fn a_request_outlives_the_server_that_is_prepared_for_it() -> Result<()> {
         pooler.signal(Signal::SIGCONT)?;
         assert_eq!(tokyo.response()?.ok()?.value(), Some("Asia/Tokyo"), "{second}: {}", pooler.log());
     }
+    Ok(())
+}
+
+/// What a client waits for one request is counted once, though the first server that it is given turns out dead.
+#[test]
+fn a_wait_that_outlives_a_dead_server_is_counted_once() -> Result<()> {
+    const DYING: Duration = Duration::from_millis(300);
+    // It is asked whether it lives when the request comes, and dies over it.
+    let mock = MockServer::start(|index| match index {
+        0 => vec![Step::Login, Step::Expect(b'Q'), Step::Delay(DYING), Step::Close],
+        _ => vec![Step::Login, Step::Serve],
+    })?;
+    let ini = Ini::for_mock(&mock)
+        .set("server_check_delay", "0")
+        .set("server_check_query", "select 2")
+        .tail("[underpass]\nkernel_path = off\nthreads = 1\n");
+    let pooler = Underpass::start(&ini)?;
+    let figure = |name: &str| -> Result<u64> {
+        let shown = pooler.console("SHOW STATS")?.ok()?;
+        let names = shown.column_names();
+        let column = names.iter().position(|column| column == name).expect("a column");
+        let row = shown.rows().into_iter().find(|row| row[0].as_deref() == Some("postgres"));
+        Ok(row.and_then(|row| row[column].as_deref()?.parse().ok()).unwrap_or(0))
+    };
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    // The server that logged it in rests.
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
+    let waited = u128::from(figure("total_wait_time")?);
+    assert!(waited >= DYING.as_micros() && waited <= begun.elapsed().as_micros(), "{waited} us");
+    assert_eq!(figure("total_server_assignment_count")?, 1);
     Ok(())
 }
 

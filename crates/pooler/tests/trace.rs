@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{
-    AuthMethod, Authority, Batch, Client, Ini, Options, Pooler, Postgres, Result, Tls, Underpass,
+    AuthMethod, Authority, Batch, Client, Ini, Options, Pooler, Postgres, Result, SmallDisk, Tls, Underpass,
+    service_user,
 };
 use underpass_trace::{
     Direction, Frontend, LossReason, Outcome, PreparedFill, Reader, Record, ServerIdentity, SessionEnd,
@@ -40,6 +41,28 @@ fn shown(pooler: &Underpass, column: &str) -> Result<Option<String>> {
 
 fn number(pooler: &Underpass, column: &str) -> Result<u64> {
     Ok(shown(pooler, column)?.and_then(|value| value.parse().ok()).unwrap_or(0))
+}
+
+/// Transactions that the lane has carried that `same_host` has.
+fn carried(pooler: &Underpass, same_host: &str) -> Result<u64> {
+    let rows = pooler.console("SHOW KERNEL")?.rows();
+    let lane = if same_host == "off" { "D" } else { "A" };
+    let row = rows.iter().find(|row| row[1].as_deref() == Some(lane) && row[2].as_deref() == Some("xacts"));
+    Ok(row.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0))
+}
+
+/// Sends what does not compress well until the recording has ended.
+fn exhaust(pooler: &Underpass, client: &mut Client) -> Result<()> {
+    let mut round = 0;
+    eventually("the recording ends", || {
+        for _ in 0..500 {
+            round += 1;
+            let part = |i: u32| format!("{:x}", round * 7_919_u64.pow(i % 4) + u64::from(i) * 104_729);
+            let text: String = (0..50).map(part).collect();
+            client.query(&format!("select '{text}'"))?.ok()?;
+        }
+        Ok(shown(pooler, "state")?.as_deref() == Some("ended"))
+    })
 }
 
 /// Directories of recordings, the oldest first.
@@ -332,6 +355,85 @@ fn a_reload_begins_and_ends_a_recording_among_sessions() -> Result<()> {
 }
 
 #[test]
+fn sessions_that_are_joined_have_their_transport_and_their_names() -> Result<()> {
+    const SECRET: &str = "a-secret-that-nobody-else-has";
+    let server = Postgres::builder().auth(AuthMethod::Trust).start()?;
+    server.sql("create role joe login")?;
+    let authority = Authority::new("test")?;
+    let (certificate, key) = authority.server(&["127.0.0.1"])?.write(server.socket_dir(), "pooler")?;
+    let base = |section: &str| {
+        let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("auth_type", "plain");
+        ini.userlist("joe", SECRET)
+            .set("client_tls_sslmode", "allow")
+            .set("client_tls_cert_file", &certificate.display().to_string())
+            .set("client_tls_key_file", &key.display().to_string())
+            .tail(&format!("[underpass]\nkernel_path = off\n{section}"))
+    };
+    let mut pooler = Underpass::start(&base(""))?;
+    let options = || pooler.options("joe", "postgres").password(SECRET);
+    let mut encrypted = Client::connect(&options().tls(Tls::new(&authority, None)?))?;
+    // One that has been asked for its password.
+    let mut comes = Client::open(&options())?;
+    comes.startup()?;
+    assert_eq!(comes.recv()?.tag, b'R');
+    pooler.rewrite(&base("trace_dir = ."))?;
+    pooler.console("RELOAD")?.ok()?;
+    comes.send(&Batch::new().message(b'p', format!("{SECRET}\0").as_bytes()))?;
+    assert_eq!(comes.recv()?.body, [0; 4]);
+    comes.finish_login()?;
+    eventually("both are in the trace", || {
+        encrypted.query("select 1")?.ok()?;
+        comes.query("select 2")?.ok()?;
+        Ok(number(&pooler, "sessions")? == 2)
+    })?;
+    let trace = Trace::of(&mut pooler)?;
+    let mut found = Vec::new();
+    for start in trace.starts() {
+        assert_eq!(start.user.as_deref(), Some(&b"joe"[..]));
+        assert_eq!(start.database.as_deref(), Some(&b"postgres"[..]));
+        assert!(!String::from_utf8_lossy(&trace.sent(start.session)).contains(SECRET));
+        found.push(start.transport);
+    }
+    assert!(found.contains(&Transport::Tls) && found.contains(&Transport::Tcp), "{found:?}");
+    Ok(())
+}
+
+#[test]
+fn what_joined_sessions_have_prepared_takes_no_more_than_the_queue_may() -> Result<()> {
+    const LEN: usize = 50_000;
+    let server = Postgres::start()?;
+    let base = |section: &str| {
+        let ini = Ini::for_server(&server).set("pool_mode", "transaction");
+        ini.tail(&format!("[underpass]\nkernel_path = off\ntrace_queue_bytes = 32768\n{section}"))
+    };
+    let mut pooler = Underpass::start(&base(""))?;
+    let text = |i: usize| format!("select {i} /* {} */", "x".repeat(LEN));
+    // Texts that are shared with the client, and one that the client alone has.
+    let mut shared = Client::connect(&pooler.options("postgres", "postgres"))?;
+    for i in 0..20 {
+        shared.exchange(&Batch::new().parse(&format!("s{i}"), &text(i)).sync())?;
+    }
+    let mut alone = Client::connect(&pooler.options("postgres", "postgres"))?;
+    alone.exchange(&Batch::new().parse("", &text(20)).sync())?;
+    pooler.rewrite(&base("trace_dir = ."))?;
+    pooler.console("RELOAD")?.ok()?;
+    eventually("one finds no room", || Ok(number(&pooler, "missed")? == 1))?;
+    eventually("the other is in the trace", || {
+        alone.query("select 1")?.ok()?;
+        shared.query("select 1")?.ok()?;
+        Ok(number(&pooler, "sessions")? == 1)
+    })?;
+    eventually("nothing is held", || Ok(number(&pooler, "queued_bytes")? < 1024))?;
+    let trace = Trace::of(&mut pooler)?;
+    let mut lengths: Vec<_> =
+        trace.prepared().map(|fill| (fill.name.len(), fill.query.len() > LEN)).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    assert_eq!((trace.prepared().count(), lengths), (20, vec![(2, true), (3, true)]));
+    Ok(())
+}
+
+#[test]
 fn the_server_of_each_database_is_asked_once() -> Result<()> {
     let server = Postgres::start()?;
     let at_server = |extra: &str| format!("host=127.0.0.1 port={} dbname=postgres {extra}", server.port());
@@ -445,25 +547,18 @@ fn a_recording_that_cannot_go_on_does_not_disturb_clients() -> Result<()> {
     let server = Postgres::start()?;
     let mut pooler = Underpass::start(&recorded(&server, "trace_max_bytes = 524288"))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
-    let mut round = 0;
-    eventually("the limit is reached", || {
-        for _ in 0..500 {
-            round += 1;
-            // Does not compress well.
-            let sql = format!(
-                "select '{}'",
-                (0..50)
-                    .map(|i| format!("{:x}", round * 7_919_u64.pow(i % 4) + u64::from(i) * 104_729))
-                    .collect::<String>()
-            );
-            client.query(&sql)?.ok()?;
-        }
-        Ok(shown(&pooler, "state")?.as_deref() == Some("ended"))
-    })?;
+    exhaust(&pooler, &mut client)?;
     assert_eq!(shown(&pooler, "reason")?.as_deref(), Some("the size limit is reached"));
     assert!(pooler.log().contains("has ended: the size limit is reached"), "{}", pooler.log());
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"));
     drop(Client::connect(&pooler.options("postgres", "postgres"))?);
+
+    // It has all that it was to have: what the configuration says anew is no wish for another one, unless it is said of the place.
+    pooler.console("RELOAD")?.ok()?;
+    pooler.console("SET log_pooler_errors = 0")?.ok()?;
+    assert_eq!(shown(&pooler, "state")?.as_deref(), Some("ended"));
+    pooler.console(r#"SET "underpass.trace_dir" = '.'"#)?.ok()?;
+    assert_eq!(shown(&pooler, "state")?.as_deref(), Some("on"));
 
     // A place that is none: said, and nothing else.
     pooler.console(r#"SET "underpass.trace_dir" = '/nowhere/at/all'"#)?.ok()?;
@@ -477,29 +572,90 @@ fn a_recording_that_cannot_go_on_does_not_disturb_clients() -> Result<()> {
 }
 
 #[test]
+fn a_recording_that_has_failed_begins_anew_with_reload() -> Result<()> {
+    let server = Postgres::start()?;
+    let Some(disk) = SmallDisk::mount(2048, service_user().map_or(0, |user| user.uid.as_raw()))? else {
+        return Ok(());
+    };
+    let ini = recorded(&server, "").tail(&format!("trace_dir = {}", disk.path().display()));
+    let mut pooler = Underpass::start(&ini)?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    exhaust(&pooler, &mut client)?;
+    assert_eq!(shown(&pooler, "reason")?.as_deref(), Some("no space left on the device"));
+    let (seen, queued) = (number(&pooler, "seen_bytes")?, number(&pooler, "queued_bytes")?);
+    client.query("select 1")?.ok()?;
+    assert_eq!(number(&pooler, "seen_bytes")?, seen, "nobody looks any more");
+    assert!(queued < 1024, "{queued} bytes are held for nobody");
+    fs::remove_dir_all(&recordings(disk.path())[0]).expect("its removal");
+    pooler.console("SET log_pooler_errors = 0")?.ok()?;
+    assert_eq!(shown(&pooler, "state")?.as_deref(), Some("ended"));
+    pooler.console("RELOAD")?.ok()?;
+    assert_eq!(shown(&pooler, "state")?.as_deref(), Some("on"), "{}", pooler.log());
+    client.query("select 1")?.ok()?;
+    pooler.stop()
+}
+
+#[test]
+fn a_recording_that_ends_by_itself_lets_clients_into_their_lanes() -> Result<()> {
+    let server = Postgres::start()?;
+    let base = Ini::for_server(&server).set("pool_mode", "transaction");
+    let Some(ini) = base.lanes("off", 1) else { return Ok(()) };
+    let mut pooler = Underpass::start(&ini.tail("trace_dir = .\ntrace_max_bytes = 524288"))?;
+    let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+    exhaust(&pooler, &mut client)?;
+    eventually("the client is in its lane", || {
+        let before = carried(&pooler, "off")?;
+        for _ in 0..100 {
+            client.query("select 1")?.ok()?;
+        }
+        Ok(carried(&pooler, "off")? - before > 50)
+    })?;
+    pooler.stop()
+}
+
+#[test]
+fn the_accounts_of_a_trace_are_of_what_is_in_it() -> Result<()> {
+    let server = Postgres::start()?;
+    let mut pooler = Underpass::start(&recorded(&server, ""))?;
+    // None of it is of a session: the console, and one that says nothing that could be understood.
+    for _ in 0..10 {
+        pooler.console("SHOW VERSION")?.ok()?;
+    }
+    let filtered = number(&pooler, "seen_bytes")?;
+    let sent = work(&pooler.options("postgres", "postgres"))?;
+    let seen = number(&pooler, "seen_bytes")?;
+    let trace = Trace::of(&mut pooler)?;
+    let counters = trace.0.iter().rev().find_map(|record| match record {
+        Record::Counters(counters) => Some(*counters),
+        _ => None,
+    });
+    let counters = counters.expect("accounts");
+    assert_eq!(counters.seen.bytes, counters.recorded.bytes + counters.filtered.bytes, "{counters:?}");
+    assert_eq!(counters.seen.events, counters.recorded.events + counters.filtered.events, "{counters:?}");
+    let end = trace.end(trace.only().session);
+    assert_eq!(counters.recorded.bytes, end.frontend.seen + end.backend.seen, "{counters:?} {end:?}");
+    assert!(counters.filtered.bytes > filtered / 2 && counters.seen.bytes >= seen, "{counters:?}");
+    assert!(counters.recorded.bytes > sent.len() as u64);
+    Ok(())
+}
+
+#[test]
 fn recorded_clients_leave_the_kernel_lanes_and_return() -> Result<()> {
     for same_host in ["off", "server"] {
         let server = Postgres::start()?;
         let base = Ini::for_server(&server).set("pool_mode", "transaction");
         let Some(ini) = base.lanes(same_host, 1) else { return Ok(()) };
         let mut pooler = Underpass::start(&ini)?;
-        let carried = |pooler: &Underpass| -> Result<u64> {
-            let rows = pooler.console("SHOW KERNEL")?.rows();
-            let lane = if same_host == "off" { "D" } else { "A" };
-            let row =
-                rows.iter().find(|row| row[1].as_deref() == Some(lane) && row[2].as_deref() == Some("xacts"));
-            Ok(row.and_then(|row| row[3].as_deref()?.parse().ok()).unwrap_or(0))
-        };
         let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
         let mut rounds = |pooler: &Underpass, count: u32| -> Result<u64> {
-            let before = carried(pooler)?;
+            let before = carried(pooler, same_host)?;
             for round in 0..count {
                 assert_eq!(
                     client.query(&format!("select {round}"))?.ok()?.value(),
                     Some(&*round.to_string())
                 );
             }
-            Ok(carried(pooler)? - before)
+            Ok(carried(pooler, same_host)? - before)
         };
         assert!(rounds(&pooler, 100)? > 50, "in its lane");
         pooler.console(r#"SET "underpass.trace_dir" = '.'"#)?.ok()?;

@@ -26,7 +26,7 @@ macro_rules! socket_columns {
             "local_port" Int4 "Port of our end.";
             "connect_time" Text "When the connection was made.";
             "request_time" Text "When the latest request was made.";
-            "wait" Int4 "How long the client has waited for a server, whole seconds.";
+            "wait" Int4 "How long the client has waited for a server, or its query has run, whole seconds.";
             "wait_us" Int4 "Rest of that time, in microseconds.";
             "close_needed" Int4 "1 when the connection is closed as soon as it is free.";
             "ptr" Text "Name of this connection, as in the log.";
@@ -384,7 +384,7 @@ pub(super) const MIRROR_DIFF: &[Column] = columns! {
 
 pub(super) const TRACE: &[Column] = columns! {
     "directory" Text "Where the trace is.";
-    "state" Text "`on`, or `ended`: it takes nothing more until `trace_dir` is set anew.";
+    "state" Text "`on`, or `ended`: it takes nothing more until `trace_dir` is SET anew, or RELOAD if it has failed.";
     "reason" Text "Why it has ended.";
     "level" Text "How much of the responses is recorded: `none`, `summary`, `full`.";
     "sessions" Numeric "Sessions in the trace.";

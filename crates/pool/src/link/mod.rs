@@ -209,6 +209,11 @@ impl ClientSide {
         self.statements.as_deref()
     }
 
+    /// The body of the Parse of its unnamed statement behind the empty name, if there is one.
+    pub fn unnamed(&self) -> Option<&[u8]> {
+        self.unnamed.as_deref()
+    }
+
     /// The client's unnamed statement is another one now, or gone, and nobody here knows its text.
     pub fn forget_unnamed(&mut self) {
         self.unnamed = None;

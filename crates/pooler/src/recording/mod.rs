@@ -22,10 +22,11 @@ use rustix::time::{ClockId, clock_gettime};
 use underpass_config::{Config, TraceLevel};
 use underpass_console::rows::TraceRow;
 use underpass_console::{Show, Table};
+use underpass_pool::prepared::Statement;
 use underpass_trace::assemble::{Known, Origin};
 use underpass_trace::{
-    Clock, Direction, EndReason, Level, Masker, Meta, Options, Server, ServerIdentity, SessionId, Source,
-    Transport, Writer,
+    Clock, Count, Direction, EndReason, Level, Masker, Meta, Options, Server, ServerIdentity, SessionId,
+    Source, Transport, Writer,
 };
 
 pub(crate) use servers::Identity;
@@ -60,21 +61,41 @@ enum Event {
 struct Begin {
     origin: Origin,
     joined: Option<Joined>,
+    /// What its statements take of the queue's room until they are written.
+    statements_bytes: usize,
 }
 
 /// What is known of a session that began before its recording.
 #[derive(Debug, Default)]
 pub(crate) struct Joined {
     pub known: Known,
-    pub statements: Vec<Statement>,
+    pub is_tls: bool,
+    pub statements: Vec<Prepared>,
 }
 
-/// A prepared statement.
+/// What a client has prepared.
 #[derive(Debug)]
-pub(crate) struct Statement {
-    pub name: Vec<u8>,
-    pub query: Vec<u8>,
-    pub param_types: Vec<u32>,
+pub(crate) struct Prepared {
+    pub name: Box<[u8]>,
+    pub body: Body,
+}
+
+/// What is behind the name in a Parse. Texts of named statements are shared with the clients: a thousand of them may have the same.
+#[derive(Debug)]
+pub(crate) enum Body {
+    Shared(Arc<Statement>),
+    Own(Box<[u8]>),
+}
+
+impl Prepared {
+    /// What is here of it alone, in bytes.
+    fn cost(&self) -> usize {
+        let own = match &self.body {
+            Body::Shared(_) => 0,
+            Body::Own(body) => body.len(),
+        };
+        size_of::<Self>() + self.name.len() + own
+    }
 }
 
 /// What of the configuration a recording depends on.
@@ -131,7 +152,7 @@ impl Wanted {
     }
 }
 
-/// What SHOW TRACE tells. Written by workers (`seen`, `lost`, `missed`) and the writing thread.
+/// What SHOW TRACE tells. Written by workers (`taken`, `lost`, `missed`) and the writing thread. What was seen is what was taken and what was lost.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Sessions in the trace.
@@ -140,10 +161,47 @@ pub(crate) struct Counts {
     pub missed: AtomicU64,
     pub records: AtomicU64,
     pub file_bytes: AtomicU64,
-    pub seen_chunks: AtomicU64,
-    pub seen_bytes: AtomicU64,
-    pub lost_chunks: AtomicU64,
-    pub lost_bytes: AtomicU64,
+    /// What the queue took.
+    taken: Tally,
+    /// What it had no room for, and what it held when the trace ended before its time.
+    lost: Tally,
+}
+
+/// Chunks, and their bytes.
+#[derive(Debug, Default)]
+struct Tally {
+    events: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    fn add(&self, count: Count) {
+        self.events.fetch_add(count.events, Ordering::Relaxed);
+        self.bytes.fetch_add(count.bytes, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Count {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Count { events: value(&self.events), bytes: value(&self.bytes) }
+    }
+}
+
+/// How a recording has ended by itself.
+#[derive(Debug, Clone)]
+struct Ended {
+    why: String,
+    /// Something was wrong; else it reached its limit.
+    is_failure: bool,
+}
+
+/// Which recordings that have ended by themselves begin anew although the configuration wants the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Anew {
+    None,
+    /// RELOAD, as after what was wrong has been put right. One that has reached `trace_max_bytes` has all that it was to have.
+    Failed,
+    /// `trace_dir` was SET to what it is.
+    All,
 }
 
 /// One recording: a directory, a queue and a thread.
@@ -156,8 +214,10 @@ pub(crate) struct Recording {
     next_session: AtomicU64,
     /// The trace takes no more.
     is_over: AtomicBool,
-    /// Why, if nobody asked for it.
-    why: Mutex<Option<String>>,
+    /// If nobody asked for it. Set before `is_over`.
+    ended: Mutex<Option<Ended>>,
+    /// Pools have not been told that it has ended by itself.
+    is_end_untold: AtomicBool,
     pub counts: Counts,
     servers: Mutex<Servers>,
 }
@@ -171,7 +231,8 @@ impl Recording {
             held: AtomicUsize::new(0),
             next_session: AtomicU64::new(1),
             is_over: AtomicBool::new(false),
-            why: Mutex::default(),
+            ended: Mutex::default(),
+            is_end_untold: AtomicBool::new(false),
             counts: Counts::default(),
             servers: Mutex::default(),
         }
@@ -186,7 +247,12 @@ impl Recording {
         let recording = Arc::new(Self::new(wanted, directory, queue));
         let thread = std::thread::Builder::new().name("trace".into());
         let writing = writer::Writing::new(recording.clone(), writer);
-        let thread = thread.spawn(move || writing.run(&incoming)).context("cannot start a thread")?;
+        let watched = Watched(recording.clone());
+        let write = move || {
+            let _watched = watched;
+            writing.run(&incoming);
+        };
+        let thread = thread.spawn(write).context("cannot start a thread")?;
         Ok((recording, thread))
     }
 
@@ -196,14 +262,24 @@ impl Recording {
             return None;
         }
         let session = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed));
-        let transport = if peer.is_some() { Transport::Tcp } else { Transport::Unix };
+        let transport = match peer {
+            _ if joined.as_ref().is_some_and(|joined| joined.is_tls) => Transport::Tls,
+            Some(_) => Transport::Tcp,
+            None => Transport::Unix,
+        };
         let level = self.wanted.level();
         let origin = Origin { session, source: Source::Pooler, transport, peer, level };
-        if !self.reserve(EVENT_BYTES) {
-            self.counts.missed.fetch_add(1, Ordering::Relaxed);
-            return None;
+        let statements = joined.iter().flat_map(|joined| &joined.statements);
+        let statements_bytes = statements.map(Prepared::cost).sum();
+        match self.reserve_to_post(EVENT_BYTES + statements_bytes) {
+            Room::Taken => {}
+            Room::None => {
+                self.counts.missed.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+            Room::Over => return None,
         }
-        self.post(Event::Begin(Box::new(Begin { origin, joined })));
+        self.post(Event::Begin(Box::new(Begin { origin, joined, statements_bytes })));
         Some(Box::new(Tap::new(self.clone(), session)))
     }
 
@@ -211,12 +287,35 @@ impl Recording {
     fn reserve(&self, bytes: usize) -> bool {
         let max = self.wanted.queue_bytes;
         let add = |held: usize| held.checked_add(bytes).filter(|&held| held <= max);
-        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+        self.held.fetch_update(Ordering::SeqCst, Ordering::Relaxed, add).is_ok()
+    }
+
+    /// The same for who posts then. Of reserving and looking, and ending and counting what is reserved, one sees the other: nobody posts
+    /// behind the back of a writer that has seen the last of what is held.
+    fn reserve_to_post(&self, bytes: usize) -> Room {
+        if !self.reserve(bytes) {
+            return Room::None;
+        }
+        if self.is_over.load(Ordering::SeqCst) {
+            self.release(bytes);
+            return Room::Over;
+        }
+        Room::Taken
     }
 
     /// What was reserved is free again.
     fn release(&self, bytes: usize) {
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.held.fetch_sub(bytes, Ordering::SeqCst);
+    }
+
+    /// Taps stop, for this reason if nobody asked for it.
+    fn end(&self, ended: Option<Ended>) {
+        let is_untold = ended.is_some();
+        if is_untold {
+            *lock(&self.ended) = ended;
+        }
+        self.is_over.store(true, Ordering::SeqCst);
+        self.is_end_untold.store(is_untold, Ordering::Release);
     }
 
     /// Nobody sleeps in the receiver, so this wakes nobody.
@@ -227,6 +326,27 @@ impl Recording {
 
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether there was room in the queue.
+enum Room {
+    Taken,
+    None,
+    /// The trace takes no more.
+    Over,
+}
+
+/// Ends a recording whose thread panics.
+struct Watched(Arc<Recording>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let why = "the thread that writes it has failed, which is a bug".to_owned();
+            log::error!("the recording into {} has ended: {why}", self.0.directory.display());
+            self.0.end(Some(Ended { why, is_failure: true }));
+        }
     }
 }
 
@@ -248,10 +368,31 @@ impl Recordings {
         self.current.load().as_ref().is_some_and(|recording| !recording.is_over())
     }
 
+    /// Whether there is one that has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        self.current.load().as_ref().is_some_and(|recording| recording.is_over())
+    }
+
+    /// Whether it has ended by itself since this was asked last: it keeps nobody out of the kernel lanes any more.
+    pub fn has_just_ended(&self) -> bool {
+        let current = self.current.load();
+        current.as_ref().is_some_and(|recording| recording.is_end_untold.swap(false, Ordering::AcqRel))
+    }
+
     /// Begins and ends recordings, as the configuration wants. What cannot be begun is said in the log; clients do not suffer from it.
-    pub fn configure(&self, config: &Config) {
+    pub fn configure(&self, config: &Config, anew: Anew) {
         let wanted = Wanted::of(config);
-        if self.current.load().as_ref().map(|recording| &recording.wanted) == wanted.as_ref() {
+        let begins_anew = |recording: &Recording| match (anew, &*lock(&recording.ended)) {
+            (Anew::None, _) | (_, None) => false,
+            (Anew::Failed, Some(ended)) => ended.is_failure,
+            (Anew::All, Some(_)) => true,
+        };
+        let is_same = match (&*self.current.load(), &wanted) {
+            (Some(recording), Some(wanted)) => recording.wanted == *wanted && !begins_anew(recording),
+            (None, None) => true,
+            _ => false,
+        };
+        if is_same {
             return;
         }
         self.stop();
@@ -270,20 +411,21 @@ impl Recordings {
     pub fn table(&self) -> Table {
         let mut table = Table::new(Show::Trace.columns());
         if let Some(recording) = self.current() {
-            let (counts, why) = (&recording.counts, lock(&recording.why).clone());
+            let (counts, ended) = (&recording.counts, lock(&recording.ended).clone());
+            let (taken, lost) = (counts.taken.get().bytes, counts.lost.get().bytes);
             let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             table.push(&TraceRow {
                 directory: &recording.directory.display().to_string(),
                 state: if recording.is_over() { "ended" } else { "on" },
-                reason: why.as_deref(),
+                reason: ended.as_ref().map(|ended| &*ended.why),
                 level: recording.wanted.level.as_str(),
                 sessions: value(&counts.sessions),
                 missed: value(&counts.missed),
                 records: value(&counts.records),
                 file_bytes: value(&counts.file_bytes),
                 queued_bytes: recording.held.load(Ordering::Relaxed) as u64,
-                seen_bytes: value(&counts.seen_bytes),
-                lost_bytes: value(&counts.lost_bytes),
+                seen_bytes: taken + lost,
+                lost_bytes: lost,
             });
         }
         table
@@ -291,6 +433,8 @@ impl Recordings {
 
     fn stop(&self) {
         if let Some(recording) = self.current.swap(None) {
+            // One that has ended by itself keeps its reason.
+            recording.end(None);
             recording.post(Event::Stop);
         }
     }

@@ -2,11 +2,10 @@
 //! Where bytes of a client are copied for the trace: both directions, as the client has them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use underpass_trace::{Direction, EndReason, SessionId};
+use underpass_trace::{Count, Direction, EndReason, SessionId};
 
-use super::{EVENT_BYTES, Event, Recording, now_ns};
+use super::{EVENT_BYTES, Event, Recording, Room, now_ns};
 
 /// A client that is recorded. Its session ends in the trace when this is dropped.
 pub(crate) struct Tap {
@@ -34,23 +33,26 @@ impl Tap {
     /// The client said this, or was sent it by a call that began at `time_ns` (see [`now_ns`]).
     #[cold]
     pub fn copy(&mut self, direction: Direction, time_ns: u64, bytes: &[u8]) {
+        if bytes.is_empty() || self.recording.is_over() {
+            return;
+        }
+        let counts = &self.recording.counts;
+        let count = Count { events: 1, bytes: bytes.len() as u64 };
+        let room = self.recording.reserve_to_post(EVENT_BYTES + bytes.len());
+        // The stream ends here in the trace, with the trace: what comes is no gap.
+        if matches!(room, Room::Over) {
+            return;
+        }
         let next = match direction {
             Direction::Frontend => &mut self.frontend,
             Direction::Backend => &mut self.backend,
         };
         let at = *next;
-        *next += bytes.len() as u64;
-        if bytes.is_empty() || self.recording.is_over() {
-            return;
+        *next += count.bytes;
+        if matches!(room, Room::None) {
+            return counts.lost.add(count);
         }
-        let counts = &self.recording.counts;
-        counts.seen_chunks.fetch_add(1, Ordering::Relaxed);
-        counts.seen_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if !self.recording.reserve(EVENT_BYTES + bytes.len()) {
-            counts.lost_chunks.fetch_add(1, Ordering::Relaxed);
-            counts.lost_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            return;
-        }
+        counts.taken.add(count);
         let session = self.session;
         self.recording.post(Event::Bytes { session, direction, time_ns, at, bytes: bytes.into() });
     }
@@ -69,6 +71,10 @@ impl Tap {
 
 impl Drop for Tap {
     fn drop(&mut self) {
+        // The client goes on, mostly; and the thread ends all sessions that it has.
+        if self.recording.is_over() {
+            return;
+        }
         let Self { session, reason, frontend, backend, .. } = *self;
         self.recording.post(match self.is_forgotten {
             true => Event::Forget(session),

@@ -47,7 +47,12 @@ impl CancelConnection {
 
     /// The peer that is meant, and whether it has the request already.
     pub fn peer(&self) -> Option<(u16, bool)> {
-        self.peer.map(|peer| (peer, self.request.is_empty()))
+        self.peer.map(|peer| (peer, self.is_sent()))
+    }
+
+    /// Whether PostgreSQL has the request; else it is connected to.
+    pub fn is_sent(&self) -> bool {
+        self.request.is_empty()
     }
 
     /// Its pool.

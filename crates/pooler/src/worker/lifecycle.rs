@@ -235,18 +235,24 @@ impl Worker {
         let same = Arc::ptr_eq(&server.parameters, &client.parameters);
         if !check && same {
             server.work = Work::Client(key);
+            self.count_assignment(key, pool);
         } else {
             server.work = Work::Preparing { client: key, step: PrepareStep::Check };
         }
-        let meter = self.meter(pool);
-        meter.stats.server_assignment_count += 1;
-        meter.stats.wait_time += waited;
-        meter.latency.wait.record(waited);
         if check {
             self.ask(server_key, |server| server.pool.settings.load().check_query.to_string());
         } else if !same {
             self.prepared(server_key, key, PrepareStep::Check, None);
         }
+    }
+
+    /// The client has its server, and its wait is over. Not before that is ready for it: if it turns out dead, the client waits on.
+    fn count_assignment(&mut self, key: Key, pool: PoolId) {
+        let Some(waited) = self.clients.get(key).map(|client| client.wait_us) else { return };
+        let meter = self.meter(pool);
+        meter.stats.server_assignment_count += 1;
+        meter.stats.wait_time += waited;
+        meter.latency.wait.record(waited);
     }
 
     /// Sends a query of the pooler's own.
@@ -269,6 +275,7 @@ impl Worker {
         if let Some(error) = failed {
             let message = crate::error_message(&error);
             if step == PrepareStep::Restore {
+                let pool = server.pool.id;
                 // The client's own settings cannot be had on this server. It has rolled back those that came before the one it refuses.
                 if server.link.is_quiescent() {
                     server.work = Work::Client(client_key);
@@ -277,6 +284,7 @@ impl Worker {
                     self.close_server(key, &format!("restoring parameters failed: {message}"));
                 }
                 let why = format!("restoring session parameters failed: {message}");
+                self.count_assignment(client_key, pool);
                 self.shadow_refused(client_key, &why);
                 return self.close_client(client_key, Farewell::told(SqlState::INVALID_PARAMETER_VALUE, why));
             }
@@ -300,8 +308,9 @@ impl Worker {
                 server.link.inject_query(&restore.query, &mut out);
                 // The two go in one write. If nothing of the request can go yet, the end of this turn sends what there is.
                 server.outbox.hold_back(&out);
+                let pool = server.pool.id;
                 self.holding_back.push(key);
-                return;
+                return self.count_assignment(client_key, pool);
             }
         }
         if step == PrepareStep::Restore && !Arc::ptr_eq(&client.parameters, &server.parameters) {
@@ -328,6 +337,8 @@ impl Worker {
         if client.readable || client.ended {
             self.again.push(Again::Client(client_key));
         }
+        let pool = server.pool.id;
+        self.count_assignment(client_key, pool);
     }
 
     /// The server of a link is at rest between transactions.

@@ -3,11 +3,10 @@
 
 use underpass_console::rows::Replication;
 use underpass_trace::assemble::Known;
-use underpass_wire::frontend::Parse;
 
 use super::Worker;
 use crate::client::{Client, Phase};
-use crate::recording::{Joined, Statement};
+use crate::recording::{Body, Joined, Prepared};
 use crate::table::Key;
 
 impl Worker {
@@ -55,23 +54,19 @@ impl Worker {
 /// What is known of a client that a recording joins.
 fn joined(client: &Client) -> Joined {
     let name = |name: &str| Some(name.as_bytes().to_vec());
+    // In its login a client has the names that it asked for.
+    let label = client.label();
     let known = Known {
         backend_pid: Some((client.cancel_key >> 32) as u32).filter(|&pid| pid != 0),
-        user: client.user.as_ref().and_then(|user| name(&user.name)),
-        database: client.database.as_ref().and_then(|database| name(&database.name)),
+        user: label.user.and_then(name),
+        database: label.database.and_then(name),
         application_name: client.parameters.get("application_name").and_then(name),
     };
-    let mut statements = Vec::new();
-    client.side.each_statement(|name, rest| {
-        // The tracker keeps what is behind the name.
-        let body = [b"\0", rest].concat();
-        if let Ok(parse) = Parse::decode(&body) {
-            statements.push(Statement {
-                name: name.to_vec(),
-                query: parse.query.to_vec(),
-                param_types: parse.param_types.collect(),
-            });
-        }
-    });
-    Joined { known, statements }
+    let unnamed =
+        client.side.unnamed().map(|body| Prepared { name: Box::default(), body: Body::Own(body.into()) });
+    let named = client.side.named_statements().into_iter().flat_map(|statements| statements.iter());
+    let named =
+        named.map(|(name, statement)| Prepared { name: name.into(), body: Body::Shared(statement.clone()) });
+    let statements = unnamed.into_iter().chain(named).collect();
+    Joined { known, is_tls: client.transport.tls().is_some(), statements }
 }

@@ -14,6 +14,7 @@ use underpass_wire::backend::{Report, Severity};
 use super::lane::LaneTimes;
 use super::{Again, Entry, Farewell, Worker};
 use crate::client::{Client, Phase};
+use crate::control;
 use crate::server::{PrepareStep, SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -50,6 +51,7 @@ impl Worker {
         if self.index == 0 {
             self.sweep_doubted();
             self.sweep_pools();
+            control::tell_of_recording(&self.shared);
             self.upkeep(&settings);
         }
         self.console_waits_check();

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The SHOW commands. Those about sockets and counters collect from all workers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use underpass_config::Config;
 use underpass_console::rows::{
-    self, ConfigRow, DatabaseRow, DnsHostRow, Lists, MemRow, PauseState, PeerPoolRow, PeerRow, PoolRow,
-    UserRow, VersionRow, mem_names,
+    self, ConfigRow, DatabaseRow, DnsHostRow, MemRow, PauseState, PeerPoolRow, PeerRow, PoolRow, UserRow,
+    VersionRow, mem_names,
 };
 use underpass_console::{Show, StatsWindow, Table};
 
@@ -47,7 +47,7 @@ impl Worker {
                     let facts = Facts::merge(&shared, &parts, now);
                     Ok(Reply::Rows(match show {
                         Show::Pools => pools_table(&shared, facts.pools),
-                        Show::Lists => lists_table(&shared, facts.lists),
+                        Show::Lists => facts.lists.table(),
                         _ => stats_table(&shared, &facts, show, now),
                     }))
                 });
@@ -135,12 +135,6 @@ fn shown_pools(mut pools: Vec<PoolFacts>) -> Vec<PoolFacts> {
     pools
 }
 
-fn shown_databases(shared: &Shared) -> Vec<std::sync::Arc<DatabaseState>> {
-    let mut databases = shared.databases();
-    databases.retain(|database| !database.forgotten.load(Ordering::Relaxed));
-    databases
-}
-
 fn stats_table(shared: &Shared, facts: &Facts, show: Show, now: Instant) -> Table {
     let at = shared.timestamp(now);
     let periods = lock(&shared.periods);
@@ -222,7 +216,7 @@ fn databases_table(shared: &Shared) -> Table {
         current_client_connections: shared.control.consoles.load(Ordering::Relaxed).into(),
         ..DatabaseRow::default()
     });
-    for database in shown_databases(shared) {
+    for database in shared.shown_databases() {
         if database.name.as_str() > CONSOLE {
             console.take().iter().for_each(|row| table.push(row));
         }
@@ -252,22 +246,13 @@ fn databases_table(shared: &Shared) -> Table {
 }
 
 /// Names of `auth_file`, of `[users]`, and of those who have been here.
-fn user_names(shared: &Shared) -> BTreeSet<String> {
-    let settings = shared.settings.load();
-    let mut names: BTreeSet<String> =
-        settings.users.keys().chain(settings.config.users.keys()).cloned().collect();
-    names.extend(shared.users().iter().map(|user| user.name.clone()));
-    names.insert(CONSOLE.to_owned());
-    names
-}
-
 fn users_table(shared: &Shared) -> Table {
     let settings = shared.settings.load();
     let config = &settings.config;
     let mut table = Table::new(Show::Users.columns());
     let known: BTreeMap<String, std::sync::Arc<UserState>> =
         shared.users().into_iter().map(|user| (user.name.clone(), user)).collect();
-    for name in user_names(shared) {
+    for name in shared.user_names() {
         let configured = config.users.get(&name);
         let state = known.get(&name);
         table.push(&UserRow {
@@ -350,19 +335,6 @@ fn server_count(shared: &Shared) -> u64 {
     let pools = shared.pools();
     let core = lock(&shared.core);
     pools.iter().map(|pool| u64::from(core.connections(pool.id))).sum()
-}
-
-fn lists_table(shared: &Shared, counted: Lists) -> Table {
-    let shown = |pool: &std::sync::Arc<Pool>| !pool.forgotten.load(Ordering::Relaxed);
-    Lists {
-        // The console has a database, a pool and a user.
-        databases: shown_databases(shared).len() as u64 + 1,
-        users: user_names(shared).len() as u64,
-        pools: shared.pools().iter().filter(|pool| shown(pool)).count() as u64 + 1,
-        peer_pools: counted.peers,
-        ..counted
-    }
-    .table()
 }
 
 fn mem_table(shared: &Shared, buffers: u64) -> Table {

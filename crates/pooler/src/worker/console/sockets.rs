@@ -98,11 +98,18 @@ impl Worker {
             Phase::Lane if client.is_linked_in_lane() => ClientState::Active,
             Phase::Idle | Phase::Lane | Phase::Closing => ClientState::Idle,
         };
+        let lane_times = self.lane_times(client);
+        let running = |since: Option<Instant>| {
+            since.map_or(0, |since| self.now.saturating_duration_since(since).as_micros() as u64)
+        };
         let wait_us = match client.phase {
             Phase::Waiting { since, .. } => self.now.saturating_duration_since(since).as_micros() as u64,
             Phase::Login(_) if waits_in_login => {
                 self.now.saturating_duration_since(client.request_at).as_micros() as u64
             }
+            // As in PgBouncer, the age of its query.
+            Phase::Linked(_) => running(client.query_at),
+            Phase::Lane => running(lane_times.as_ref().and_then(|times| times.query)),
             _ => 0,
         };
         let remote_pid = match client.address {
@@ -121,7 +128,7 @@ impl Worker {
             peer: client.address.clone(),
             local: client.address.ip().and_then(|_| net::local_endpoint(client.transport.fd())),
             connected_at: client.connected_at,
-            request_at: self.lane_times(client).map_or(client.request_at, |times| times.active),
+            request_at: lane_times.map_or(client.request_at, |times| times.active),
             wait_us,
             close_needed: false,
             link: server.map(|server| server.socket_id).or(lane_server.map(|(id, _)| id)),
