@@ -179,6 +179,8 @@ struct Pool<S> {
     found_none: bool,
     /// Last failed connection, for `server_login_retry`.
     failed_at: Option<Instant>,
+    /// There was a pause since then: the failure tells those who waited through it nothing.
+    failed_before_pause: bool,
     /// Connections that are to close when they come to rest.
     old: Option<Old<S>>,
     /// When the last connection was given up because its lifetime was over.
@@ -380,7 +382,8 @@ impl<S> Core<S> {
                 return granted;
             }
         }
-        let after_failure = pool.failed_at.is_some() || pool.is_refused();
+        // Who asks during a pause waits for what comes after it, as with PgBouncer.
+        let after_failure = !pool.paused && (pool.failed_at.is_some() || pool.is_refused());
         pool.waiting.insert(ticket, Waiter { client, since: now, after_failure, lane });
         pool.tell_waiters();
         pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
@@ -737,6 +740,11 @@ impl<S> Core<S> {
     pub fn set_paused(&mut self, pool: PoolId, paused: bool) {
         let Some(pool) = self.existing(pool) else { return };
         pool.paused = paused;
+        if paused {
+            // What stood when they queued goes, so RESUME is what they wait for.
+            pool.failed_before_pause = true;
+            pool.waiting.values_mut().for_each(|waiter| waiter.after_failure = false);
+        }
         if let Idle::Shared(idle) = &pool.idle {
             idle.set_closed(paused);
         }
@@ -775,6 +783,7 @@ impl<S> Pool<S> {
             keeps_minimum: false,
             found_none: false,
             failed_at: None,
+            failed_before_pause: false,
             old: None,
             last_over: None,
         }

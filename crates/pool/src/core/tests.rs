@@ -228,6 +228,39 @@ fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes
     assert!(!core.cancel_wait(pool, before, client(2)));
 }
 
+/// The server goes, PAUSE, another comes in its place, RESUME.
+#[test]
+fn who_waits_through_a_pause_is_not_refused_for_a_failure_before_it() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits);
+    queue(&mut core, pool, 1, now);
+    let (old, _) = open(&mut core, pool, 10, now);
+    queue(&mut core, pool, 2, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.closed(id, true, now);
+    let hopeful = queue(&mut core, pool, 3, now);
+    core.set_paused(pool, true);
+    core.closed(old, false, now);
+    queue(&mut core, pool, 4, now);
+    let later = now + Duration::from_secs(15);
+    assert!(core.retry(pool, later).is_none(), "nothing is opened in a pause");
+    assert!(!core.last_connect_failed(pool));
+
+    core.set_paused(pool, false);
+    assert!(core.is_failing(pool), "who comes only now is refused as before");
+    assert!(!core.last_connect_failed(pool), "those who wait are not: nothing was tried since");
+    assert!(matches!(core.launch(pool, now), Launch::Not));
+    let Launch::Open { id, .. } = core.launch(pool, later) else { panic!() };
+    core.closed(id, true, later);
+    assert!(core.last_connect_failed(pool));
+    assert!(matches!(core.launch(pool, later), Launch::Not), "they wait for the next attempt, too");
+    let (id, granted) = open(&mut core, pool, 11, later + Duration::from_secs(15));
+    assert!(matches!(granted, Released::Grant { client: c, .. } if c == client(2)));
+    assert!(matches!(core.release(id, 11, later), Released::Grant { client: c, .. } if c == client(3)));
+    assert!(matches!(core.release(id, 11, later), Released::Grant { client: c, .. } if c == client(4)));
+    assert!(!core.cancel_wait(pool, hopeful, client(3)));
+}
+
 #[test]
 fn who_queues_between_a_refusal_and_its_second_try_is_refused_with_it() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());

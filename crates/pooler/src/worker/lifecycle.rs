@@ -725,8 +725,11 @@ impl Worker {
             names.pool(pool).and_then(|pool| pool.last_error.load_full())
         };
         let Some(error) = error.filter(|error| error.refused.is_some()) else { return false };
-        if lock(&self.shared.core).has_servers(pool) {
-            return false;
+        {
+            let core = lock(&self.shared.core);
+            if core.has_servers(pool) || core.is_paused(pool) {
+                return false;
+            }
         }
         self.close_client(key, error.farewell());
         true
