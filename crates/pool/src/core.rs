@@ -70,7 +70,7 @@ pub type Ticket = u64;
 /// Limits and times of one pool, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// Connections (`pool_size`).
+    /// Connections (`pool_size`), or [`PoolLimits::UNLIMITED`].
     pub size: u32,
     /// Connections kept open (`min_pool_size`).
     pub size_min: u32,
@@ -95,6 +95,10 @@ pub struct PoolLimits {
 }
 
 impl PoolLimits {
+    /// The `size` of a pool that is limited by its database and its user only. It keeps no minimum, as in PgBouncer (janitor.c,
+    /// `check_pool_size`).
+    pub const UNLIMITED: u32 = u32::MAX;
+
     /// Of a pool that has nothing.
     pub const NONE: Self = Self {
         size: 0,
@@ -494,7 +498,8 @@ impl<S> Core<S> {
         let p = self.get(pool);
         let limits = &p.limits;
         let is_waited_for = p.waiting.len() as u32 > p.logins;
-        let lacks = p.logins == 0 && (found_none || p.keeps_minimum && p.connections < limits.size_min);
+        let keeps_minimum = p.keeps_minimum && limits.size != PoolLimits::UNLIMITED;
+        let lacks = p.logins == 0 && (found_none || keeps_minimum && p.connections < limits.size_min);
         if !(is_waited_for || lacks) || p.paused {
             return Launch::Not;
         }

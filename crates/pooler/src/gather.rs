@@ -15,6 +15,7 @@ use underpass_console::stats::PoolLatency;
 use underpass_console::{Averages, PoolStats, StatsClock, StatsWindow, Timestamp};
 
 use underpass_pool::PoolId;
+use underpass_pool::core::PoolLimits;
 
 use crate::client::Phase;
 use crate::pool::Pool;
@@ -120,7 +121,7 @@ pub(crate) struct PoolFacts {
     pub stats: PoolStats,
     pub latency: PoolLatency,
     pub counts: PoolCounts,
-    /// `pool_size`.
+    /// `pool_size`; 0: no limit.
     pub size: u32,
 }
 
@@ -143,6 +144,7 @@ impl Facts {
                     servers += u64::from(core.connections(pool.id));
                     (core.counts(pool.id, now), core.limits(pool.id).size)
                 };
+                let size = if size == PoolLimits::UNLIMITED { 0 } else { size };
                 let mut facts = PoolFacts {
                     stats: PoolStats::default(),
                     latency: PoolLatency::default(),

@@ -337,6 +337,22 @@ fn connections_made_together_do_not_end_together() {
 }
 
 #[test]
+fn a_pool_without_a_limit_keeps_no_minimum_and_ages_without_pauses() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let unlimited = || PoolLimits { size: PoolLimits::UNLIMITED, size_min: 2, reserve: 5, ..limits() };
+    let pool = core.pool(1, 1, unlimited);
+    assert!(matches!(core.launch(pool, now), Launch::Not));
+    (1..=3).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let ids = [1, 2, 3].map(|name| open(&mut core, pool, name, now).0);
+    for (id, name) in ids.into_iter().zip(1..) {
+        assert!(matches!(core.release(id, name, now), Released::Parked));
+    }
+    assert_eq!(core.expire(pool, now + Duration::from_secs(3600)).len(), 3);
+}
+
+#[test]
 fn old_servers_close_wherever_they_are_and_the_others_stay() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let pool = core.pool(1, 1, || PoolLimits { size: 4, ..limits() });
