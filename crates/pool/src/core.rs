@@ -548,29 +548,44 @@ impl<S> Core<S> {
                 return Launch::Not;
             }
             let of = |for_database: bool, for_user: bool| {
-                self.pools.iter().enumerate().position(|(index, other)| {
+                self.by_idleness(|index, other| {
                     index != pool.index()
-                        && other.waiting.is_empty()
-                        && !other.idle.ordinals().is_empty()
                         && (!for_database || other.database == database)
                         && (!for_user || other.user == user)
                 })
             };
+            let mut victims = of(database_full, user_full);
             // If no one connection counts for both limits, two go, one after the other.
-            let victim = of(database_full, user_full).or_else(|| of(false, true).and(of(true, false)));
-            return victim.map_or(Launch::Not, |index| self.evict(index));
+            if victims.is_empty() && !of(false, true).is_empty() {
+                victims = of(true, false);
+            }
+            return self.evict(victims);
         }
         Launch::Open { id: self.open(pool, now), from_reserve }
     }
 
-    /// Takes the idle connection of a pool (by its index) that was used longest ago, to be closed.
-    fn evict(&mut self, index: usize) -> Launch<S> {
-        let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { return Launch::Not };
-        let pool = PoolId { index: index as u32, generation: self.pools[index].generation };
-        let generation = self.pools[index].slots[ordinal as usize].generation;
-        let id = ServerId { pool, ordinal, generation };
-        self.free(id);
-        Launch::Evict(id, server)
+    /// The indices of the pools that `may` lose an idle connection and have one, that with the longest idle one first.
+    fn by_idleness(&self, may: impl Fn(usize, &Pool<S>) -> bool) -> Vec<usize> {
+        let pools = self.pools.iter().enumerate();
+        let losers = pools.filter(|&(index, pool)| pool.waiting.is_empty() && may(index, pool));
+        let mut dated: Vec<_> =
+            losers.filter_map(|(index, pool)| Some((pool.longest_idle_since()?, index))).collect();
+        dated.sort_unstable();
+        dated.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// Takes the idle connection that was used longest ago, to be closed, from the first of these pools (by their indices) that has one still:
+    /// a program may have been faster.
+    fn evict(&mut self, victims: Vec<usize>) -> Launch<S> {
+        for index in victims {
+            let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { continue };
+            let pool = PoolId { index: index as u32, generation: self.pools[index].generation };
+            let generation = self.pools[index].slots[ordinal as usize].generation;
+            let id = ServerId { pool, ordinal, generation };
+            self.free(id);
+            return Launch::Evict(id, server);
+        }
+        Launch::Not
     }
 
     /// Takes a free slot for a new connection.
@@ -623,19 +638,12 @@ impl<S> Core<S> {
         if !(pool_full || database_full || user_full) {
             return Launch::Open { id: self.open(pool, now), from_reserve: false };
         }
-        let has_idle = |p: &Pool<S>| p.waiting.is_empty() && !p.idle.ordinals().is_empty();
-        let own = pool.index();
-        let victim = if has_idle(p) {
-            Some(own)
-        } else if pool_full {
-            None
-        } else {
-            let counts = |other: &Pool<S>| {
-                (!database_full || other.database == p.database) && (!user_full || other.user == p.user)
-            };
-            self.pools.iter().position(|other| counts(other) && has_idle(other))
-        };
-        victim.map_or(Launch::Not, |index| self.evict(index))
+        let victims = self.by_idleness(|index, other| {
+            (!pool_full || index == pool.index())
+                && (!database_full || other.database == p.database)
+                && (!user_full || other.user == p.user)
+        });
+        self.evict(victims)
     }
 
     /// A dedicated connection has logged in.

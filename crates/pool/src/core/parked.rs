@@ -254,6 +254,16 @@ impl<S> Pool<S> {
         slot.parked.take().map(|server| (ordinal, server))
     }
 
+    /// Since when the server is idle that has been so for longest.
+    pub(super) fn longest_idle_since(&self) -> Option<Instant> {
+        let since = |ordinal: u32| {
+            // Bits that a program sets late stay.
+            let slot = self.slots.get(ordinal as usize).filter(|slot| slot.state == State::Idle)?;
+            Some(self.idle.since(ordinal, slot.idle_since))
+        };
+        self.idle.ordinals().into_iter().filter_map(since).min()
+    }
+
     pub(super) fn take_oldest_idle(&mut self) -> Option<(u32, S)> {
         let mut ordinals = self.idle.ordinals();
         ordinals

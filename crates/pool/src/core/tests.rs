@@ -125,6 +125,36 @@ fn a_full_database_evicts_from_another_pool() {
     assert_eq!(core.database_connections(1), 1);
 }
 
+/// Of all pools, whatever their order; if a program of a lane is faster, the next.
+#[test]
+fn the_connection_that_was_idle_for_longest_makes_room() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let three = || PoolLimits { database_max: 3, ..limits() };
+    let pools = [1, 2, 3, 4].map(|user| core.pool(1, user, three));
+    let told = std::sync::Arc::<std::sync::Mutex<Told>>::default();
+    core.share_idle(pools[2], Box::new(Lane { shared: told.clone(), ..Lane::default() }));
+    let after = |seconds| now + Duration::from_secs(seconds);
+    let idle = |core: &mut Core<u32>, pool, name, since| {
+        queue(core, pool, name, now);
+        let (id, _) = open(core, pool, name, now);
+        assert!(matches!(core.release(id, name, since), Released::Parked));
+    };
+    for (pool, name, since) in [(pools[0], 10, 3), (pools[1], 20, 2), (pools[2], 30, 1)] {
+        idle(&mut core, pool, name, after(since));
+    }
+    queue(&mut core, pools[3], 1, now);
+    told.lock().unwrap().faster = true;
+    let evicted = core.launch(pools[3], after(4));
+    assert!(matches!(evicted, Launch::Evict(_, 20)), "{evicted:?}");
+    told.lock().unwrap().faster = false;
+    idle(&mut core, pools[1], 21, after(4));
+    let evicted = core.launch(pools[3], after(5));
+    assert!(matches!(evicted, Launch::Evict(_, 30)), "{evicted:?}");
+    assert!(matches!(core.launch(pools[3], after(5)), Launch::Open { .. }));
+    let evicted = core.open_dedicated(pools[1], after(5));
+    assert!(matches!(evicted, Launch::Evict(_, 10)), "not its own pool's, which was used later: {evicted:?}");
+}
+
 #[test]
 fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
@@ -466,6 +496,8 @@ struct Lane {
 struct Told {
     retired: Vec<u32>,
     occupied: Vec<u32>,
+    /// Programs are faster than whoever wants a certain server.
+    faster: bool,
 }
 
 impl SharedIdle<u32> for Lane {
@@ -484,7 +516,7 @@ impl SharedIdle<u32> for Lane {
         self.idle.take(&ordinal)
     }
     fn remove(&mut self, ordinal: u32) -> bool {
-        self.idle.remove(&ordinal)
+        !self.shared.lock().unwrap().faster && self.idle.remove(&ordinal)
     }
     fn ordinals(&self) -> Vec<u32> {
         self.idle.iter().chain(&self.stale).copied().collect()
