@@ -86,7 +86,7 @@ pub struct PoolLimits {
     pub lifetime: Duration,
     /// `server_idle_timeout`; zero = no limit.
     pub idle_timeout: Duration,
-    /// `server_check_delay`: idle for longer = checked before use, and shown as `used`. `None` = never checked.
+    /// `server_check_delay`: idle for longer = checked before use, and shown as `used`. Zero = always checked, `None` = never.
     pub check_delay: Option<Duration>,
     /// `server_round_robin`.
     pub round_robin: bool,
@@ -98,6 +98,12 @@ impl PoolLimits {
     /// The `size` of a pool that is limited by its database and its user only. It keeps no minimum, as in PgBouncer (janitor.c,
     /// `check_pool_size`).
     pub const UNLIMITED: u32 = u32::MAX;
+
+    /// Whether a server that was idle for so long is to be checked before it is used.
+    #[must_use]
+    pub fn is_check_due(&self, idle_for: Duration) -> bool {
+        self.check_delay.is_some_and(|delay| delay.is_zero() || idle_for > delay)
+    }
 
     /// Of a pool that has nothing.
     pub const NONE: Self = Self {
@@ -234,6 +240,8 @@ pub enum Released<S> {
         since: Instant,
         /// The server, still at the releasing worker's hands.
         server: S,
+        /// Whether it must be checked first: with a `server_check_delay` of zero, unless it has just logged in.
+        check: bool,
     },
     /// It is parked.
     Parked,
@@ -697,7 +705,8 @@ impl<S> Core<S> {
                 pool.tell_waiters();
                 let slot = &mut pool.slots[id.ordinal as usize];
                 (slot.state, slot.worker) = (State::Active, Some(waiter.client.worker));
-                return Released::Grant { client: waiter.client, since: waiter.since, server };
+                let check = !was_login && pool.limits.is_check_due(Duration::ZERO);
+                return Released::Grant { client: waiter.client, since: waiter.since, server, check };
             }
         }
         let slot = &mut pool.slots[id.ordinal as usize];

@@ -616,6 +616,25 @@ fn who_waited_gets_a_server_checked_that_rested_for_long() {
 }
 
 #[test]
+fn without_a_delay_a_server_is_checked_before_each_use_but_its_first() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, || PoolLimits { size: 1, check_delay: Some(Duration::ZERO), ..limits() });
+    (1..=2).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let (id, granted) = open(&mut core, pool, 100, now);
+    assert!(matches!(granted, Released::Grant { check: false, .. }), "{granted:?}");
+    let granted = core.release(id, 100, now);
+    assert!(matches!(granted, Released::Grant { check: true, .. }), "{granted:?}");
+    assert!(matches!(core.release(id, 100, now), Released::Parked));
+    assert_eq!(core.counts(pool, now).used, 1);
+    assert!(matches!(core.acquire(pool, client(3), None, now), Acquired::Granted { check: true, .. }));
+    core.set_limits(pool, PoolLimits { check_delay: None, ..limits() });
+    queue(&mut core, pool, 4, now);
+    assert!(matches!(core.release(id, 100, now), Released::Grant { check: false, .. }));
+}
+
+#[test]
 fn who_names_a_removed_pool_does_not_reach_its_successor() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let old = core.pool(1, 1, limits);

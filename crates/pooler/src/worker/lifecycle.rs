@@ -552,14 +552,14 @@ impl Worker {
         let released = lock(&self.shared.core).release(id, server, self.now);
         match released {
             Released::Parked => {}
-            Released::Grant { client, since, server } => {
+            Released::Grant { client, since, server, check } => {
                 // Whoever gets it may give it back at once, to the next of thousands that wait.
                 if client.worker == self.index && self.grants_nested < GRANTS_NESTED_MAX {
                     self.grants_nested += 1;
-                    self.granted(client, server, false, since);
+                    self.granted(client, server, check, since);
                     self.grants_nested -= 1;
                 } else {
-                    let pass = move |worker: &mut Worker| worker.granted(client, server, false, since);
+                    let pass = move |worker: &mut Worker| worker.granted(client, server, check, since);
                     self.post(client.worker, Box::new(pass));
                 }
             }
