@@ -237,8 +237,7 @@ mod tests {
         let second = |s: u64| Timestamp(s * 1_000_000);
         let mut periods = Periods::new(second(10));
         periods.clock.roll(second(20));
-        let pool =
-            underpass_pool::Core::<()>::default().pool(1, 1, || underpass_pool::core::PoolLimits::NONE);
+        let pool = underpass_pool::Core::<()>::default().pool(1, 1, || PoolLimits::NONE);
         let window = periods.window(pool, PoolStats { xact_count: 50, ..PoolStats::default() });
         assert_eq!(window.averages(&periods.clock, second(20)).0.xact_count, 5);
     }
