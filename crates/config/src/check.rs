@@ -331,12 +331,6 @@ impl Check<'_> {
         if c.max_client_conn == 0 {
             self.warn("max_client_conn", "0 lets no client in");
         }
-        if c.default_pool_size == 0 && self.all_databases().any(|d| d.pool_size.is_none()) {
-            self.warn(
-                "default_pool_size",
-                "0: clients of databases without pool_size wait until query_wait_timeout",
-            );
-        }
         if c.reserve_pool_size > 0 && c.reserve_pool_timeout.is_zero() {
             self.warn(
                 "reserve_pool_timeout",
@@ -371,11 +365,11 @@ impl Check<'_> {
             }
             let min = c.min_pool_size(db);
             if min > pool {
-                self.warn_at(
-                    &db.at,
-                    key(),
-                    format!("min_pool_size {min} is more than pool_size {pool}, which is kept"),
-                );
+                let text = match pool {
+                    0 => format!("min_pool_size {min} has no effect on a pool without a limit (pool_size 0)"),
+                    _ => format!("min_pool_size {min} is more than pool_size {pool}, which is kept"),
+                };
+                self.warn_at(&db.at, key(), text);
             }
             if db.password.is_some() && db.user.is_none() {
                 self.warn_at(&db.at, key(), "password without user has no effect; add user=");
@@ -399,15 +393,6 @@ impl Check<'_> {
                 && c.database(name).is_none()
             {
                 self.warn_at(&db.at, key(), format!("auth_dbname={name} is not in [databases]"));
-            }
-        }
-        for user in c.users.values() {
-            if user.pool_size == Some(0) {
-                self.warn_at(
-                    &user.at,
-                    format!("users/{}", user.name),
-                    "pool_size=0: the user's clients wait until query_wait_timeout",
-                );
             }
         }
     }

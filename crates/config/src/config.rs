@@ -97,9 +97,11 @@ keys! {
         pool_mode: PoolMode = Some("session"), Reload;
         /// Most client connections.
         max_client_conn: u32 = Some("100"), Reload;
-        /// Most server connections of a pool (pair of user and database). Per database and user: `pool_size`.
+        /// Most server connections of a pool (pair of user and database). 0: no limit but those of the database and the
+        /// user. Per database and user: `pool_size`.
         default_pool_size: u32 = Some("20"), Reload;
-        /// Server connections to keep open in a pool that has clients or a forced user. Per database.
+        /// Server connections to keep open in a pool that has clients or a forced user, unless its size is 0. Per
+        /// database.
         min_pool_size: u32 = Some("0"), Reload;
         /// Further connections of a pool for clients that waited longer than `reserve_pool_timeout`. Per database and
         /// user.

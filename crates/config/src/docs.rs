@@ -140,7 +140,7 @@ if it was asked because another could not be reached, the attempt after `server_
 ## Section [peers]
 
 `id = key=value ...`. Keys: {}. `host` is needed; `port` is 6432 unless given. At most `pool_size` cancel requests (default:
-`default_pool_size`) are under way to a peer at the same time; others wait for their turn, at most `cancel_wait_timeout`.
+`default_pool_size`; 0 is one at a time) are under way to a peer at the same time; others wait for their turn, at most `cancel_wait_timeout`.
 
 ## Which setting wins
 

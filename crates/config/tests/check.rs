@@ -106,7 +106,6 @@ fn every_trap_is_found() {
         ("admin_users=admin, ghost", Warning, "admin_users", "ghost"),
         ("auth_user=admin\nadmin_users=ghost", Warning, "admin_users", "ghost"),
         ("max_client_conn=0", Warning, "max_client_conn", "no client"),
-        ("default_pool_size=0", Warning, "default_pool_size", "wait"),
         ("reserve_pool_size=1\nreserve_pool_timeout=0", Warning, "reserve_pool_timeout", "no effect"),
         (
             "pool_mode=transaction\nserver_reset_query_always=1",
@@ -134,11 +133,11 @@ fn every_trap_is_found() {
             "more than max_db_connections 5",
         ),
         ("[databases]\nx = host=h min_pool_size=50", Warning, "databases/x", "min_pool_size 50"),
+        ("[databases]\nx = host=h pool_size=0 min_pool_size=5", Warning, "databases/x", "has no effect"),
         ("[databases]\nx = host=h password=p", Warning, "databases/x", "password without user"),
         ("[databases]\nx = host=h user=ghost", Warning, "databases/x", "no password for user=ghost"),
         ("[databases]\nx = host=h auth_dbname=gone", Warning, "databases/x", "auth_dbname=gone"),
         ("listen_addr=*\nunix_socket_dir=\n[databases]\nx = dbname=y", Warning, "databases/x", "no host"),
-        ("[users]\nu = pool_size=0", Warning, "users/u", "wait"),
         ("[peers]\n1 = host=h", Warning, "peer_id", "switches peering off"),
         ("peer_id=1\n[peers]\n20000 = host=h", Warning, "peers/20000", "16383"),
     ];
@@ -147,6 +146,10 @@ fn every_trap_is_found() {
         let found = all.iter().find(|f| f.key == *key && f.severity == *severity && f.text.contains(text));
         assert!(found.is_some(), "{lines:?} must give {severity:?} {key}: ...{text}...; it gives {all:#?}");
     }
+    let unlimited = findings(
+        "[databases]\nd = host=x\n[pgbouncer]\nauth_file=users\ndefault_pool_size=0\n[users]\nu = pool_size=0",
+    );
+    assert!(unlimited.iter().all(|f| !f.key.contains("pool_size") && f.key != "users/u"), "{unlimited:#?}");
     assert!(findings("[pgbouncer]\nauth_file=users\n").iter().any(|f| f.key == "databases"));
 }
 

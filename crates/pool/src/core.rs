@@ -70,7 +70,7 @@ pub type Ticket = u64;
 /// Limits and times of one pool, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// Connections (`pool_size`).
+    /// Connections (`pool_size`), or [`PoolLimits::UNLIMITED`].
     pub size: u32,
     /// Connections kept open (`min_pool_size`).
     pub size_min: u32,
@@ -86,7 +86,7 @@ pub struct PoolLimits {
     pub lifetime: Duration,
     /// `server_idle_timeout`; zero = no limit.
     pub idle_timeout: Duration,
-    /// `server_check_delay`: idle for longer = checked before use, and shown as `used`. `None` = never checked.
+    /// `server_check_delay`: idle for longer = checked before use, and shown as `used`. Zero = always checked, `None` = never.
     pub check_delay: Option<Duration>,
     /// `server_round_robin`.
     pub round_robin: bool,
@@ -95,6 +95,16 @@ pub struct PoolLimits {
 }
 
 impl PoolLimits {
+    /// The `size` of a pool that is limited by its database and its user only. It keeps no minimum, as in PgBouncer (janitor.c,
+    /// `check_pool_size`).
+    pub const UNLIMITED: u32 = u32::MAX;
+
+    /// Whether a server that was idle for so long is to be checked before it is used.
+    #[must_use]
+    pub fn is_check_due(&self, idle_for: Duration) -> bool {
+        self.check_delay.is_some_and(|delay| delay.is_zero() || idle_for > delay)
+    }
+
     /// Of a pool that has nothing.
     pub const NONE: Self = Self {
         size: 0,
@@ -179,6 +189,8 @@ struct Pool<S> {
     found_none: bool,
     /// Last failed connection, for `server_login_retry`.
     failed_at: Option<Instant>,
+    /// There was a pause since then: the failure tells those who waited through it nothing.
+    failed_before_pause: bool,
     /// Connections that are to close when they come to rest.
     old: Option<Old<S>>,
     /// When the last connection was given up because its lifetime was over.
@@ -228,6 +240,8 @@ pub enum Released<S> {
         since: Instant,
         /// The server, still at the releasing worker's hands.
         server: S,
+        /// Whether it must be checked first: with a `server_check_delay` of zero, unless it has just logged in.
+        check: bool,
     },
     /// It is parked.
     Parked,
@@ -380,7 +394,8 @@ impl<S> Core<S> {
                 return granted;
             }
         }
-        let after_failure = pool.failed_at.is_some() || pool.is_refused();
+        // Who asks during a pause waits for what comes after it, as with PgBouncer.
+        let after_failure = !pool.paused && (pool.failed_at.is_some() || pool.is_refused());
         pool.waiting.insert(ticket, Waiter { client, since: now, after_failure, lane });
         pool.tell_waiters();
         pool.look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
@@ -491,7 +506,8 @@ impl<S> Core<S> {
         let p = self.get(pool);
         let limits = &p.limits;
         let is_waited_for = p.waiting.len() as u32 > p.logins;
-        let lacks = p.logins == 0 && (found_none || p.keeps_minimum && p.connections < limits.size_min);
+        let keeps_minimum = p.keeps_minimum && limits.size != PoolLimits::UNLIMITED;
+        let lacks = p.logins == 0 && (found_none || keeps_minimum && p.connections < limits.size_min);
         if !(is_waited_for || lacks) || p.paused {
             return Launch::Not;
         }
@@ -540,29 +556,44 @@ impl<S> Core<S> {
                 return Launch::Not;
             }
             let of = |for_database: bool, for_user: bool| {
-                self.pools.iter().enumerate().position(|(index, other)| {
+                self.by_idleness(|index, other| {
                     index != pool.index()
-                        && other.waiting.is_empty()
-                        && !other.idle.ordinals().is_empty()
                         && (!for_database || other.database == database)
                         && (!for_user || other.user == user)
                 })
             };
+            let mut victims = of(database_full, user_full);
             // If no one connection counts for both limits, two go, one after the other.
-            let victim = of(database_full, user_full).or_else(|| of(false, true).and(of(true, false)));
-            return victim.map_or(Launch::Not, |index| self.evict(index));
+            if victims.is_empty() && !of(false, true).is_empty() {
+                victims = of(true, false);
+            }
+            return self.evict(victims);
         }
         Launch::Open { id: self.open(pool, now), from_reserve }
     }
 
-    /// Takes the idle connection of a pool (by its index) that was used longest ago, to be closed.
-    fn evict(&mut self, index: usize) -> Launch<S> {
-        let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { return Launch::Not };
-        let pool = PoolId { index: index as u32, generation: self.pools[index].generation };
-        let generation = self.pools[index].slots[ordinal as usize].generation;
-        let id = ServerId { pool, ordinal, generation };
-        self.free(id);
-        Launch::Evict(id, server)
+    /// The indices of the pools that `may` lose an idle connection and have one, that with the longest idle one first.
+    fn by_idleness(&self, may: impl Fn(usize, &Pool<S>) -> bool) -> Vec<usize> {
+        let pools = self.pools.iter().enumerate();
+        let losers = pools.filter(|&(index, pool)| pool.waiting.is_empty() && may(index, pool));
+        let mut dated: Vec<_> =
+            losers.filter_map(|(index, pool)| Some((pool.longest_idle_since()?, index))).collect();
+        dated.sort_unstable();
+        dated.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// Takes the idle connection that was used longest ago, to be closed, from the first of these pools (by their indices) that has one still:
+    /// a program may have been faster.
+    fn evict(&mut self, victims: Vec<usize>) -> Launch<S> {
+        for index in victims {
+            let Some((ordinal, server)) = self.pools[index].take_oldest_idle() else { continue };
+            let pool = PoolId { index: index as u32, generation: self.pools[index].generation };
+            let generation = self.pools[index].slots[ordinal as usize].generation;
+            let id = ServerId { pool, ordinal, generation };
+            self.free(id);
+            return Launch::Evict(id, server);
+        }
+        Launch::Not
     }
 
     /// Takes a free slot for a new connection.
@@ -615,19 +646,12 @@ impl<S> Core<S> {
         if !(pool_full || database_full || user_full) {
             return Launch::Open { id: self.open(pool, now), from_reserve: false };
         }
-        let has_idle = |p: &Pool<S>| p.waiting.is_empty() && !p.idle.ordinals().is_empty();
-        let own = pool.index();
-        let victim = if has_idle(p) {
-            Some(own)
-        } else if pool_full {
-            None
-        } else {
-            let counts = |other: &Pool<S>| {
-                (!database_full || other.database == p.database) && (!user_full || other.user == p.user)
-            };
-            self.pools.iter().position(|other| counts(other) && has_idle(other))
-        };
-        victim.map_or(Launch::Not, |index| self.evict(index))
+        let victims = self.by_idleness(|index, other| {
+            (!pool_full || index == pool.index())
+                && (!database_full || other.database == p.database)
+                && (!user_full || other.user == p.user)
+        });
+        self.evict(victims)
     }
 
     /// A dedicated connection has logged in.
@@ -681,7 +705,8 @@ impl<S> Core<S> {
                 pool.tell_waiters();
                 let slot = &mut pool.slots[id.ordinal as usize];
                 (slot.state, slot.worker) = (State::Active, Some(waiter.client.worker));
-                return Released::Grant { client: waiter.client, since: waiter.since, server };
+                let check = !was_login && pool.limits.is_check_due(Duration::ZERO);
+                return Released::Grant { client: waiter.client, since: waiter.since, server, check };
             }
         }
         let slot = &mut pool.slots[id.ordinal as usize];
@@ -737,6 +762,11 @@ impl<S> Core<S> {
     pub fn set_paused(&mut self, pool: PoolId, paused: bool) {
         let Some(pool) = self.existing(pool) else { return };
         pool.paused = paused;
+        if paused {
+            // What stood when they queued goes, so RESUME is what they wait for.
+            pool.failed_before_pause = true;
+            pool.waiting.values_mut().for_each(|waiter| waiter.after_failure = false);
+        }
         if let Idle::Shared(idle) = &pool.idle {
             idle.set_closed(paused);
         }
@@ -775,6 +805,7 @@ impl<S> Pool<S> {
             keeps_minimum: false,
             found_none: false,
             failed_at: None,
+            failed_before_pause: false,
             old: None,
             last_over: None,
         }

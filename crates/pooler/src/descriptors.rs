@@ -39,8 +39,11 @@ impl Need {
             1 + config.mirrors.values().filter(|mirror| mirror.covers(&database.name)).count() as u64
         };
         let pool = |database: &Database, user: &str| {
-            let size = u64::from(config.pool_size(database, user))
-                + u64::from(config.reserve_pool_size(database, user));
+            let size = match config.pool_size(database, user) {
+                // No limit; but a pool opens no more than clients may wait for at once.
+                0 => u64::from(config.max_client_conn),
+                size => u64::from(size) + u64::from(config.reserve_pool_size(database, user)),
+            };
             within(size, config.max_user_connections(user))
         };
         let of_database = |database: &Database| match &database.user {
@@ -145,6 +148,15 @@ mod tests {
         let by_user = "default_pool_size = 10\nmax_user_connections = 12";
         assert_eq!(servers("a = host=x\nb = host=x", by_user, &["u", "v", "w"]), 36);
         assert_eq!(servers("a = host=x\nb = host=x user=f", by_user, &["u"]), 20);
+    }
+
+    #[test]
+    fn a_pool_without_a_limit_has_its_clients_its_databases_and_its_users() {
+        let pools = "default_pool_size = 0\nreserve_pool_size = 2\nmax_client_conn = 50";
+        assert_eq!(servers("a = host=x\nb = host=x pool_size=3", pools, &["u", "v"]), 2 * 50 + 2 * 5);
+        assert_eq!(servers("a = host=x max_db_connections=7", pools, &["u", "v"]), 7);
+        let by_user = format!("{pools}\nmax_user_connections = 4");
+        assert_eq!(servers("a = host=x", &by_user, &["u", "v"]), 8);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use underpass_console::stats::PoolLatency;
 use underpass_console::{Averages, PoolStats, StatsClock, StatsWindow, Timestamp};
 
 use underpass_pool::PoolId;
+use underpass_pool::core::PoolLimits;
 
 use crate::client::Phase;
 use crate::pool::Pool;
@@ -122,7 +123,7 @@ pub(crate) struct PoolFacts {
     pub stats: PoolStats,
     pub latency: PoolLatency,
     pub counts: PoolCounts,
-    /// `pool_size`.
+    /// `pool_size`; 0: no limit.
     pub size: u32,
 }
 
@@ -145,6 +146,7 @@ impl Facts {
                     servers += u64::from(core.connections(pool.id));
                     (core.counts(pool.id, now), core.limits(pool.id).size)
                 };
+                let size = if size == PoolLimits::UNLIMITED { 0 } else { size };
                 let mut facts = PoolFacts {
                     stats: PoolStats::default(),
                     latency: PoolLatency::default(),
@@ -251,8 +253,7 @@ mod tests {
         let second = |s: u64| Timestamp(s * 1_000_000);
         let mut periods = Periods::new(second(10));
         periods.clock.roll(second(20));
-        let pool =
-            underpass_pool::Core::<()>::default().pool(1, 1, || underpass_pool::core::PoolLimits::NONE);
+        let pool = underpass_pool::Core::<()>::default().pool(1, 1, || PoolLimits::NONE);
         let window = periods.window(pool, PoolStats { xact_count: 50, ..PoolStats::default() });
         assert_eq!(window.averages(&periods.clock, second(20)).0.xact_count, 5);
     }

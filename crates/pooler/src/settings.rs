@@ -205,7 +205,10 @@ impl Settings {
         let config = &self.config;
         let checks = config.server_check_query != CheckQuery::Off;
         PoolLimits {
-            size: config.pool_size(database, user),
+            size: match config.pool_size(database, user) {
+                0 => PoolLimits::UNLIMITED,
+                size => size,
+            },
             size_min: config.min_pool_size(database),
             // Without a time after which it is used it is not used, as in PgBouncer (objects.c, `find_server` and `launch_new_connection`).
             reserve: if config.reserve_pool_timeout.is_zero() {

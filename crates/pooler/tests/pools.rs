@@ -99,6 +99,32 @@ fn limits_of_clients_and_the_queue() -> Result<()> {
 }
 
 #[test]
+fn a_pool_of_size_0_has_the_limits_of_its_database_only() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("max_db_connections", "3");
+    let everywhere = ini.clone().set("default_pool_size", "0");
+    let by_user = ini.set("default_pool_size", "1").user("postgres", "pool_size=0");
+    for ini in [everywhere, by_user] {
+        let pooler = Underpass::start(&ini)?;
+        let options = pooler.options("postgres", "postgres");
+        let mut holders = (0..3).map(|_| Client::connect(&options)).collect::<Result<Vec<_>>>()?;
+        for holder in &mut holders {
+            holder.query("begin")?.ok()?;
+        }
+        let mut waiter = Client::connect(&options)?;
+        waiter.send(&Batch::new().query("select 4"))?;
+        std::thread::sleep(Duration::from_millis(300));
+        let waiting = pooler.console("SHOW POOLS")?.ok()?;
+        let column = waiting.column_names().iter().position(|name| name == "cl_waiting").expect("cl_waiting");
+        let of_pool = waiting.rows().into_iter().find(|row| row[0].as_deref() == Some("postgres"));
+        assert_eq!(of_pool.expect("the pool")[column].as_deref(), Some("1"));
+        holders[0].query("commit")?.ok()?;
+        assert_eq!(waiter.response()?.ok()?.value(), Some("4"));
+    }
+    Ok(())
+}
+
+#[test]
 fn reserve_pool_reuse_order_and_lifetime() -> Result<()> {
     let server = Postgres::start()?;
     let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1");

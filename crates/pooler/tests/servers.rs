@@ -482,3 +482,30 @@ fn the_connection_of_a_replication_client_goes_with_it() -> Result<()> {
     pooler.signal(Signal::SIGCONT)?;
     mock.wait_finished(1)
 }
+
+/// Also when it goes from one client straight to the next.
+#[test]
+fn without_a_check_delay_a_server_is_checked_between_two_clients() -> Result<()> {
+    let answer = || Step::Send(Reply::new().single_row("n", "1"));
+    let mock = MockServer::start(move |_| {
+        let mut steps = vec![Step::Login];
+        for _ in 0..8 {
+            // The second client queues while the first is served.
+            steps.extend([Step::Expect(b'Q'), Step::Delay(Duration::from_millis(300)), answer()]);
+        }
+        steps
+    })?;
+    let ini = Ini::for_mock(&mock).set("server_check_delay", "0").set("server_check_query", "select 42");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let (mut first, mut second) = (Client::connect(&options)?, Client::connect(&options)?);
+    first.send(&Batch::new().query("select 'first'"))?;
+    std::thread::sleep(Duration::from_millis(50));
+    second.send(&Batch::new().query("select 'second'"))?;
+    first.response()?.ok()?;
+    second.response()?.ok()?;
+    let asked = mock.queries();
+    let asked: Vec<&str> = asked.iter().map(|query| query.trim_end_matches('\0')).collect();
+    assert!(asked.ends_with(&["select 'first'", "select 42", "select 'second'"]), "{asked:?}");
+    Ok(())
+}

@@ -198,6 +198,35 @@ fn a_pause_outlasts_the_database() -> Result<()> {
     Ok(())
 }
 
+/// As when another server takes the place of one that has failed: PAUSE, the change, RESUME.
+#[test]
+fn who_waits_through_a_pause_is_served_though_connecting_failed_before_it() -> Result<()> {
+    let mut server = Postgres::start()?;
+    let ini = Ini::for_server(&server)
+        .set("pool_mode", "transaction")
+        .set("query_wait_timeout", "30")
+        .set("server_login_retry", "0.3");
+    let pooler = Underpass::start(&ini)?;
+    let connect = || Client::connect(&pooler.options("postgres", "postgres"));
+    let (mut first, mut waits) = (connect()?, connect()?);
+    assert_eq!(ask(&mut first, "select 1")?, "1");
+    server.stop()?;
+    // It waits, for nothing had failed yet.
+    first.send(&Batch::new().query("select 1"))?;
+    until("one is refused", || {
+        let mut later = connect()?;
+        later.set_read_timeout(A_WHILE)?;
+        Ok(ask(&mut later, "select 1").is_err_and(|error| error.sqlstate() == Some("08001")))
+    })?;
+    pooler.console("PAUSE")?.ok()?;
+    waits.send(&Batch::new().query("select 2"))?;
+    std::thread::sleep(A_WHILE);
+    server.start_again()?;
+    pooler.console("RESUME")?.ok()?;
+    assert_eq!(waits.response()?.ok()?.value(), Some("2"), "{}", pooler.log());
+    Ok(())
+}
+
 #[test]
 fn clients_of_a_forced_user_follow_a_reload() -> Result<()> {
     let server = Postgres::builder().user("app", "one").user("other", "two").start()?;

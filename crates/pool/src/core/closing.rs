@@ -71,7 +71,7 @@ impl<S> Core<S> {
         if was_login {
             pool.logins -= 1;
             if failed_login {
-                pool.failed_at = Some(now);
+                (pool.failed_at, pool.failed_before_pause) = (Some(now), false);
             }
         }
         self.free(id);
@@ -222,8 +222,8 @@ impl<S> Pool<S> {
     pub(super) fn is_over(&self, connected_at: Instant, now: Instant) -> bool {
         let PoolLimits { lifetime, size, .. } = self.limits;
         let age = now.saturating_duration_since(connected_at);
-        let has_paused =
-            |last| now.saturating_duration_since(last) >= lifetime.checked_div(size).unwrap_or_default();
+        let pause = if size == PoolLimits::UNLIMITED { None } else { lifetime.checked_div(size) };
+        let has_paused = |last| now.saturating_duration_since(last) >= pause.unwrap_or_default();
         age >= lifetime && self.last_over.is_none_or(has_paused)
     }
 

@@ -79,8 +79,7 @@ impl<S> Core<S> {
                 State::BeingCanceled => counts.being_canceled += 1,
                 State::Idle => {
                     let since = pool.idle.since(ordinal as u32, slot.idle_since);
-                    let due =
-                        pool.limits.check_delay.is_some_and(|d| now.saturating_duration_since(since) > d);
+                    let due = pool.limits.is_check_due(now.saturating_duration_since(since));
                     *(if due { &mut counts.used } else { &mut counts.idle }) += 1;
                 }
             }

@@ -5,6 +5,9 @@
 //! refused at once if nothing but logins stands ([`Core::is_failing`]); if a connection still stands they queue for it, and are refused
 //! when the last one closes ([`Launch::Refuse`](super::Launch::Refuse)), as if they had asked then.
 //!
+//! PAUSE is there to have clients wait until the server is back, or another is in its place: who waits through it is refused for no failure
+//! before it.
+//!
 //! A login that PostgreSQL has refused may have a second try (`server_tls_sslmode` prefer and allow), and fails when that one does. Who
 //! asks in between waits for its outcome, and counts as one who asked after the failure ([`Core::refused`]).
 
@@ -13,9 +16,10 @@ use std::time::Instant;
 use super::{ClientRef, Core, Pool, PoolId, ServerId, State, Ticket, count};
 
 impl<S> Core<S> {
-    /// Whether the last attempt to connect failed, and nothing has succeeded since.
+    /// Whether the last attempt to connect failed, and nothing has succeeded since. Not during a pause, nor after it before the next attempt.
     pub fn last_connect_failed(&self, pool: PoolId) -> bool {
-        self.get(pool).failed_at.is_some()
+        let pool = self.get(pool);
+        pool.failed_at.is_some() && !pool.paused && !pool.failed_before_pause
     }
 
     /// Whether an attempt to connect has failed after `since`, and nothing has succeeded after that.
@@ -47,7 +51,8 @@ impl<S> Core<S> {
         let p = self.get(pool);
         let failed_at = p.failed_at?;
         let full = |max: u32, have: u32| max > 0 && have >= max;
-        if p.logins > 0
+        if p.paused
+            || p.logins > 0
             || now.saturating_duration_since(failed_at) < p.limits.login_retry
             || p.connections >= p.limits.size
             || full(p.limits.database_max, count(&self.database_connections, p.database))

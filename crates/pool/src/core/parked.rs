@@ -197,7 +197,7 @@ impl<S> Pool<S> {
     /// Whether a server that was idle until now was so past `server_check_delay`.
     pub(super) fn is_check_due(&self, ordinal: u32, now: Instant) -> bool {
         let since = self.idle.since(ordinal, self.slots[ordinal as usize].idle_since);
-        self.limits.check_delay.is_some_and(|delay| now.saturating_duration_since(since) > delay)
+        self.limits.is_check_due(now.saturating_duration_since(since))
     }
 
     /// A program may have put a server back before it saw the queue: whoever is first in it looks once more.
@@ -221,11 +221,11 @@ impl<S> Pool<S> {
 
     /// Programs check nothing: servers that are due for `server_check_delay` wait for user space.
     pub(super) fn set_aside_unchecked(&mut self, now: Instant) {
-        let (Idle::Shared(shared), Some(delay)) = (&mut self.idle, self.limits.check_delay) else { return };
+        let Idle::Shared(shared) = &mut self.idle else { return };
         for ordinal in shared.ordinals() {
             let slot = &mut self.slots[ordinal as usize];
             let since = shared.returned_at(ordinal).map_or(slot.idle_since, |at| at.max(slot.idle_since));
-            if now.saturating_duration_since(since) > delay {
+            if self.limits.is_check_due(now.saturating_duration_since(since)) {
                 if let Some(server) = &mut slot.parked {
                     shared.set_aside(ordinal, server);
                 }
@@ -252,6 +252,16 @@ impl<S> Pool<S> {
         let slot = &mut self.slots[ordinal as usize];
         slot.worker = Some(worker);
         slot.parked.take().map(|server| (ordinal, server))
+    }
+
+    /// Since when the server is idle that has been so for longest.
+    pub(super) fn longest_idle_since(&self) -> Option<Instant> {
+        let since = |ordinal: u32| {
+            // Bits that a program sets late stay.
+            let slot = self.slots.get(ordinal as usize).filter(|slot| slot.state == State::Idle)?;
+            Some(self.idle.since(ordinal, slot.idle_since))
+        };
+        self.idle.ordinals().into_iter().filter_map(since).min()
     }
 
     pub(super) fn take_oldest_idle(&mut self) -> Option<(u32, S)> {

@@ -125,6 +125,36 @@ fn a_full_database_evicts_from_another_pool() {
     assert_eq!(core.database_connections(1), 1);
 }
 
+/// Of all pools, whatever their order; if a program of a lane is faster, the next.
+#[test]
+fn the_connection_that_was_idle_for_longest_makes_room() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let three = || PoolLimits { database_max: 3, ..limits() };
+    let pools = [1, 2, 3, 4].map(|user| core.pool(1, user, three));
+    let told = std::sync::Arc::<std::sync::Mutex<Told>>::default();
+    core.share_idle(pools[2], Box::new(Lane { shared: told.clone(), ..Lane::default() }));
+    let after = |seconds| now + Duration::from_secs(seconds);
+    let idle = |core: &mut Core<u32>, pool, name, since| {
+        queue(core, pool, name, now);
+        let (id, _) = open(core, pool, name, now);
+        assert!(matches!(core.release(id, name, since), Released::Parked));
+    };
+    for (pool, name, since) in [(pools[0], 10, 3), (pools[1], 20, 2), (pools[2], 30, 1)] {
+        idle(&mut core, pool, name, after(since));
+    }
+    queue(&mut core, pools[3], 1, now);
+    told.lock().unwrap().faster = true;
+    let evicted = core.launch(pools[3], after(4));
+    assert!(matches!(evicted, Launch::Evict(_, 20)), "{evicted:?}");
+    told.lock().unwrap().faster = false;
+    idle(&mut core, pools[1], 21, after(4));
+    let evicted = core.launch(pools[3], after(5));
+    assert!(matches!(evicted, Launch::Evict(_, 30)), "{evicted:?}");
+    assert!(matches!(core.launch(pools[3], after(5)), Launch::Open { .. }));
+    let evicted = core.open_dedicated(pools[1], after(5));
+    assert!(matches!(evicted, Launch::Evict(_, 10)), "not its own pool's, which was used later: {evicted:?}");
+}
+
 #[test]
 fn the_minimum_of_a_pool_evicts_nobody_and_opens_no_reserve() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
@@ -228,6 +258,39 @@ fn who_queues_for_an_obsolete_server_while_logins_fail_is_refused_when_it_closes
     assert!(!core.cancel_wait(pool, before, client(2)));
 }
 
+/// The server goes, PAUSE, another comes in its place, RESUME.
+#[test]
+fn who_waits_through_a_pause_is_not_refused_for_a_failure_before_it() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, limits);
+    queue(&mut core, pool, 1, now);
+    let (old, _) = open(&mut core, pool, 10, now);
+    queue(&mut core, pool, 2, now);
+    let Launch::Open { id, .. } = core.launch(pool, now) else { panic!() };
+    core.closed(id, true, now);
+    let hopeful = queue(&mut core, pool, 3, now);
+    core.set_paused(pool, true);
+    core.closed(old, false, now);
+    queue(&mut core, pool, 4, now);
+    let later = now + Duration::from_secs(15);
+    assert!(core.retry(pool, later).is_none(), "nothing is opened in a pause");
+    assert!(!core.last_connect_failed(pool));
+
+    core.set_paused(pool, false);
+    assert!(core.is_failing(pool), "who comes only now is refused as before");
+    assert!(!core.last_connect_failed(pool), "those who wait are not: nothing was tried since");
+    assert!(matches!(core.launch(pool, now), Launch::Not));
+    let Launch::Open { id, .. } = core.launch(pool, later) else { panic!() };
+    core.closed(id, true, later);
+    assert!(core.last_connect_failed(pool));
+    assert!(matches!(core.launch(pool, later), Launch::Not), "they wait for the next attempt, too");
+    let (id, granted) = open(&mut core, pool, 11, later + Duration::from_secs(15));
+    assert!(matches!(granted, Released::Grant { client: c, .. } if c == client(2)));
+    assert!(matches!(core.release(id, 11, later), Released::Grant { client: c, .. } if c == client(3)));
+    assert!(matches!(core.release(id, 11, later), Released::Grant { client: c, .. } if c == client(4)));
+    assert!(!core.cancel_wait(pool, hopeful, client(3)));
+}
+
 #[test]
 fn who_queues_between_a_refusal_and_its_second_try_is_refused_with_it() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
@@ -301,6 +364,22 @@ fn connections_made_together_do_not_end_together() {
     assert_eq!(core.expire(pool, after(4800)).len(), 1);
     assert_eq!(core.expire(pool, after(6000)).len(), 1);
     assert_eq!(core.connections(pool), 0);
+}
+
+#[test]
+fn a_pool_without_a_limit_keeps_no_minimum_and_ages_without_pauses() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let unlimited = || PoolLimits { size: PoolLimits::UNLIMITED, size_min: 2, reserve: 5, ..limits() };
+    let pool = core.pool(1, 1, unlimited);
+    assert!(matches!(core.launch(pool, now), Launch::Not));
+    (1..=3).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let ids = [1, 2, 3].map(|name| open(&mut core, pool, name, now).0);
+    for (id, name) in ids.into_iter().zip(1..) {
+        assert!(matches!(core.release(id, name, now), Released::Parked));
+    }
+    assert_eq!(core.expire(pool, now + Duration::from_secs(3600)).len(), 3);
 }
 
 #[test]
@@ -417,6 +496,8 @@ struct Lane {
 struct Told {
     retired: Vec<u32>,
     occupied: Vec<u32>,
+    /// Programs are faster than whoever wants a certain server.
+    faster: bool,
 }
 
 impl SharedIdle<u32> for Lane {
@@ -435,7 +516,7 @@ impl SharedIdle<u32> for Lane {
         self.idle.take(&ordinal)
     }
     fn remove(&mut self, ordinal: u32) -> bool {
-        self.idle.remove(&ordinal)
+        !self.shared.lock().unwrap().faster && self.idle.remove(&ordinal)
     }
     fn ordinals(&self) -> Vec<u32> {
         self.idle.iter().chain(&self.stale).copied().collect()
@@ -532,6 +613,25 @@ fn who_waited_gets_a_server_checked_that_rested_for_long() {
     core.set_paused(pool, false);
     let due = |after| now + Duration::from_secs(after);
     assert!(matches!(core.grant_next(pool, due(31)), Some((_, _, Grant::Server { check: true, .. }))));
+}
+
+#[test]
+fn without_a_delay_a_server_is_checked_before_each_use_but_its_first() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = core.pool(1, 1, || PoolLimits { size: 1, check_delay: Some(Duration::ZERO), ..limits() });
+    (1..=2).for_each(|who| {
+        queue(&mut core, pool, who, now);
+    });
+    let (id, granted) = open(&mut core, pool, 100, now);
+    assert!(matches!(granted, Released::Grant { check: false, .. }), "{granted:?}");
+    let granted = core.release(id, 100, now);
+    assert!(matches!(granted, Released::Grant { check: true, .. }), "{granted:?}");
+    assert!(matches!(core.release(id, 100, now), Released::Parked));
+    assert_eq!(core.counts(pool, now).used, 1);
+    assert!(matches!(core.acquire(pool, client(3), None, now), Acquired::Granted { check: true, .. }));
+    core.set_limits(pool, PoolLimits { check_delay: None, ..limits() });
+    queue(&mut core, pool, 4, now);
+    assert!(matches!(core.release(id, 100, now), Released::Grant { check: false, .. }));
 }
 
 #[test]

@@ -566,14 +566,14 @@ impl Worker {
         let released = lock(&self.shared.core).release(id, server, self.now);
         match released {
             Released::Parked => {}
-            Released::Grant { client, since, server } => {
+            Released::Grant { client, since, server, check } => {
                 // Whoever gets it may give it back at once, to the next of thousands that wait.
                 if client.worker == self.index && self.grants_nested < GRANTS_NESTED_MAX {
                     self.grants_nested += 1;
-                    self.granted(client, server, false, since);
+                    self.granted(client, server, check, since);
                     self.grants_nested -= 1;
                 } else {
-                    let pass = move |worker: &mut Worker| worker.granted(client, server, false, since);
+                    let pass = move |worker: &mut Worker| worker.granted(client, server, check, since);
                     self.post(client.worker, Box::new(pass));
                 }
             }
@@ -745,8 +745,11 @@ impl Worker {
             names.pool(pool).and_then(|pool| pool.last_error.load_full())
         };
         let Some(error) = error.filter(|error| error.refused.is_some()) else { return false };
-        if lock(&self.shared.core).has_servers(pool) {
-            return false;
+        {
+            let core = lock(&self.shared.core);
+            if core.has_servers(pool) || core.is_paused(pool) {
+                return false;
+            }
         }
         self.close_client(key, error.farewell());
         true

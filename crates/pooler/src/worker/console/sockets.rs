@@ -204,9 +204,9 @@ pub(super) fn parked_facts(shared: &Shared, now: Instant) -> Vec<SocketFacts> {
     let mut all = Vec::new();
     for pool in shared.pools() {
         let core = lock(&shared.core);
-        let check_delay = core.limits(pool.id).check_delay;
+        let limits = core.limits(pool.id);
         for (_, server, idle_since, close_needed) in core.parked(pool.id) {
-            let is_due = check_delay.is_some_and(|delay| now.saturating_duration_since(idle_since) > delay);
+            let is_due = limits.is_check_due(now.saturating_duration_since(idle_since));
             let state = if is_due { ServerState::Used } else { ServerState::Idle };
             all.push(SocketFacts { close_needed, ..facts_of_server(server, state) });
         }
