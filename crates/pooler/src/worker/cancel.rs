@@ -5,7 +5,7 @@
 //! not given to anybody (`Core::cancel_begun`). PostgreSQL closes the connection of a CancelRequest after it has sent the signal (manual,
 //! 55.2.9 "Canceling Requests in Progress"), so the end of that connection is the end of the window.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use super::{Again, Entry, Source, Worker, peer};
 use crate::client::{Phase, key_of};
 use crate::net::{self, Endpoint};
 use crate::peers::{PeerCancel, Turn};
+use crate::resolver::Answer;
 use crate::server::{SettleStep, Work};
 use crate::shared::{CancelTarget, lock};
 use crate::table::Key;
@@ -32,8 +33,8 @@ pub(crate) struct CancelConnection {
     request: Vec<u8>,
     /// The server that is held back meanwhile, and where it lives; none if the request goes to a peer.
     held: Option<(ServerId, Key)>,
-    /// The pooler of `[peers]` that the request goes to.
-    peer: Option<u16>,
+    /// The pooler of `[peers]` that the request goes to, and the addresses at which it may be if it is not at this one.
+    peer: Option<(u16, Vec<Endpoint>)>,
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
     pub since: Instant,
@@ -47,7 +48,7 @@ impl CancelConnection {
 
     /// The peer that is meant, and whether it has the request already.
     pub fn peer(&self) -> Option<(u16, bool)> {
-        self.peer.map(|peer| (peer, self.request.is_empty()))
+        self.peer.as_ref().map(|(peer, _)| (*peer, self.request.is_empty()))
     }
 
     /// Its pool.
@@ -113,41 +114,71 @@ impl Worker {
     fn cancel_through(&mut self, peer: &Peer, cancel: PeerCancel) {
         let (peer_id, port) = (peer.id, peer.port);
         let name = match &peer.host {
-            Host::Ip(address) => address.to_string(),
+            Host::Ip(address) => {
+                let address = Endpoint::Tcp(SocketAddr::new(*address, port));
+                return self.cancel_to(vec![address], peer_id, cancel);
+            }
             Host::Name(name) => name.clone(),
             host @ (Host::Unix(_) | Host::Abstract(_)) => {
                 let path = host.socket_path(port).unwrap_or_default();
-                return self.cancel_to(&Endpoint::Unix(path, port), peer_id, cancel);
+                return self.cancel_to(vec![Endpoint::Unix(path, port)], peer_id, cancel);
             }
         };
+        let settings = self.shared.settings.load();
+        let (max_age, max_age_failed) = (settings.config.dns_max_ttl, settings.config.dns_nxdomain_ttl);
+        if let Some(answer) = self.shared.resolver.cached(&name, max_age, max_age_failed) {
+            return self.cancel_to_any(answer, port, peer_id, cancel);
+        }
         let (shared, index) = (self.shared.clone(), self.index);
         self.shared.resolver.resolve(name, move |answer| {
-            shared.mailboxes[index as usize].post(Box::new(move |worker| match answer {
-                Ok(addresses) => {
-                    worker.cancel_to(&Endpoint::Tcp(SocketAddr::new(addresses[0], port)), peer_id, cancel);
-                }
-                Err(error) => {
-                    log::warn!("cancel request for a peer: {error}");
-                    worker.cancel_answered(cancel.asker);
-                    worker.peer_left(peer_id);
-                }
-            }));
+            shared.mailboxes[index as usize]
+                .post(Box::new(move |worker| worker.cancel_to_any(answer, port, peer_id, cancel)));
         });
     }
 
-    /// Sends a request to a peer at `address`; the asker is answered when that is done, or cannot be.
-    fn cancel_to(&mut self, address: &Endpoint, peer: u16, cancel: PeerCancel) {
-        let PeerCancel { request, asker, since } = cancel;
-        match net::connect(address) {
-            Ok(fd) => {
-                let (held, peer, asker) = (None, Some(peer), Some(asker));
-                self.cancel_open(CancelConnection { fd, request, held, peer, asker, since });
+    fn cancel_to_any(&mut self, answer: Answer, port: u16, peer: u16, cancel: PeerCancel) {
+        match answer {
+            Ok(addresses) => {
+                let endpoint = |address: &IpAddr| Endpoint::Tcp(SocketAddr::new(*address, port));
+                self.cancel_to(addresses.iter().map(endpoint).collect(), peer, cancel);
             }
             Err(error) => {
-                log::warn!("cannot connect to {address} for a cancel request: {error}");
-                self.cancel_answered(asker);
+                log::warn!("cancel request for a peer: {error}");
+                self.cancel_answered(cancel.asker);
                 self.peer_left(peer);
             }
+        }
+    }
+
+    /// Sends a request to a peer at the first of `addresses` that can be reached; the asker is answered when that is done, or cannot be.
+    fn cancel_to(&mut self, addresses: Vec<Endpoint>, peer: u16, cancel: PeerCancel) {
+        let PeerCancel { request, asker, since } = cancel;
+        let mut addresses = addresses.into_iter();
+        while let Some(address) = addresses.next() {
+            match net::connect(&address) {
+                Ok(fd) => {
+                    let peer = Some((peer, addresses.collect()));
+                    let (held, asker) = (None, Some(asker));
+                    return self.cancel_open(CancelConnection { fd, request, held, peer, asker, since });
+                }
+                Err(error) => log::warn!("cannot connect to {address} for a cancel request: {error}"),
+            }
+        }
+        self.cancel_answered(asker);
+        self.peer_left(peer);
+    }
+
+    /// A request could not be sent: a peer has the next of its addresses, if any, tried.
+    fn cancel_failed(&mut self, key: Key) {
+        let is_last = |c: &CancelConnection| c.peer.as_ref().is_none_or(|(_, others)| others.is_empty());
+        if self.cancels.get(key).is_none_or(is_last) {
+            return self.cancel_finished(key);
+        }
+        let Some(CancelConnection { request, peer, asker, since, .. }) = self.cancels.remove(key) else {
+            return;
+        };
+        if let (Some((peer, others)), Some(asker)) = (peer, asker) {
+            self.cancel_to(others, peer, PeerCancel { request, asker, since });
         }
     }
 
@@ -278,7 +309,7 @@ impl Worker {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => return,
                 Err(error) => {
                     log::warn!("cancel request failed: {error}");
-                    return self.cancel_finished(key);
+                    return self.cancel_failed(key);
                 }
             }
         }
@@ -308,7 +339,7 @@ impl Worker {
         if let Some(asker) = connection.asker {
             self.cancel_answered(asker);
         }
-        if let Some(peer) = connection.peer {
+        if let Some((peer, _)) = connection.peer {
             self.peer_left(peer);
         }
     }
