@@ -54,12 +54,14 @@ fn is_cancelled(client: &mut Client) -> Result<bool> {
 #[test]
 fn a_cancel_request_finds_its_statement_through_any_instance() -> Result<()> {
     let server = Postgres::start()?;
-    // Each knows the others: the first by RELOAD, because ports are known only then. The third listens nowhere, and the second not at ::1,
-    // which is most systems' first address of localhost.
-    let mut first = Underpass::start(&instance(&server, 1, ""))?;
+    // Each knows the others: the first by RELOAD, because ports are known only then. The third listens nowhere, and the second not at the
+    // first address of its name.
+    let mut first = Underpass::start(
+        &instance(&server, 1, "").environment("UNDERPASS_TEST_HOSTS", "two.test 127.0.0.9 127.0.0.1"),
+    )?;
     let to_first = format!("1 = host=127.0.0.1 port={}\n", first.port());
     let second = Underpass::start(&instance(&server, 2, &format!("{to_first}3 = host=/nonexistent")))?;
-    first.rewrite(&instance(&server, 1, &format!("2 = host=localhost port={}", second.port())))?;
+    first.rewrite(&instance(&server, 1, &format!("2 = host=two.test port={}", second.port())))?;
     first.console("RELOAD")?.ok()?;
 
     // Short keys of protocol 3.0 and long ones of 3.2, in both directions.

@@ -3,7 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use underpass_testkit::{
     Batch, Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Signal, Step, Underpass,
@@ -228,6 +229,58 @@ fn nothing_is_said_into_the_middle_of_replicated_data() -> Result<()> {
         let told = &answer[cut..];
         assert_eq!(told.first() == Some(&b'E'), cut == whole, "{:?}", String::from_utf8_lossy(told));
         assert!(cut == whole || told.is_empty());
+    }
+    Ok(())
+}
+
+/// The name server of `silent.test` says nothing.
+fn with_silent_name(hosts: &str, mock: &MockServer) -> Ini {
+    Ini::new()
+        .database("*", &format!("host={hosts} port={} user=postgres", mock.port()))
+        .set("auth_type", "any")
+        .set("server_tls_sslmode", "disable")
+        .environment("UNDERPASS_TEST_HOSTS", "silent.test")
+}
+
+#[test]
+fn a_name_without_an_answer_is_given_up_for_the_next_host() -> Result<()> {
+    let mock = MockServer::serving()?;
+    let ini = with_silent_name("silent.test,127.0.0.1", &mock).set("server_connect_timeout", "1");
+    let pooler = Underpass::start(&ini)?;
+    let begun = Instant::now();
+    let mut client = Client::connect(&pooler.options("anybody", "one"))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("0"));
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(900) && took < Duration::from_secs(8), "{took:?}");
+    assert!(pooler.log().contains("connect timeout"), "{}", pooler.log());
+    Ok(())
+}
+
+/// Waits until somebody waits for a server of the database `one`.
+fn until_asked(pooler: &Underpass) -> Result<()> {
+    let begun = Instant::now();
+    while pooler.console("SHOW POOLS")?.ok()?.rows().iter().all(|row| row[0].as_deref() != Some("one")) {
+        assert!(begun.elapsed() < Duration::from_secs(15), "no pool");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// What waits for a name server is no connection that anybody waits for.
+#[test]
+fn pause_and_kill_do_not_wait_for_a_name() -> Result<()> {
+    let mock = MockServer::serving()?;
+    let pooler =
+        Underpass::start(&with_silent_name("silent.test", &mock).set("server_connect_timeout", "600"))?;
+    for (command, back) in [("PAUSE", "RESUME"), ("PAUSE one", "RESUME one"), ("KILL one", "RESUME one")] {
+        let mut client = Client::open(&pooler.options("anybody", "one"))?;
+        client.startup()?;
+        until_asked(&pooler)?;
+        let begun = Instant::now();
+        pooler.console(command)?.ok()?;
+        pooler.console("WAIT_CLOSE")?.ok()?;
+        assert!(begun.elapsed() < Duration::from_secs(5), "{command}: {:?}", begun.elapsed());
+        pooler.console(back)?.ok()?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ mod lane;
 mod lifecycle;
 mod listen;
 pub(crate) mod login;
+mod lookups;
 pub(crate) mod mirror;
 mod moving;
 mod peer;
@@ -100,6 +101,8 @@ pub(crate) struct Worker {
     pub clients: Table<Box<Client>>,
     pub servers: Table<Entry>,
     pub cancels: Table<CancelConnection>,
+    /// Connections whose server's name is being asked for.
+    lookups: Table<server_login::Plan>,
     listeners: Vec<Listener>,
     /// Whether it takes connections from them, or leaves them to the first worker (`acceptors.rs`).
     accepts: bool,
@@ -165,6 +168,7 @@ impl Worker {
             clients: Table::default(),
             servers: Table::default(),
             cancels: Table::default(),
+            lookups: Table::default(),
             listeners,
             accepts: true,
             busy_until: (Duration::ZERO, Instant::now()),

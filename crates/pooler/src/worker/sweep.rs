@@ -40,6 +40,7 @@ impl Worker {
             self.drain();
         }
         self.sweep_servers(&settings);
+        self.sweep_lookups(settings.config.server_connect_timeout);
         if settings.config.server_fast_close {
             self.fast_close();
         }
