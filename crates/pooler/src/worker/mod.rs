@@ -131,7 +131,7 @@ pub(crate) struct Worker {
     pub draining: bool,
     /// SUSPEND: nothing is read but what the console says.
     suspension: Option<Box<suspend::Suspension>>,
-    /// When accepting failed for lack of descriptors, until when not to try.
+    /// When accepting failed for lack of descriptors, until when not to try. Meanwhile the listeners are not watched.
     accept_paused_until: Option<Instant>,
     /// State of the generator behind forced flips.
     flips: u64,
@@ -209,8 +209,9 @@ impl Worker {
         epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), USER_INTEREST)
     }
 
+    /// Unless others accept, or accepting has failed a moment ago.
     fn watch_listeners(&self) -> rustix::io::Result<()> {
-        if !self.accepts {
+        if !self.accepts || self.accept_paused_until.is_some() {
             return Ok(());
         }
         for (index, listener) in self.listeners.iter().enumerate() {
@@ -238,10 +239,8 @@ impl Worker {
         self.unwatch_listeners();
         self.listeners.retain(|listener| listener.unix_port.is_some() && !listener.is_handed_over);
         // Their numbers may be others now. A suspended worker watches them when it goes on.
-        if self.suspension.is_none()
-            && let Err(error) = self.watch_listeners()
-        {
-            log::error!("cannot listen again: {error}");
+        if self.suspension.is_none() {
+            self.watch_listeners_again();
         }
     }
 

@@ -54,7 +54,7 @@ impl Worker {
         }
         self.console_waits_check();
         self.share_accepting();
-        self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
+        self.sweep_accepting();
     }
 
     /// All clients but those that may rest. Of ten thousand nearly everyone rests, and whoever comes meanwhile waits for a look at each,
