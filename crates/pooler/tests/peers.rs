@@ -127,7 +127,8 @@ fn at_most_pool_size_requests_are_under_way_to_a_peer() -> Result<()> {
     let home = Underpass::start(&instance(&server, 2, ""))?;
     let client = Client::connect(&home.options("postgres", "postgres"))?;
     let peers = format!("2 = host=127.0.0.1 port={port} pool_size=2");
-    let pooler = Underpass::start(&instance(&server, 1, &peers).set("cancel_wait_timeout", "600"))?;
+    let ini = instance(&server, 1, &peers).set("cancel_wait_timeout", "600").set("client_login_timeout", "1");
+    let pooler = Underpass::start(&ini)?;
 
     let mut askers = (0..5).map(|_| asked_at(&pooler, &client)).collect::<Result<Vec<_>>>()?;
     let mut taken: Vec<TcpStream> = (0..2).map(|_| silent.accept().expect("a request").0).collect();
@@ -136,6 +137,9 @@ fn at_most_pool_size_requests_are_under_way_to_a_peer() -> Result<()> {
         Ok(row[1].as_deref() == Some(sent) && row[2].as_deref() == Some(waiting))
     };
     eventually("two are sent, three wait", || counts("2", "3"))?;
+    // Nobody here is late with a login.
+    std::thread::sleep(Duration::from_millis(1500));
+    eventually("they still wait", || counts("2", "3"))?;
     silent.set_nonblocking(true).expect("nonblocking");
     assert!(silent.accept().is_err(), "a third connection");
     // Each that ends makes room for one.
@@ -151,7 +155,7 @@ fn at_most_pool_size_requests_are_under_way_to_a_peer() -> Result<()> {
     }
     drop((taken, silent));
     for asker in &mut askers {
-        asker.until_closed()?;
+        assert_eq!(asker.until_closed()?, []);
     }
     eventually("none is left", || counts("0", "0"))?;
     Ok(())

@@ -19,7 +19,7 @@ use underpass_wire::backend::build::{error_response, ready_for_query};
 use underpass_wire::backend::{Report, Severity, TransactionStatus};
 
 use super::{Again, Entry, Source, Worker, peer};
-use crate::client::{Phase, key_of};
+use crate::client::{LoginStep, Phase, key_of};
 use crate::net::{self, Endpoint};
 use crate::peers::{PeerCancel, Turn};
 use crate::resolver::Answer;
@@ -60,6 +60,9 @@ impl CancelConnection {
 impl Worker {
     /// A client sent a CancelRequest. Its connection stays open until the request has been carried out, as PostgreSQL's would.
     pub(super) fn cancel_requested(&mut self, asker: Key, process_id: u32, secret: &[u8]) {
+        if let Some(Phase::Login(login)) = self.clients.get_mut(asker).map(|client| &mut client.phase) {
+            login.step = LoginStep::Cancel;
+        }
         let (key, tail) = secret.split_first_chunk::<4>().map_or((0, secret), |(head, tail)| {
             (u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*head)), tail)
         });
@@ -259,8 +262,8 @@ impl Worker {
         }
         let Some(client) = self.clients.get(key) else { return self.cancel_answered(asker) };
         let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
-        if waits {
-            self.cancel_waiting(key);
+        if waits && !self.cancel_waiting(key, has_looked) {
+            return self.cancel_at(self.index, own, asker, true);
         }
         let working = linked.filter(|&key| {
             self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy())
@@ -362,20 +365,21 @@ impl Worker {
         }
     }
 
-    /// A client in the queue gives up its request: it is answered as PostgreSQL answers a cancelled statement, and may go on.
-    fn cancel_waiting(&mut self, key: Key) {
+    /// A client in the queue gives up its request: it is answered as PostgreSQL answers a cancelled statement, and may go on. False if that must
+    /// be looked at again, because its server is on its way.
+    fn cancel_waiting(&mut self, key: Key, has_looked: bool) -> bool {
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
-        let Some(client) = self.clients.get_mut(key) else { return };
-        let Phase::Waiting { ticket, .. } = client.phase else { return };
+        let Some(client) = self.clients.get_mut(key) else { return true };
+        let Phase::Waiting { ticket, .. } = client.phase else { return true };
         // Only a request that is here as a whole can be answered without the server.
-        let Some(length) = first_request(&client.inbox) else { return };
-        // Behind what a lane forwarded before, which is microseconds from its socket; else PostgreSQL's way: too late to cancel.
+        let Some(length) = first_request(&client.inbox) else { return true };
+        // Behind what a lane forwarded before, which is microseconds from its socket; who does not read is not waited for.
         if !client.is_clear() {
-            return;
+            return has_looked;
         }
-        let Some(pool) = &client.pool else { return };
+        let Some(pool) = &client.pool else { return true };
         if !lock(&self.shared.core).cancel_wait(pool.id, ticket, me) {
-            return;
+            return false;
         }
         client.inbox.drain(..length);
         client.phase = Phase::Idle;
@@ -390,12 +394,14 @@ impl Worker {
         );
         ready_for_query(&mut out, TransactionStatus::Idle);
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
-            return self.client_io_failed(key, &error);
+            self.client_io_failed(key, &error);
+            return true;
         }
         // What it said behind that, and what it has said while it waited, which was announced once.
         if !client.inbox.is_empty() || client.readable || client.ended {
             self.again.push(Again::Client(key));
         }
+        true
     }
 }
 

@@ -12,7 +12,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::lane::LaneTimes;
 use super::{Again, Entry, Farewell, Worker};
-use crate::client::{Client, Phase};
+use crate::client::{Client, LoginStep, Phase};
 use crate::server::{SettleStep, Work};
 use crate::settings::Settings;
 use crate::shared::{lock, phase};
@@ -118,6 +118,7 @@ impl Worker {
             let Some(client) = self.clients.get_mut(key) else { continue };
             let pool = client.pool.as_ref().map(|pool| pool.settings.load_full());
             let farewell = match &mut client.phase {
+                Phase::Login(login) if matches!(login.step, LoginStep::Cancel) => None,
                 Phase::Login(_) if over(client.connected_at, config.client_login_timeout) => {
                     Some(Farewell::told(SqlState::QUERY_CANCELED, "client_login_timeout"))
                 }
