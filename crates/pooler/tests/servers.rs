@@ -82,7 +82,7 @@ fn a_server_that_is_about_to_end_is_given_to_nobody() -> Result<()> {
     let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
-    std::thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
     drop((client, pooler));
     mock.wait_finished(1)
@@ -118,10 +118,10 @@ fn a_server_that_ends_with_its_answer_is_given_to_nobody() -> Result<()> {
         // The next is there already, and waits for the only server.
         let mut next = Client::connect(&pooler.options("postgres", "postgres"))?;
         client.send(&Batch::new().query("select 1"))?;
-        std::thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
         pooler.signal(Signal::SIGSTOP)?;
         next.send(&Batch::new().query("select 1"))?;
-        std::thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
         pooler.signal(Signal::SIGCONT)?;
         assert_eq!(client.response()?.ok()?.value(), Some("first"));
         for client in [&mut next, &mut client] {
@@ -171,7 +171,7 @@ fn an_idle_server_is_given_to_nobody_in_the_middle_of_a_message() -> Result<()> 
     let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
-    std::thread::sleep(Duration::from_millis(400));
+    thread::sleep(Duration::from_millis(400));
     assert_eq!(client.query("select 2")?.ok()?.value(), Some("second"), "{}", pooler.log());
     drop((client, pooler));
     mock.wait_finished(1)
