@@ -77,6 +77,8 @@ pub(crate) enum LoginStep {
     Authenticating(Box<ClientAuth>),
     /// Waits for a server to learn what to tell the client.
     Welcome,
+    /// Has asked for a cancellation, and waits until it is carried out or `cancel_wait_timeout` is over.
+    Cancel,
 }
 
 /// A client.

@@ -188,7 +188,7 @@ pub(crate) fn resume(shared: &Arc<Shared>) -> Result<(), ConsoleError> {
     Ok(())
 }
 
-/// Ends a PAUSE of everything that was cancelled before it was answered. RESUME is refused in a shutdown; this is not, as in PgBouncer.
+/// Ends a PAUSE of everything that was cancelled before it was answered.
 pub(crate) fn undo_pause(shared: &Arc<Shared>) {
     let _changing = lock(&shared.control.changing);
     shared.paused.store(false, Ordering::Release);
@@ -283,6 +283,9 @@ pub(crate) fn shutdown(shared: &Arc<Shared>, mode: ShutdownMode) {
     apply_pauses(shared);
     if target == phase::WAIT_FOR_SERVERS {
         shared.broadcast(Worker::drain);
+    } else {
+        // One that waits for servers may have begun before.
+        shared.broadcast(|worker| worker.draining = false);
     }
 }
 

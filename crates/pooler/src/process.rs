@@ -104,11 +104,11 @@ pub(crate) fn restrict(lanes: Option<&Lanes>) -> anyhow::Result<()> {
 pub(crate) struct PidFile(PathBuf);
 
 impl PidFile {
-    /// Writes `pidfile`. One that a dead process left is replaced.
+    /// Refuses to start beside the process that has written `pidfile`.
     ///
     /// # Errors
-    /// The process it names lives, it is not a PID file at all, or it cannot be written.
-    pub fn create(path: &Path) -> anyhow::Result<Self> {
+    /// It lives, or the file is not a PID file at all.
+    pub fn refuse_second(path: &Path) -> anyhow::Result<()> {
         if let Some(pid) = running(path)? {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             anyhow::bail!(
@@ -117,6 +117,15 @@ impl PidFile {
                 name.trim()
             );
         }
+        Ok(())
+    }
+
+    /// Writes `pidfile`. One that a dead process left is replaced.
+    ///
+    /// # Errors
+    /// The process it names lives, it is not a PID file at all, or it cannot be written.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        Self::refuse_second(path)?;
         if path.exists() {
             log::info!("stale pidfile, removing: {}", path.display());
             std::fs::remove_file(path)

@@ -134,6 +134,9 @@ fn start(options: &Options) -> anyhow::Result<()> {
     }
     // Before the first thread: all inherit the mask, and signals come to the main thread alone. One that comes during the start waits.
     let signals = Signals::take()?;
+    let pidfile = config.pidfile.as_deref().filter(|path| !path.as_os_str().is_empty());
+    // With `so_reuseport` clients of the process that runs would connect to this one as soon as it listens, and be reset when it gives up.
+    pidfile.map(PidFile::refuse_second).transpose()?;
     // What root may do better comes first; then the process is the user's, and so is every file it makes.
     descriptors::raise_limit(&settings);
     let mut open = listeners::inherited(config)?;
@@ -150,7 +153,6 @@ fn start(options: &Options) -> anyhow::Result<()> {
     }
     process::restrict(lanes.as_deref())?;
     logging::configure(config)?;
-    let pidfile = config.pidfile.as_deref().filter(|path| !path.as_os_str().is_empty());
     let pidfile = pidfile.map(PidFile::create).transpose()?;
     let mut socket_file = None;
     if !is_activated && let Some((listener, file)) = listeners::unix(config)? {

@@ -208,6 +208,50 @@ fn a_drain_leaves_sessions_their_servers() {
     assert!(pooler.wait(LIMIT).unwrap().success());
 }
 
+/// As PgBouncer: what was a drain waits for clients from then on.
+#[test]
+fn a_drain_that_is_to_wait_for_clients_drops_nobody_more() {
+    let server = Postgres::start().unwrap();
+    let mut pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let options = pooler.options("postgres", "postgres");
+    let (mut client, mut idle) = (Client::connect(&options).unwrap(), Client::connect(&options).unwrap());
+    client.query("BEGIN").unwrap().ok().unwrap();
+    let mut console = admin(&pooler);
+    console.query("SHUTDOWN WAIT_FOR_SERVERS").unwrap().ok().unwrap();
+    idle.until_closed().unwrap();
+    console.query("SHUTDOWN WAIT_FOR_CLIENTS").unwrap().ok().unwrap();
+    client.query("COMMIT").unwrap().ok().unwrap();
+    thread::sleep(Duration::from_millis(400));
+    client.query("SELECT 1").unwrap().ok().unwrap();
+    drop(client);
+    assert!(pooler.wait(LIMIT).unwrap().success());
+}
+
+/// Its pause stays, as with PgBouncer.
+#[test]
+fn a_console_that_leaves_while_it_waits_is_gone_at_once() {
+    let server = Postgres::start().unwrap();
+    let pooler = Underpass::start(&transaction_pool(&server)).unwrap();
+    let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
+    client.query("BEGIN").unwrap().ok().unwrap();
+    let (mut console, mut other) = (admin(&pooler), admin(&pooler));
+    let mut consoles = || {
+        let rows = other.query("SHOW CLIENTS").unwrap().ok().unwrap().rows();
+        rows.iter().filter(|row| row[2].as_deref() == Some("pgbouncer")).count()
+    };
+    assert_eq!(consoles(), 2);
+    console.send(&Batch::new().query("PAUSE")).unwrap();
+    let mut third = admin(&pooler);
+    wait_until("paused", || state(&mut third, "paused") == "yes");
+    drop(third);
+    drop(console);
+    wait_until("one is left", || consoles() == 1);
+    assert_eq!(state(&mut other, "paused"), "yes");
+    client.query("COMMIT").unwrap().ok().unwrap();
+    other.query("RESUME").unwrap().ok().unwrap();
+    client.query("SELECT 1").unwrap().ok().unwrap();
+}
+
 #[test]
 fn a_cancelled_pause_is_no_pause() {
     let server = server_with_table();

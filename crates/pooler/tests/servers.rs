@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{
@@ -79,12 +80,12 @@ fn a_server_that_is_killed_has_not_failed() -> Result<()> {
         .set("server_login_retry", "60");
     let pooler = Underpass::start(&ini)?;
     let options = pooler.options("postgres", "postgres");
-    let killed = std::thread::spawn({
+    let killed = thread::spawn({
         let options = options.clone();
         move || Client::connect(&options).and_then(|mut client| client.query("select 1")?.ok())
     });
     while mock.queries().is_empty() {
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
     pooler.console("KILL")?.ok()?;
     pooler.console("RESUME")?.ok()?;
@@ -116,7 +117,7 @@ fn a_server_that_is_about_to_end_is_given_to_nobody() -> Result<()> {
     let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
-    std::thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
     drop((client, pooler));
     mock.wait_finished(1)
@@ -152,10 +153,10 @@ fn a_server_that_ends_with_its_answer_is_given_to_nobody() -> Result<()> {
         // The next is there already, and waits for the only server.
         let mut next = Client::connect(&pooler.options("postgres", "postgres"))?;
         client.send(&Batch::new().query("select 1"))?;
-        std::thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
         pooler.signal(Signal::SIGSTOP)?;
         next.send(&Batch::new().query("select 1"))?;
-        std::thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
         pooler.signal(Signal::SIGCONT)?;
         assert_eq!(client.response()?.ok()?.value(), Some("first"));
         for client in [&mut next, &mut client] {
@@ -206,7 +207,7 @@ fn a_server_that_does_not_answer_its_check_is_left() -> Result<()> {
         let pooler = Underpass::start(&ini)?;
         let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
         assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
-        std::thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
         client.set_read_timeout(Duration::from_secs(10))?;
         let told = client.query("select 2").and_then(|response| response.ok());
         match answer {
@@ -265,12 +266,12 @@ fn the_end_of_a_server_behind_its_login_is_seen() -> Result<()> {
     let ini = Ini::for_mock(&mock).set("server_login_retry", "1");
     let pooler = Underpass::start(&ini)?;
     let options = pooler.options("postgres", "postgres");
-    let served = std::thread::spawn(move || {
+    let served = thread::spawn(move || {
         Client::connect(&options).and_then(|mut client| client.query("select 1")?.ok())
     });
-    std::thread::sleep(Duration::from_millis(150));
+    thread::sleep(Duration::from_millis(150));
     pooler.signal(Signal::SIGSTOP)?;
-    std::thread::sleep(Duration::from_millis(400));
+    thread::sleep(Duration::from_millis(400));
     pooler.signal(Signal::SIGCONT)?;
     assert_eq!(served.join().expect("no panic")?.value(), Some("1"), "{}", pooler.log());
     Ok(())
@@ -321,7 +322,7 @@ fn an_idle_server_with_half_a_message_is_given_up() -> Result<()> {
     let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
-    std::thread::sleep(Duration::from_millis(400));
+    thread::sleep(Duration::from_millis(400));
     client.set_read_timeout(Duration::from_secs(50))?;
     assert_eq!(client.query("select 2")?.ok()?.value(), Some("1"), "{}", pooler.log());
     assert!(pooler.log().contains("server did not come to rest"), "{}", pooler.log());
@@ -349,7 +350,7 @@ fn an_idle_server_is_given_to_nobody_in_the_middle_of_a_message() -> Result<()> 
     let pooler = Underpass::start(&Ini::for_mock(&mock))?;
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("first"));
-    std::thread::sleep(Duration::from_millis(400));
+    thread::sleep(Duration::from_millis(400));
     assert_eq!(client.query("select 2")?.ok()?.value(), Some("second"), "{}", pooler.log());
     drop((client, pooler));
     mock.wait_finished(1)
@@ -411,7 +412,7 @@ fn a_wait_that_outlives_a_dead_server_is_counted_once() -> Result<()> {
     };
     let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
     // The server that logged it in rests.
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     let begun = Instant::now();
     assert_eq!(client.query("select 1")?.ok()?.value(), Some("1"), "{}", pooler.log());
     let waited = u128::from(figure("total_wait_time")?);
@@ -450,7 +451,7 @@ fn a_refused_replication_connection_harms_nobody_else() -> Result<()> {
     let ini = Ini::for_server(&server).set("pool_mode", "transaction").set("server_idle_timeout", "0.2");
     let pooler = Underpass::start(&ini)?;
     let options = pooler.options("postgres", "postgres");
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
         let refused = Client::connect(&options.clone().parameter("replication", "true"));
         let told = refused.err().map(|error| error.to_string()).unwrap_or_default();
@@ -459,7 +460,7 @@ fn a_refused_replication_connection_harms_nobody_else() -> Result<()> {
         client.set_read_timeout(Duration::from_secs(5))?;
         client.query("select 1")?.ok()?;
         drop(client);
-        std::thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
     }
     Ok(())
 }
@@ -473,9 +474,9 @@ fn the_connection_of_a_replication_client_goes_with_it() -> Result<()> {
     let mut raw = TcpStream::connect(("127.0.0.1", pooler.port())).expect("connect");
     let parameters = [("user", "postgres"), ("database", "postgres"), ("replication", "database")];
     raw.write_all(Batch::new().startup(0x0003_0000, &parameters).as_bytes()).expect("startup");
-    std::thread::sleep(Duration::from_millis(250));
+    thread::sleep(Duration::from_millis(250));
     pooler.signal(Signal::SIGSTOP)?;
-    std::thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     // With a reset, so that what it is told cannot be written.
     rustix::net::sockopt::set_socket_linger(&raw, Some(Duration::ZERO)).expect("linger");
     drop(raw);
@@ -500,12 +501,64 @@ fn without_a_check_delay_a_server_is_checked_between_two_clients() -> Result<()>
     let options = pooler.options("postgres", "postgres");
     let (mut first, mut second) = (Client::connect(&options)?, Client::connect(&options)?);
     first.send(&Batch::new().query("select 'first'"))?;
-    std::thread::sleep(Duration::from_millis(50));
+    thread::sleep(Duration::from_millis(50));
     second.send(&Batch::new().query("select 'second'"))?;
     first.response()?.ok()?;
     second.response()?.ok()?;
     let asked = mock.queries();
     let asked: Vec<&str> = asked.iter().map(|query| query.trim_end_matches('\0')).collect();
     assert!(asked.ends_with(&["select 'first'", "select 42", "select 'second'"]), "{asked:?}");
+    Ok(())
+}
+
+/// The name server of `silent.test` says nothing.
+fn with_silent_name(hosts: &str, mock: &MockServer) -> Ini {
+    Ini::new()
+        .database("*", &format!("host={hosts} port={} user=postgres", mock.port()))
+        .set("auth_type", "any")
+        .set("server_tls_sslmode", "disable")
+        .environment("UNDERPASS_TEST_HOSTS", "silent.test")
+}
+
+#[test]
+fn a_name_without_an_answer_is_given_up_for_the_next_host() -> Result<()> {
+    let mock = MockServer::serving()?;
+    let ini = with_silent_name("silent.test,127.0.0.1", &mock).set("server_connect_timeout", "1");
+    let pooler = Underpass::start(&ini)?;
+    let begun = Instant::now();
+    let mut client = Client::connect(&pooler.options("anybody", "one"))?;
+    assert_eq!(client.query("select 1")?.ok()?.value(), Some("0"));
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(900) && took < Duration::from_secs(8), "{took:?}");
+    assert!(pooler.log().contains("connect timeout"), "{}", pooler.log());
+    Ok(())
+}
+
+/// Waits until somebody waits for a server of the database `one`.
+fn until_asked(pooler: &Underpass) -> Result<()> {
+    let begun = Instant::now();
+    while pooler.console("SHOW POOLS")?.ok()?.rows().iter().all(|row| row[0].as_deref() != Some("one")) {
+        assert!(begun.elapsed() < Duration::from_secs(15), "no pool");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// What waits for a name server is no connection that anybody waits for.
+#[test]
+fn pause_and_kill_do_not_wait_for_a_name() -> Result<()> {
+    let mock = MockServer::serving()?;
+    let pooler =
+        Underpass::start(&with_silent_name("silent.test", &mock).set("server_connect_timeout", "600"))?;
+    for (command, back) in [("PAUSE", "RESUME"), ("PAUSE one", "RESUME one"), ("KILL one", "RESUME one")] {
+        let mut client = Client::open(&pooler.options("anybody", "one"))?;
+        client.startup()?;
+        until_asked(&pooler)?;
+        let begun = Instant::now();
+        pooler.console(command)?.ok()?;
+        pooler.console("WAIT_CLOSE")?.ok()?;
+        assert!(begun.elapsed() < Duration::from_secs(5), "{command}: {:?}", begun.elapsed());
+        pooler.console(back)?.ok()?;
+    }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! What a change leaves behind, with a real PostgreSQL: databases that RELOAD removes, changes and brings back, minimum sizes, clients that stop in
 //! the middle, names that nobody has.
 
+use std::os::unix::process::CommandExt as _;
 use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
@@ -508,4 +509,102 @@ fn who_does_not_read_is_closed_after_suspend_timeout() -> Result<()> {
     let received = stuck.until_closed()?;
     assert!(received.len() < 100_000, "{} messages", received.len());
     Ok(())
+}
+
+/// `prlimit` for the open files of a running pooler, as its user: root may lack the capability.
+fn limit_files(pooler: &Underpass, arguments: &[&str]) -> String {
+    let mut prlimit = std::process::Command::new("prlimit");
+    if let Some(user) = underpass_testkit::service_user() {
+        prlimit.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    let output = prlimit.args(["--pid", &pooler.pid().to_string()]).args(arguments).output();
+    let output = output.expect("prlimit");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// The lowest number that no file of the pooler has.
+fn lowest_free(pooler: &Underpass) -> u64 {
+    let has = |number: &u64| std::fs::symlink_metadata(format!("/proc/{}/fd/{number}", pooler.pid())).is_ok();
+    (0..).find(|number| !has(number)).expect("a number")
+}
+
+#[test]
+fn who_waits_for_a_descriptor_slows_nobody_down() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini = ini(&server, &[("x", "dbname=a")])
+        .set("tcp_defer_accept", "0")
+        .tail("[underpass]\nthreads = 1\nkernel_path = off");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("app", "x");
+    let mut client = Client::connect(&options)?;
+    let mut hundred = || -> Result<Duration> {
+        let begun = Instant::now();
+        for _ in 0..100 {
+            client.query("select 1")?.ok()?;
+        }
+        Ok(begun.elapsed())
+    };
+    let mut fastest = || -> Result<Duration> {
+        let times = (0..5).map(|_| hundred()).collect::<Result<Vec<_>>>()?;
+        Ok(times.into_iter().min().expect("five"))
+    };
+    let before = fastest()?;
+    let limit = limit_files(&pooler, &["--nofile", "--output=SOFT", "--noheadings"]);
+    limit_files(&pooler, &[&format!("--nofile={}:", lowest_free(&pooler))]);
+    let mut waiting = Client::open(&options)?;
+    waiting.startup()?;
+    until("accepting fails", || Ok(pooler.log().contains("accept failed")))?;
+    let (meanwhile, failures) = (fastest()?, pooler.log().matches("accept failed").count());
+    // A millisecond for each packet from either side would be 200 more.
+    assert!(meanwhile < before * 2 + Duration::from_millis(60), "{before:?}, then {meanwhile:?}");
+    assert!(failures > 0);
+    limit_files(&pooler, &[&format!("--nofile={limit}:")]);
+    waiting.authenticate()?;
+    waiting.finish_login()?;
+    waiting.query("select 1")?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn a_second_start_resets_no_client_of_the_first() -> Result<()> {
+    let server = server_with_databases()?;
+    let ini = ini(&server, &[("x", "dbname=a")])
+        .set("so_reuseport", "1")
+        .set("pidfile", "pid")
+        .tail("[underpass]\nkernel_path = off");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("app", "x");
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let clients = scope.spawn(|| -> Result<usize> {
+            let mut count = 0;
+            while !is_over() {
+                Client::connect(&options)?;
+                count += 1;
+            }
+            Ok(count)
+        });
+        let start = |_| {
+            // The testkit starts a copy where the service user cannot reach the original.
+            let copy = pooler.directory().join("underpass");
+            let program = if copy.exists() { copy } else { Underpass::binary().expect("built") };
+            let mut second = std::process::Command::new(program);
+            if let Some(user) = underpass_testkit::service_user() {
+                second.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+            }
+            second.args(["pooler", "pgbouncer.ini"]).current_dir(pooler.directory());
+            let output = second.output().expect("it starts");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            (output.status.success(), text)
+        };
+        let starts: Vec<_> = (0..10).map(start).collect();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        for (success, text) in starts {
+            assert!(!success && text.contains("another instance running?"), "{text}");
+        }
+        assert!(clients.join().expect("no panic")? > 10);
+        Ok(())
+    })
 }

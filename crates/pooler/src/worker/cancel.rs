@@ -5,7 +5,7 @@
 //! not given to anybody (`Core::cancel_begun`). PostgreSQL closes the connection of a CancelRequest after it has sent the signal (manual,
 //! 55.2.9 "Canceling Requests in Progress"), so the end of that connection is the end of the window.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,9 +19,10 @@ use underpass_wire::backend::build::{error_response, ready_for_query};
 use underpass_wire::backend::{Report, Severity, TransactionStatus};
 
 use super::{Again, Entry, Source, Worker, peer};
-use crate::client::{Phase, key_of};
+use crate::client::{LoginStep, Phase, key_of};
 use crate::net::{self, Endpoint};
 use crate::peers::{PeerCancel, Turn};
+use crate::resolver::Answer;
 use crate::server::{SettleStep, Work};
 use crate::shared::{CancelTarget, lock};
 use crate::table::Key;
@@ -32,8 +33,8 @@ pub(crate) struct CancelConnection {
     request: Vec<u8>,
     /// The server that is held back meanwhile, and where it lives; none if the request goes to a peer.
     held: Option<(ServerId, Key)>,
-    /// The pooler of `[peers]` that the request goes to.
-    peer: Option<u16>,
+    /// The pooler of `[peers]` that the request goes to, and the addresses at which it may be if it is not at this one.
+    peer: Option<(u16, Vec<Endpoint>)>,
     /// The client connection that asked, closed when this is done.
     asker: Option<ClientRef>,
     pub since: Instant,
@@ -47,7 +48,7 @@ impl CancelConnection {
 
     /// The peer that is meant, and whether it has the request already.
     pub fn peer(&self) -> Option<(u16, bool)> {
-        self.peer.map(|peer| (peer, self.is_sent()))
+        self.peer.as_ref().map(|(peer, _)| (*peer, self.is_sent()))
     }
 
     /// Whether PostgreSQL has the request; else it is connected to.
@@ -64,6 +65,9 @@ impl CancelConnection {
 impl Worker {
     /// A client sent a CancelRequest. Its connection stays open until the request has been carried out, as PostgreSQL's would.
     pub(super) fn cancel_requested(&mut self, asker: Key, process_id: u32, secret: &[u8]) {
+        if let Some(Phase::Login(login)) = self.clients.get_mut(asker).map(|client| &mut client.phase) {
+            login.step = LoginStep::Cancel;
+        }
         let (key, tail) = secret.split_first_chunk::<4>().map_or((0, secret), |(head, tail)| {
             (u64::from(process_id) << 32 | u64::from(u32::from_be_bytes(*head)), tail)
         });
@@ -118,41 +122,71 @@ impl Worker {
     fn cancel_through(&mut self, peer: &Peer, cancel: PeerCancel) {
         let (peer_id, port) = (peer.id, peer.port);
         let name = match &peer.host {
-            Host::Ip(address) => address.to_string(),
+            Host::Ip(address) => {
+                let address = Endpoint::Tcp(SocketAddr::new(*address, port));
+                return self.cancel_to(vec![address], peer_id, cancel);
+            }
             Host::Name(name) => name.clone(),
             host @ (Host::Unix(_) | Host::Abstract(_)) => {
                 let path = host.socket_path(port).unwrap_or_default();
-                return self.cancel_to(&Endpoint::Unix(path, port), peer_id, cancel);
+                return self.cancel_to(vec![Endpoint::Unix(path, port)], peer_id, cancel);
             }
         };
+        let settings = self.shared.settings.load();
+        let (max_age, max_age_failed) = (settings.config.dns_max_ttl, settings.config.dns_nxdomain_ttl);
+        if let Some(answer) = self.shared.resolver.cached(&name, max_age, max_age_failed) {
+            return self.cancel_to_any(answer, port, peer_id, cancel);
+        }
         let (shared, index) = (self.shared.clone(), self.index);
         self.shared.resolver.resolve(name, move |answer| {
-            shared.mailboxes[index as usize].post(Box::new(move |worker| match answer {
-                Ok(addresses) => {
-                    worker.cancel_to(&Endpoint::Tcp(SocketAddr::new(addresses[0], port)), peer_id, cancel);
-                }
-                Err(error) => {
-                    log::warn!("cancel request for a peer: {error}");
-                    worker.cancel_answered(cancel.asker);
-                    worker.peer_left(peer_id);
-                }
-            }));
+            shared.mailboxes[index as usize]
+                .post(Box::new(move |worker| worker.cancel_to_any(answer, port, peer_id, cancel)));
         });
     }
 
-    /// Sends a request to a peer at `address`; the asker is answered when that is done, or cannot be.
-    fn cancel_to(&mut self, address: &Endpoint, peer: u16, cancel: PeerCancel) {
-        let PeerCancel { request, asker, since } = cancel;
-        match net::connect(address) {
-            Ok(fd) => {
-                let (held, peer, asker) = (None, Some(peer), Some(asker));
-                self.cancel_open(CancelConnection { fd, request, held, peer, asker, since });
+    fn cancel_to_any(&mut self, answer: Answer, port: u16, peer: u16, cancel: PeerCancel) {
+        match answer {
+            Ok(addresses) => {
+                let endpoint = |address: &IpAddr| Endpoint::Tcp(SocketAddr::new(*address, port));
+                self.cancel_to(addresses.iter().map(endpoint).collect(), peer, cancel);
             }
             Err(error) => {
-                log::warn!("cannot connect to {address} for a cancel request: {error}");
-                self.cancel_answered(asker);
+                log::warn!("cancel request for a peer: {error}");
+                self.cancel_answered(cancel.asker);
                 self.peer_left(peer);
             }
+        }
+    }
+
+    /// Sends a request to a peer at the first of `addresses` that can be reached; the asker is answered when that is done, or cannot be.
+    fn cancel_to(&mut self, addresses: Vec<Endpoint>, peer: u16, cancel: PeerCancel) {
+        let PeerCancel { request, asker, since } = cancel;
+        let mut addresses = addresses.into_iter();
+        while let Some(address) = addresses.next() {
+            match net::connect(&address) {
+                Ok(fd) => {
+                    let peer = Some((peer, addresses.collect()));
+                    let (held, asker) = (None, Some(asker));
+                    return self.cancel_open(CancelConnection { fd, request, held, peer, asker, since });
+                }
+                Err(error) => log::warn!("cannot connect to {address} for a cancel request: {error}"),
+            }
+        }
+        self.cancel_answered(asker);
+        self.peer_left(peer);
+    }
+
+    /// A request could not be sent: a peer has the next of its addresses, if any, tried.
+    fn cancel_failed(&mut self, key: Key) {
+        let is_last = |c: &CancelConnection| c.peer.as_ref().is_none_or(|(_, others)| others.is_empty());
+        if self.cancels.get(key).is_none_or(is_last) {
+            return self.cancel_finished(key);
+        }
+        let Some(CancelConnection { request, peer, asker, since, .. }) = self.cancels.remove(key) else {
+            return;
+        };
+        if let (Some((peer, others)), Some(asker)) = (peer, asker) {
+            self.cancel_to(others, peer, PeerCancel { request, asker, since });
         }
     }
 
@@ -233,8 +267,8 @@ impl Worker {
         }
         let Some(client) = self.clients.get(key) else { return self.cancel_answered(asker) };
         let (linked, waits) = (client.phase_server(), matches!(client.phase, Phase::Waiting { .. }));
-        if waits {
-            self.cancel_waiting(key);
+        if waits && !self.cancel_waiting(key, has_looked) {
+            return self.cancel_at(self.index, own, asker, true);
         }
         let working = linked.filter(|&key| {
             self.server(key).is_some_and(|s| matches!(s.work, Work::Client(_)) && s.link.is_busy())
@@ -283,7 +317,7 @@ impl Worker {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => return,
                 Err(error) => {
                     log::warn!("cancel request failed: {error}");
-                    return self.cancel_finished(key);
+                    return self.cancel_failed(key);
                 }
             }
         }
@@ -313,7 +347,7 @@ impl Worker {
         if let Some(asker) = connection.asker {
             self.cancel_answered(asker);
         }
-        if let Some(peer) = connection.peer {
+        if let Some((peer, _)) = connection.peer {
             self.peer_left(peer);
         }
     }
@@ -336,20 +370,21 @@ impl Worker {
         }
     }
 
-    /// A client in the queue gives up its request: it is answered as PostgreSQL answers a cancelled statement, and may go on.
-    fn cancel_waiting(&mut self, key: Key) {
+    /// A client in the queue gives up its request: it is answered as PostgreSQL answers a cancelled statement, and may go on. False if that must
+    /// be looked at again, because its server is on its way.
+    fn cancel_waiting(&mut self, key: Key, has_looked: bool) -> bool {
         let me = ClientRef { worker: self.index, slot: key.index, generation: key.generation };
-        let Some(client) = self.clients.get_mut(key) else { return };
-        let Phase::Waiting { ticket, .. } = client.phase else { return };
+        let Some(client) = self.clients.get_mut(key) else { return true };
+        let Phase::Waiting { ticket, .. } = client.phase else { return true };
         // Only a request that is here as a whole can be answered without the server.
-        let Some(length) = first_request(&client.inbox) else { return };
-        // Behind what a lane forwarded before, which is microseconds from its socket; else PostgreSQL's way: too late to cancel.
+        let Some(length) = first_request(&client.inbox) else { return true };
+        // Behind what a lane forwarded before, which is microseconds from its socket; who does not read is not waited for.
         if !client.is_clear() {
-            return;
+            return has_looked;
         }
-        let Some(pool) = &client.pool else { return };
+        let Some(pool) = &client.pool else { return true };
         if !lock(&self.shared.core).cancel_wait(pool.id, ticket, me) {
-            return;
+            return false;
         }
         client.inbox.drain(..length);
         client.phase = Phase::Idle;
@@ -364,12 +399,14 @@ impl Worker {
         );
         ready_for_query(&mut out, TransactionStatus::Idle);
         if let Err(error) = client.outbox.send(&mut client.transport, &out) {
-            return self.client_io_failed(key, &error);
+            self.client_io_failed(key, &error);
+            return true;
         }
         // What it said behind that, and what it has said while it waited, which was announced once.
         if !client.inbox.is_empty() || client.readable || client.ended {
             self.again.push(Again::Client(key));
         }
+        true
     }
 }
 

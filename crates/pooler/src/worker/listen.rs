@@ -46,9 +46,8 @@ impl Worker {
 
     /// Takes as many connections at most.
     pub(super) fn accept(&mut self, index: usize, count: usize) {
+        // Told in the same round as the failure.
         if self.accept_paused_until.is_some_and(|until| self.now < until) {
-            // Level-triggered: without this pause the loop would spin. The sweep comes by anyway.
-            std::thread::sleep(Duration::from_millis(1));
             return;
         }
         for _ in 0..count {
@@ -64,10 +63,26 @@ impl Worker {
                     log::warn!(
                         "accept failed: {error}; raise LimitNOFILE (ulimit -n) if descriptors are short"
                     );
+                    // Who waits there would be told of in every round, and cost those who are here their time.
+                    self.unwatch_listeners();
                     self.accept_paused_until = Some(self.now + ACCEPT_PAUSE);
                     return;
                 }
             }
+        }
+    }
+
+    /// The pause of accepting may be over: descriptors may be free again.
+    pub(super) fn sweep_accepting(&mut self) {
+        if self.accept_paused_until.is_some_and(|until| until <= self.now) {
+            self.accept_paused_until = None;
+            self.watch_listeners_again();
+        }
+    }
+
+    pub(super) fn watch_listeners_again(&self) {
+        if let Err(error) = self.watch_listeners() {
+            log::error!("cannot listen again: {error}");
         }
     }
 
@@ -143,10 +158,10 @@ impl Worker {
             return;
         }
         self.accepts = accepts;
-        if !accepts {
+        if accepts {
+            self.watch_listeners_again();
+        } else {
             self.unwatch_listeners();
-        } else if let Err(error) = self.watch_listeners() {
-            log::error!("cannot listen again: {error}");
         }
     }
 }

@@ -102,7 +102,7 @@ impl Worker {
             let Phase::Login(login) = &client.phase else { return };
             match login.step {
                 LoginStep::FirstPacket | LoginStep::Authenticating(_) => self.take_in(key),
-                LoginStep::AuthQuery { .. } | LoginStep::Welcome => return,
+                LoginStep::AuthQuery { .. } | LoginStep::Welcome | LoginStep::Cancel => return,
             }
             match self.clients.get(key) {
                 Some(client) if client.inbox.len() < before && !client.inbox.is_empty() => {}

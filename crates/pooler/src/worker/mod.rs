@@ -14,6 +14,7 @@ mod lane;
 mod lifecycle;
 mod listen;
 pub(crate) mod login;
+mod lookups;
 pub(crate) mod mirror;
 mod moving;
 mod peer;
@@ -100,6 +101,8 @@ pub(crate) struct Worker {
     pub clients: Table<Box<Client>>,
     pub servers: Table<Entry>,
     pub cancels: Table<CancelConnection>,
+    /// Connections whose server's name is being asked for.
+    lookups: Table<server_login::Plan>,
     listeners: Vec<Listener>,
     /// Whether it takes connections from them, or leaves them to the first worker (`acceptors.rs`).
     accepts: bool,
@@ -128,7 +131,7 @@ pub(crate) struct Worker {
     pub draining: bool,
     /// SUSPEND: nothing is read but what the console says.
     suspension: Option<Box<suspend::Suspension>>,
-    /// When accepting failed for lack of descriptors, until when not to try.
+    /// When accepting failed for lack of descriptors, until when not to try. Meanwhile the listeners are not watched.
     accept_paused_until: Option<Instant>,
     /// State of the generator behind forced flips.
     flips: u64,
@@ -165,6 +168,7 @@ impl Worker {
             clients: Table::default(),
             servers: Table::default(),
             cancels: Table::default(),
+            lookups: Table::default(),
             listeners,
             accepts: true,
             busy_until: (Duration::ZERO, Instant::now()),
@@ -205,8 +209,9 @@ impl Worker {
         epoll::add(self.epoll(), fd, EventData::new_u64(token(source, key)), USER_INTEREST)
     }
 
+    /// Unless others accept, or accepting has failed a moment ago.
     fn watch_listeners(&self) -> rustix::io::Result<()> {
-        if !self.accepts {
+        if !self.accepts || self.accept_paused_until.is_some() {
             return Ok(());
         }
         for (index, listener) in self.listeners.iter().enumerate() {
@@ -234,10 +239,8 @@ impl Worker {
         self.unwatch_listeners();
         self.listeners.retain(|listener| listener.unix_port.is_some() && !listener.is_handed_over);
         // Their numbers may be others now. A suspended worker watches them when it goes on.
-        if self.suspension.is_none()
-            && let Err(error) = self.watch_listeners()
-        {
-            log::error!("cannot listen again: {error}");
+        if self.suspension.is_none() {
+            self.watch_listeners_again();
         }
     }
 

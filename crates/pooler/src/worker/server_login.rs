@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use underpass_auth::{ScramKeys, Secret, ServerAuth, ServerLogin as Credentials, ServerStep};
 use underpass_config::{Host, LoadBalanceHosts, UnixSocketDir};
@@ -46,6 +47,8 @@ pub(super) struct Plan {
     pub second_try: Option<Encryption>,
     pub host: String,
     pub port: u16,
+    /// Since when it is being opened.
+    pub since: Instant,
     /// Startup parameters of a replication client, and the client.
     pub replication: Option<(Key, Vec<(String, String)>)>,
 }
@@ -79,7 +82,7 @@ impl Worker {
             LoadBalanceHosts::Disable if places > 1 => pool.database.next_host.load(Ordering::Relaxed),
             _ => pool.database.next_host.fetch_add(1, Ordering::Relaxed),
         });
-        let turn = Turn { number, places };
+        let (turn, since) = (Turn { number, places }, self.now);
         let port = configured.port;
         let host =
             hosts.get(number % places).cloned().unwrap_or_else(|| match &settings.config.unix_socket_dir {
@@ -88,7 +91,8 @@ impl Worker {
                 UnixSocketDir::Off => Host::Unix(PathBuf::from(SOCKET_DIRECTORY)),
             });
         if let Some(path) = host.socket_path(port) {
-            let plan = Plan { id, pool, turn, second_try: None, host: String::new(), port, replication };
+            let plan =
+                Plan { id, pool, turn, second_try: None, host: String::new(), port, since, replication };
             return self.connect(plan, Ok(Endpoint::Unix(path, port)));
         }
         let name = match host {
@@ -96,21 +100,15 @@ impl Worker {
             Host::Name(name) => name,
             Host::Unix(_) | Host::Abstract(_) => unreachable!("a socket path was found for these"),
         };
-        let plan = Plan { id, pool, turn, second_try: None, host: name.clone(), port, replication };
+        let plan = Plan { id, pool, turn, second_try: None, host: name.clone(), port, since, replication };
         let config = &settings.config;
         match self.shared.resolver.cached(&name, config.dns_max_ttl, config.dns_nxdomain_ttl) {
             Some(answer) => self.connect_to_any(plan, answer),
-            None => {
-                let (shared, index) = (self.shared.clone(), self.index);
-                self.shared.resolver.resolve(name, move |answer| {
-                    shared.mailboxes[index as usize]
-                        .post(Box::new(move |worker| worker.connect_to_any(plan, answer)));
-                });
-            }
+            None => self.look_up(plan, name),
         }
     }
 
-    fn connect_to_any(&mut self, mut plan: Plan, answer: Answer) {
+    pub(super) fn connect_to_any(&mut self, mut plan: Plan, answer: Answer) {
         let endpoint = answer
             .map(|addresses| {
                 // Each time round the hosts, a name's next address.
@@ -177,7 +175,7 @@ impl Worker {
                 ended: false,
                 refusal: None,
                 cancel_key: Vec::new(),
-                connected_at: now,
+                connected_at: plan.since,
                 request_at: now,
                 dedicated,
             }))
@@ -189,7 +187,7 @@ impl Worker {
     }
 
     /// There is not even a socket.
-    fn connect_failed(&mut self, plan: Plan, message: String) {
+    pub(super) fn connect_failed(&mut self, plan: Plan, message: String) {
         let Plan { id, pool, turn, replication, .. } = plan;
         pool.last_error.store(Some(Arc::new(ConnectError { message: message.clone(), refused: None })));
         let tries_next = self.tries_next_host(&pool, turn);
@@ -320,6 +318,7 @@ impl Worker {
             second_try: Some(second),
             host: login.host,
             port: address.port(),
+            since: self.now,
             replication: login.replication,
         };
         Some((plan, Endpoint::Tcp(address)))

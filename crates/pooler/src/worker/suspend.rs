@@ -42,9 +42,7 @@ impl Worker {
     /// Goes on where SUSPEND stopped.
     pub(crate) fn unsuspend(&mut self) {
         let Some(suspension) = self.suspension.take() else { return };
-        if let Err(error) = self.watch_listeners() {
-            log::error!("cannot listen again: {error}");
-        }
+        self.watch_listeners_again();
         for (token, flags) in suspension.held {
             self.dispatch(token, flags);
         }

@@ -13,7 +13,7 @@ use underpass_wire::backend::{Report, Severity};
 
 use super::lane::LaneTimes;
 use super::{Again, Entry, Farewell, Worker};
-use crate::client::{Client, Phase};
+use crate::client::{Client, LoginStep, Phase};
 use crate::control;
 use crate::server::{PrepareStep, SettleStep, Work};
 use crate::settings::Settings;
@@ -42,6 +42,7 @@ impl Worker {
             self.drain();
         }
         self.sweep_servers(&settings);
+        self.sweep_lookups(settings.config.server_connect_timeout);
         if settings.config.server_fast_close {
             self.fast_close();
         }
@@ -56,7 +57,7 @@ impl Worker {
         }
         self.console_waits_check();
         self.share_accepting();
-        self.accept_paused_until = self.accept_paused_until.filter(|until| *until > self.now);
+        self.sweep_accepting();
     }
 
     /// All clients but those that may rest. Of ten thousand nearly everyone rests, and whoever comes meanwhile waits for a look at each,
@@ -123,6 +124,7 @@ impl Worker {
             let pool = client.pool.as_ref().map(|pool| pool.settings.load_full());
             let timeouts = client.timeouts(config);
             let farewell = match &mut client.phase {
+                Phase::Login(login) if matches!(login.step, LoginStep::Cancel) => None,
                 Phase::Login(_) if over(client.connected_at, config.client_login_timeout) => {
                     Some(Farewell::told(SqlState::QUERY_CANCELED, "client_login_timeout"))
                 }

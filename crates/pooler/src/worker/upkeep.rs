@@ -42,6 +42,13 @@ impl Worker {
                 pool.last_error.store(None);
             }
         }
+        self.give_up_lookups(|worker, pool| {
+            let is_paused = lock(&worker.shared.core).is_paused(pool.id);
+            if is_paused {
+                pool.last_error.store(None);
+            }
+            is_paused
+        });
     }
 
     /// Closes a server that logs in, without blame: the next attempt need not wait for `server_login_retry`.
@@ -116,6 +123,7 @@ impl Worker {
                 self.close_server(key, reason);
             }
         }
+        self.give_up_lookups(|_, pool| database.is_none_or(|number| pool.database.number == number));
         for pool in self.shared.pools() {
             if database.is_none_or(|number| pool.database.number == number) {
                 let idle = lock(&self.shared.core).take_all_idle(pool.id);

@@ -25,6 +25,7 @@ use super::{Farewell, Worker};
 use crate::client::Phase;
 use crate::logging;
 use crate::pool::DatabaseState;
+use crate::shared::phase;
 use crate::table::Key;
 
 /// A console client that waits for something to happen.
@@ -98,9 +99,15 @@ impl Worker {
     /// Reads commands and carries them out, one at a time.
     pub(super) fn console_readable(&mut self, key: Key) {
         loop {
-            let is_waiting = self.console_waits.iter().any(|wait| wait.client == key);
+            let wait = self.console_waits.iter().find(|wait| wait.client == key);
+            let (is_waiting, waits_long) =
+                (wait.is_some(), wait.is_some_and(|wait| !matches!(wait.event, Event::Answer)));
             let Some(client) = self.clients.get_mut(key) else { return };
             let Phase::Console(access) = client.phase else { return };
+            // The pause that it began stays, as in PgBouncer.
+            if waits_long && client.ended {
+                return self.close_client(key, Farewell::quiet(reason::CLIENT_EOF));
+            }
             // A client that does not take its answers gets no more of them.
             if is_waiting || !client.outbox.is_empty() {
                 client.readable = true;
@@ -183,8 +190,12 @@ impl Worker {
         self.console_readable(client);
     }
 
-    /// A cancel request for a console client: ends its wait, and with it the pause that it waits for, as in PgBouncer.
+    /// A cancel request for a console client: ends its wait, and with it the pause that it waits for, also that of one database, where PgBouncer
+    /// goes on waiting. In a shutdown nothing is taken back, as with RESUME.
     pub(super) fn console_cancelled(&mut self, client: Key) {
+        if self.shared.phase.load(Ordering::Acquire) >= phase::WAIT_FOR_SERVERS {
+            return;
+        }
         let cancellable = |wait: &Wait| wait.client == client && !matches!(wait.event, Event::Answer);
         let Some(index) = self.console_waits.iter().position(cancellable) else { return };
         let wait = self.console_waits.swap_remove(index);
