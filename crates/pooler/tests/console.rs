@@ -202,7 +202,7 @@ fn a_drain_leaves_sessions_their_servers() {
     let mut client = Client::connect(&pooler.options("postgres", "postgres")).unwrap();
     client.query("create temp table kept ()").unwrap().ok().unwrap();
     admin(&pooler).query("SHUTDOWN WAIT_FOR_SERVERS").unwrap().ok().unwrap();
-    std::thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     client.query("select from kept").unwrap().ok().unwrap();
     client.terminate().unwrap();
     assert!(pooler.wait(LIMIT).unwrap().success());
