@@ -262,7 +262,7 @@ mod tests {
     fn the_line_of_the_log_is_about_one_period_and_the_console_about_two() {
         let second = |s: u64| Timestamp(s * 1_000_000);
         let mut periods = Periods::new(second(0));
-        let id = underpass_pool::Core::<()>::default().pool(1, 1, || underpass_pool::core::PoolLimits::NONE);
+        let id = underpass_pool::Core::<()>::default().pool(1, 1, || PoolLimits::NONE);
         let stats = |xact_count| PoolStats { xact_count, ..PoolStats::default() };
         let mut roll = |count, at| {
             let averages = periods.roll_pools([(id, stats(count), false)].into_iter(), second(at));
