@@ -741,7 +741,7 @@ fn live(side: &[Side], index: u32, generation: u32, what: &'static str) -> Resul
 }
 
 /// [`socket::bytes_enqueued`] of a socket to which nobody writes.
-fn enqueued_at_rest(fd: BorrowedFd<'_>) -> io::Result<u64> {
+pub(crate) fn enqueued_at_rest(fd: BorrowedFd<'_>) -> io::Result<u64> {
     socket::bytes_enqueued(fd)?.ok_or_else(|| io::Error::other("acknowledgements keep coming"))
 }
 
