@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use caps::{CapSet, Capability};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
-use crate::datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSlot, ServerSpec, enqueued_at_rest};
+use crate::datapath::{
+    ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSlot, ServerSpec, enqueued_at_rest,
+};
 use crate::error::Error;
 use crate::handover::Give;
-use crate::holder::holder_of;
+use crate::holder::{Found, holder_of};
 use crate::names::Counter;
 use crate::socket;
 use crate::tap_stream::{TapStream, Tapped};
@@ -177,6 +179,11 @@ pub fn open(config: &Config) -> (Report, Option<Datapath>) {
                     features.push(Feature { name, works: false, why_not, cost: None });
                     continue;
                 }
+                if lane != Lane::D && forbids_attach() {
+                    let why_not = "kernel.yama.ptrace_scope is 3: no process may have another's socket";
+                    features.push(Feature { name, works: false, why_not: why_not.to_owned(), cost: None });
+                    continue;
+                }
                 let mut outcome = feature(name, round_trips(&datapath, lane).map(Some));
                 if !outcome.works {
                     outcome.why_not += &counted(&datapath);
@@ -215,6 +222,11 @@ fn sizes_for_tests(config: &Config) -> Config {
     }
 }
 
+/// The one setting that refuses what the test does not meet in its own process, whatever the privileges.
+fn forbids_attach() -> bool {
+    std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() == "3")
+}
+
 /// What the programs counted, which tells how far the bytes came.
 fn counted(datapath: &Datapath) -> String {
     let counters = datapath.counters().into_iter().filter(|(_, count)| *count > 0);
@@ -239,9 +251,13 @@ fn round_trips(dp: &Datapath, lane: Lane) -> Result<Duration, Error> {
     let choice = if lane == Lane::D { LaneChoice::Remote } else { LaneChoice::Local { backend_pid } };
     let spec = ServerSpec { pool, ordinal: 0, fingerprint: 1, lane: choice };
     let (server_slot, _) = dp.register_server(server.as_fd(), &spec)?;
+    if lane == Lane::A {
+        prove_found(dp, &backend)?;
+    }
     let client_slot = dp.register_client(client.as_fd(), pool, 1)?;
     if lane == Lane::B {
-        let application = holder_of(client.as_fd(), backend_pid)
+        let application = holder_of(client.as_fd(), backend_pid, None)
+            .and_then(Found::socket)
             .map_err(Error::system("finding the application's socket"))?;
         dp.attach_application(client_slot, application.as_fd())?;
     }
@@ -288,6 +304,17 @@ fn round_trips(dp: &Datapath, lane: Lane) -> Result<Duration, Error> {
     dp.free_server(server_slot)?;
     dp.free_pool(pool)?;
     Ok(cost)
+}
+
+/// Lane A: the socket of a backend that runs as another user could be found too. Our own, which /proc tells of, needs no iterator.
+fn prove_found(dp: &Datapath, backend: &TcpStream) -> Result<(), Error> {
+    let what = "asking who holds a backend's socket";
+    let inode = rustix::fs::fstat(backend).map_err(|e| Error::System { what, source: e.into() })?.st_ino;
+    let holders = dp.holders.as_ref().ok_or(Error::State("no iterator over open files can be loaded"))?;
+    match holders.descriptor_in(std::process::id(), inode).map_err(Error::system(what))? {
+        Some(_) => Ok(()),
+        None => Err(Error::State("the iterator over open files does not tell of our own")),
+    }
 }
 
 /// Lane B: the responses so far went straight to the application but for the first, and one that it does not read is counted, or no bound would hold.

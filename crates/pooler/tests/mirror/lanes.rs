@@ -106,7 +106,7 @@ fn everything_arrives_from_the_lanes() -> Result<()> {
 /// Lane B with a tap: requests go by TCP, answers straight to the application.
 #[test]
 fn applications_on_this_host_are_mirrored_from_their_lane() -> Result<()> {
-    let Some(mut pair) = Pair::start_in(Some(Lanes::B), &SETTINGS, "")? else { return Ok(()) };
+    let Some(pair) = Pair::start_in(Some(Lanes::B), &SETTINGS, "")? else { return Ok(()) };
     pair.both(T)?;
     pair.wait_on()?;
     let mut client = pair.client()?;
