@@ -445,8 +445,7 @@ impl Datapath {
     ) -> Result<ClientSlot, Error> {
         self.check_pool(pool)?;
         let cookie = cookie_of(fd)?;
-        let limit = self.client_side.len() as u32;
-        let index = self.free_lists().clients.take().ok_or(Error::Full { what: "client", limit })?;
+        let index = self.empty_client_slot()?;
         let (c, side) = (&self.clients, &self.client_side[index as usize]);
         // Its links are counted on from those of the slot's last client: what a server remembers of that one must not fit this one.
         let generation =
@@ -636,6 +635,18 @@ impl Datapath {
     /// How many backends on this host stayed out of lane A because the kernel did not let us have their sockets, and why the first did.
     pub fn refused_backends(&self) -> (u64, Option<&str>) {
         (self.refused.count.load(Ordering::Relaxed), self.refused.first.get().map(String::as_str))
+    }
+
+    /// As [`Self::empty_server_slot`]: a client whose registration failed in the middle may have stayed in its map.
+    fn empty_client_slot(&self) -> Result<u32, Error> {
+        let limit = self.client_side.len() as u32;
+        loop {
+            let index = self.free_lists().clients.take().ok_or(Error::Full { what: "client", limit })?;
+            if self.look(LOOK_CLIENT, index, 0).is_err() {
+                return Ok(index);
+            }
+            self.free_lists().clients.put(index);
+        }
     }
 
     /// A free slot that no socket has. A backend that is busy or stopped keeps its own for longer than the slot rests; what it sends then would pass for its
