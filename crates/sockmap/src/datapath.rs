@@ -302,6 +302,11 @@ impl Datapath {
         if config.servers_max > SERVERS_MAX {
             return Err(Error::State("servers_max is above 1048576"));
         }
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err(Error::State(
+                "kernel lanes are for x86-64: their programs count on its order of memory",
+            ));
+        }
         let old = kernel_is_older_than(NEW_VERIFIER);
         match Self::load(config, old) {
             // Stable kernels (6.6.15 and later) and those of distributions have the new verifier under an old number. In this order,
