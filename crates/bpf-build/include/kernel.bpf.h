@@ -74,7 +74,13 @@ struct tcp_skb_cb {
 	__u32 seq; /* of the segment's first byte */
 } KERNEL_STRUCT;
 
+struct sk_psock_progs {
+	struct bpf_prog *stream_verdict;
+	struct bpf_prog *skb_verdict;
+} KERNEL_STRUCT;
+
 struct sk_psock {
+	struct sk_psock_progs progs;
 	struct sk_buff_head ingress_skb; /* redirected to this socket, not yet taken by the worker */
 	refcount_t refcnt;		 /* one for each map, one for each send(), recv() or worker that is under way */
 } KERNEL_STRUCT;

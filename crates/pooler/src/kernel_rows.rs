@@ -30,6 +30,7 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     let path = &lanes.datapath;
     row(KernelKind::Lane, "D", "on", lanes.is_remote().into(), "count");
     row(KernelKind::Lane, "A", "on", lanes.is_local().into(), "count");
+    row(KernelKind::Lane, "A", "refused", path.refused_backends().0, "count");
     row(KernelKind::Lane, "B", "on", lanes.has_applications().into(), "count");
     for (name, xacts, requests, responses) in [
         ("D", Counter::XactsD, Counter::RequestsD, Counter::ResponsesD),

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
@@ -79,6 +79,8 @@ pub(crate) struct Lanes {
     pub given: AtomicU64,
     /// Transactions of which user space read the requests and a program forwards the answers.
     pub fed: AtomicU64,
+    /// [`Datapath::refused_backends`] was told.
+    refused_told: Once,
     /// Nothing is given to the lanes, for no reason. See [`UNEXPLAINED_VARIABLE`].
     pub is_silent: bool,
     /// One in so many clients is taken in each turn of a worker's loop; 0 = none. See [`FLIP_VARIABLE`].
@@ -179,6 +181,7 @@ impl Lanes {
                     taken: AtomicU64::new(0),
                     given: AtomicU64::new(0),
                     fed: AtomicU64::new(0),
+                    refused_told: Once::new(),
                     is_silent: std::env::var_os(UNEXPLAINED_VARIABLE).is_some(),
                     flip: number_of(FLIP_VARIABLE),
                     clients: Mutex::default(),
@@ -385,7 +388,9 @@ impl Lanes {
             lane,
         };
         let Some(place) = &server.pool.lane else { return };
-        match self.datapath.register_server(server.transport.fd(), &spec) {
+        let registered = self.datapath.register_server(server.transport.fd(), &spec);
+        self.tell_of_refused();
+        match registered {
             Ok((slot, lane)) => {
                 place.servers.fetch_add(1, Ordering::Relaxed);
                 lock(&self.servers).insert(slot, server.id);
@@ -406,6 +411,20 @@ impl Lanes {
                 log_socket!(Debug, server.label(), "lane", "stays in user space: {error}");
                 server.lane_refused = Some(Own::ServerRefused);
             }
+        }
+    }
+}
+
+impl Lanes {
+    /// Says once that a server on this host is not in lane A. One is like the other: `SHOW KERNEL` counts them.
+    fn tell_of_refused(&self) {
+        if let (_, Some(why)) = self.datapath.refused_backends() {
+            self.refused_told.call_once(|| {
+                log::warn!(
+                    "kernel lanes: a server on this host is not in lane A, because the kernel does not let us have its socket ({why}): look at \
+                     kernel.yama.ptrace_scope, the rules of SELinux or AppArmor, and a system call filter of the service; or set same_host = off"
+                );
+            });
         }
     }
 }

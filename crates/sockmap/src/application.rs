@@ -25,7 +25,7 @@ impl Datapath {
     ///
     /// # Errors
     /// [`Error::Stale`]; [`Error::State`] when these lanes were opened without [`crate::Config::applications`], the kernel cannot have lane B, the
-    /// socket is not the other end of the client's, or is one without TCP_NODELAY; [`Error::System`] when the kernel refuses it.
+    /// socket is not the other end of the client's, or is one without TCP_NODELAY or with a program that reads it; [`Error::System`] when the kernel refuses it.
     pub fn attach_application(&self, client: ClientSlot, application: BorrowedFd<'_>) -> Result<(), Error> {
         let c = self.check_client(client)?;
         if !self.apps_work {
@@ -47,6 +47,11 @@ impl Datapath {
         let value = (descriptor as u64).to_ne_bytes();
         insert(&self.skel.maps.app_socks, &cookie.to_ne_bytes(), &value).map_err(refused)?;
         let app = self.look(LOOK_APP, 0, cookie).map_err(refused)?;
+        if self.ask_socket(app.sk_addr, cookie)?.has_verdict {
+            return Err(Error::State(
+                "a program reads what comes to the application, as another pooler's does",
+            ));
+        }
         let near = self.look(LOOK_CLIENT, c, 0).map_err(refused)?;
         // Programs compare the sequence numbers of the two ends: something between them must not have changed them.
         // The two looks are not of one instant: either may be ahead.

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::{MapCore, PrintLevel, ProgramImpl, libbpf_sys};
@@ -44,6 +45,37 @@ fn attach(program: i32, map: &impl MapCore, kind: libbpf_sys::bpf_attach_type) -
         return Ok(Attachment { _link: None });
     }
     Err(Error::System { what: "attaching a lane program", source: io::Error::from_raw_os_error(-rc) })
+}
+
+/// Reads what an iterator over files tells of one process, by the number that it has in our namespace of processes. Linux 6.1; older kernels may walk all of them.
+pub(crate) fn iterate<T>(program: &ProgramImpl<'_, T>, pid: u32) -> io::Result<Vec<u8>> {
+    let task = libbpf_sys::bpf_iter_link_info__bindgen_ty_3 { pid, ..Default::default() };
+    let mut of = libbpf_sys::bpf_iter_link_info { task };
+    let options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        iter_info: &raw mut of,
+        iter_info_len: size_of_val(&of) as u32,
+        ..Default::default()
+    };
+    let program = program.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open; the options live and say their sizes.
+    let link = owned(unsafe {
+        libbpf_sys::bpf_link_create(program, 0, libbpf_sys::BPF_TRACE_ITER, &raw const options)
+    })?;
+    // SAFETY: the descriptor is open.
+    let walk = owned(unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) })?;
+    let mut told = Vec::new();
+    File::from(walk).read_to_end(&mut told)?;
+    Ok(told)
+}
+
+/// A descriptor that libbpf has just made, or the error that it says instead.
+fn owned(fd: i32) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 thread_local! {
@@ -91,12 +123,7 @@ impl Drop for Log {
 /// The process lacks CAP_SYS_ADMIN.
 pub fn measure_programs() -> io::Result<OwnedFd> {
     // SAFETY: takes and writes no memory.
-    let fd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
-    if fd < 0 {
-        return Err(io::Error::from_raw_os_error(-fd));
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    owned(unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) })
 }
 
 /// Verified instructions, runs, nanoseconds of a loaded program; zeros when the kernel does not tell.

@@ -11,7 +11,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -20,7 +20,8 @@ use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use crate::attach;
 use crate::error::Error;
 use crate::events::Ring;
-use crate::holder::holder_of;
+use crate::holder::{Found, holder_of};
+use crate::holders::Holders;
 use crate::shared::{Array, POOL_ORDINALS_MAX};
 use crate::skel::{LanesSkel, LanesSkelBuilder, types};
 use crate::socket;
@@ -253,8 +254,18 @@ pub struct Datapath {
     _links: Vec<attach::Attachment>,
     /// Lane A is possible on this kernel.
     pub(crate) local_works: bool,
+    /// Says which socket is whose, where lane A is possible.
+    pub(crate) holders: Option<Holders>,
+    refused: Refused,
     /// Applications' sockets can be [attached](Datapath::attach_application).
     pub(crate) apps_work: bool,
+}
+
+/// Backends on this host whose sockets the kernel did not let us have.
+#[derive(Debug, Default)]
+struct Refused {
+    count: AtomicU64,
+    first: OnceLock<String>,
 }
 
 /// Linux whose verifier walks the function of a loop as often as needed (kernel commit ab5cfac139ab); older ones need help.
@@ -290,6 +301,11 @@ impl Datapath {
     pub fn open(config: &Config) -> Result<Self, Error> {
         if config.servers_max > SERVERS_MAX {
             return Err(Error::State("servers_max is above 1048576"));
+        }
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err(Error::State(
+                "kernel lanes are for x86-64: their programs count on its order of memory",
+            ));
         }
         let old = kernel_is_older_than(NEW_VERIFIER);
         match Self::load(config, old) {
@@ -373,9 +389,14 @@ impl Datapath {
             skel,
             _links: links,
             local_works: false,
+            holders: None,
+            refused: Refused::default(),
             apps_work: false,
         };
         datapath.local_works = datapath.can_read_sockets()?;
+        if datapath.local_works {
+            datapath.holders = Holders::open().ok();
+        }
         datapath.apps_work = datapath.local_works && config.applications;
         Ok(datapath)
     }
@@ -429,8 +450,7 @@ impl Datapath {
     ) -> Result<ClientSlot, Error> {
         self.check_pool(pool)?;
         let cookie = cookie_of(fd)?;
-        let limit = self.client_side.len() as u32;
-        let index = self.free_lists().clients.take().ok_or(Error::Full { what: "client", limit })?;
+        let index = self.empty_client_slot()?;
         let (c, side) = (&self.clients, &self.client_side[index as usize]);
         // Its links are counted on from those of the slot's last client: what a server remembers of that one must not fit this one.
         let generation =
@@ -530,9 +550,10 @@ impl Datapath {
                     "lane A needs Linux 6.2: programs cannot read a socket by its address",
                 ));
             }
-            LaneChoice::Auto { backend_pid } => local_backend(fd, backend_pid).ok(),
+            LaneChoice::Auto { backend_pid } => self.local_backend(fd, backend_pid).ok(),
             LaneChoice::Local { backend_pid } => {
-                Some(local_backend(fd, backend_pid).map_err(Error::system("finding the backend's socket"))?)
+                let found = self.local_backend(fd, backend_pid);
+                Some(found.map_err(Error::system("finding the backend's socket"))?)
             }
         };
         let watched = backend.as_ref().map_or(fd, |b| b.as_fd());
@@ -600,6 +621,38 @@ impl Datapath {
         }
         let lane = if backend.is_some() { Lane::A } else { Lane::D };
         Ok((ServerSlot { index, generation: side.generation.load(Ordering::Acquire) }, lane))
+    }
+
+    /// The backend's socket, if all that was ever written to the server is there. What is not acknowledged would make the
+    /// two ends' counts differ for ever.
+    fn local_backend(&self, server: BorrowedFd<'_>, pid: Option<u32>) -> io::Result<OwnedFd> {
+        let found = holder_of(server, pid, self.holders.as_ref())?;
+        if let Found::Refused(why) = &found {
+            self.refused.count.fetch_add(1, Ordering::Relaxed);
+            self.refused.first.get_or_init(|| why.to_string());
+        }
+        let backend = found.socket()?;
+        if !socket::all_acked(server)? {
+            return Err(io::Error::other("the server has not acknowledged all that it was sent"));
+        }
+        Ok(backend)
+    }
+
+    /// How many backends on this host stayed out of lane A because the kernel did not let us have their sockets, and why the first did.
+    pub fn refused_backends(&self) -> (u64, Option<&str>) {
+        (self.refused.count.load(Ordering::Relaxed), self.refused.first.get().map(String::as_str))
+    }
+
+    /// As [`Self::empty_server_slot`]: a client whose registration failed in the middle may have stayed in its map.
+    fn empty_client_slot(&self) -> Result<u32, Error> {
+        let limit = self.client_side.len() as u32;
+        loop {
+            let index = self.free_lists().clients.take().ok_or(Error::Full { what: "client", limit })?;
+            if self.look(LOOK_CLIENT, index, 0).is_err() {
+                return Ok(index);
+            }
+            self.free_lists().clients.put(index);
+        }
     }
 
     /// A free slot that no socket has. A backend that is busy or stopped keeps its own for longer than the slot rests; what it sends then would pass for its
@@ -724,16 +777,6 @@ pub(crate) struct Look {
     pub(crate) rcv_nxt: u32,
 }
 
-/// The backend's socket, if all that was ever written to the server is there. What is not acknowledged would make the
-/// two ends' counts differ for ever.
-fn local_backend(server: BorrowedFd<'_>, pid_hint: Option<u32>) -> io::Result<OwnedFd> {
-    let backend = holder_of(server, pid_hint)?;
-    if !socket::all_acked(server)? {
-        return Err(io::Error::other("the server has not acknowledged all that it was sent"));
-    }
-    Ok(backend)
-}
-
 fn live(side: &[Side], index: u32, generation: u32, what: &'static str) -> Result<u32, Error> {
     match side.get(index as usize) {
         Some(s) if s.generation.load(Ordering::Acquire) == generation => Ok(index),
@@ -742,7 +785,7 @@ fn live(side: &[Side], index: u32, generation: u32, what: &'static str) -> Resul
 }
 
 /// [`socket::bytes_enqueued`] of a socket to which nobody writes.
-fn enqueued_at_rest(fd: BorrowedFd<'_>) -> io::Result<u64> {
+pub(crate) fn enqueued_at_rest(fd: BorrowedFd<'_>) -> io::Result<u64> {
     socket::bytes_enqueued(fd)?.ok_or_else(|| io::Error::other("acknowledgements keep coming"))
 }
 

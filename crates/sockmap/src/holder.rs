@@ -17,6 +17,8 @@ use rustix::net::{getpeername, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use underpass_procfs::{TcpSocket, TcpState, pids, sockets, tcp_sockets};
 
+use crate::holders::Holders;
+
 /// The two addresses of a TCP connection, as the socket that was asked for them has them. IPv4-mapped addresses are IPv4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Connection {
@@ -49,27 +51,68 @@ impl Connection {
     }
 }
 
-/// Duplicates the socket at the other end of a connection, or says why it cannot be had.
+/// What a search for the holder of a socket came to.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A duplicate. It must be closed at once after use: while it is open, the death of its owner does not close the connection.
+    Socket(OwnedFd),
+    /// It is not on this host, in our network namespace and in the hands of the process that was named.
+    Elsewhere(&'static str),
+    /// It may be, but the kernel does not let us have it.
+    Refused(io::Error),
+}
+
+impl Found {
+    pub(crate) fn socket(self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Socket(socket) => Ok(socket),
+            Self::Elsewhere(why) => Err(io::Error::other(why)),
+            Self::Refused(why) => Err(why),
+        }
+    }
+}
+
+/// Looks for the socket at the other end of a connection and duplicates it.
 ///
-/// `pid`: what the process at the other end calls itself; `None`: any process. The duplicate must be closed at once after use: while
-/// it is open, the death of its owner does not close the connection.
-pub(crate) fn holder_of(near: BorrowedFd<'_>, pid: Option<u32>) -> io::Result<OwnedFd> {
+/// `pid`: what the process at the other end calls itself; `None`: any process. `holders` says what a process holds whose directory in /proc is closed to us,
+/// as another user's is; with `None`, or for any process, it is not asked.
+///
+/// # Errors
+/// The connection is over, or the table of sockets cannot be read.
+pub(crate) fn holder_of(
+    near: BorrowedFd<'_>,
+    pid: Option<u32>,
+    holders: Option<&Holders>,
+) -> io::Result<Found> {
     let wanted = Connection::of(near)?.reversed();
     let Some(inode) = inodes_of(&[wanted])?.into_keys().next() else {
-        return Err(io::Error::other("the other end of the connection is not in this network namespace"));
+        return Ok(Found::Elsewhere("the other end of the connection is not in this network namespace"));
     };
     // The list of processes is made only if the number alone does not help.
     let others = std::iter::once_with(processes).flatten().flatten();
     let is_meant = |&other: &u32| pid.is_none_or(|pid| own_number(other) == Some(pid));
-    for pid in pid.into_iter().chain(others).filter(is_meant) {
-        let Some((number, _)) = sockets(pid).find(|&(_, its)| its == inode) else { continue };
-        let socket = duplicate(pid, number)?;
-        // The process may have ended, or closed and reused the number, since the look.
-        if is_the_one(&socket, inode, wanted)? {
-            return Ok(socket);
+    let mut refused = None;
+    for process in pid.into_iter().chain(others).filter(is_meant) {
+        let listed = sockets(process).find(|&(_, its)| its == inode).map(|(number, _)| number);
+        let told = || holders.filter(|_| pid.is_some())?.descriptor_in(process, inode).transpose();
+        let socket = match listed.map(Ok).or_else(told) {
+            None => continue,
+            Some(number) => number.and_then(|number| duplicate(process, number)),
+        };
+        match socket {
+            // The process may have ended, or closed and reused the number, since the look.
+            Ok(socket) if is_the_one(&socket, inode, wanted).unwrap_or(false) => {
+                return Ok(Found::Socket(socket));
+            }
+            Ok(_) => {}
+            // Another process may hold it, too, or it may be another process.
+            Err(why) => refused = Some(why),
         }
     }
-    Err(io::Error::other("no process that we may look into holds the other end of the connection"))
+    Ok(refused.map_or(
+        Found::Elsewhere("no process that we may look into holds the other end of the connection"),
+        Found::Refused,
+    ))
 }
 
 /// The number of a process in its own, innermost, namespace of processes.
@@ -129,10 +172,10 @@ mod tests {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (server, _) = listener.accept().unwrap();
-            let found = match holder_of(client.as_fd(), Some(std::process::id())) {
-                Ok(found) => found,
-                Err(e) if e.to_string().contains("CAP_SYS_PTRACE") => return eprintln!("skipped: {e}"),
-                Err(e) => panic!("{e}"),
+            let found = match holder_of(client.as_fd(), Some(std::process::id()), None).unwrap() {
+                Found::Socket(found) => found,
+                Found::Refused(e) => return eprintln!("skipped: {e}"),
+                Found::Elsewhere(why) => panic!("{why}"),
             };
             assert_eq!(fstat(&found).unwrap().st_ino, fstat(&server).unwrap().st_ino);
         }

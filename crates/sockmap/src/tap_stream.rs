@@ -239,6 +239,8 @@ impl TapStream {
         if self.open.is_some() {
             self.close(false, tell);
         }
+        // The front of the request that begins is taken already: what is left is of a transaction whose end is lost.
+        self.forget_fronts();
         let lost = distance(self.closed, record.link).saturating_sub(1);
         if lost > 0 {
             tell(Tapped::Lost(lost));
@@ -248,7 +250,13 @@ impl TapStream {
         tell(Tapped::Begin);
     }
 
+    fn forget_fronts(&mut self) {
+        self.fronts.iter_mut().for_each(Vec::clear);
+        self.torn = [false; 2];
+    }
+
     fn close(&mut self, whole: bool, tell: &mut impl FnMut(Tapped<'_>)) {
+        self.forget_fronts();
         if let Some(open) = self.open.take() {
             self.closed = open.link;
             tell(if whole { Tapped::End } else { Tapped::Broken });
@@ -382,5 +390,17 @@ mod tests {
         assert_eq!(told(&mut stream, &records), ["Begin", ">abcd", ">ef"]);
         let more = TapRecord { chunk: 6, ..last(TAP_REQUEST, 0, 8, 106, b"ef") };
         assert_eq!(told(&mut stream, &[piece(2, b"cd"), more]), ["Broken"]);
+    }
+
+    #[test]
+    fn a_front_whose_end_is_lost_is_not_the_next_transactions() {
+        let mut stream = TapStream::new(FIRST);
+        let piece = |position, bytes| last(TAP_RESPONSE, TAP_PIECE, 0, position, bytes);
+        let begin = |link, at| last(TAP_REQUEST, TAP_BEGIN, link, at, b"ask");
+        assert_eq!(told(&mut stream, &[begin(8, 100), piece(0, b"ab")]), ["Begin", ">ask"]);
+        // The first piece of the answer is lost, too: its second has the place where the old front ends.
+        let end = TapRecord { chunk: 6, requests: 106, ..last(TAP_RESPONSE, TAP_END, 9, 0, b"ef") };
+        let records = [begin(9, 103), piece(2, b"cd"), end];
+        assert_eq!(told(&mut stream, &records), ["Broken", "Begin", ">ask", "Broken"]);
     }
 }

@@ -102,6 +102,8 @@ pub(crate) struct Gauge {
     pub(crate) unread: u32,
     /// Of the client: its application has closed its socket, or none is attached.
     pub(crate) gone: bool,
+    /// A program reads what comes to the socket.
+    pub(crate) has_verdict: bool,
 }
 
 impl Datapath {
@@ -291,7 +293,7 @@ impl Datapath {
     }
 
     pub(crate) fn ask(&self, sk_addr: u64, cookie: u64, client: u32) -> Result<Gauge, Error> {
-        // struct backend_queue_args: sk_addr, cookie, queued, able, refs, client, unread, gone.
+        // struct backend_queue_args: sk_addr, cookie, queued, able, refs, client, unread, gone, read.
         let mut args = [0u8; size_of::<types::backend_queue_args>()];
         args[..8].copy_from_slice(&sk_addr.to_ne_bytes());
         args[8..16].copy_from_slice(&cookie.to_ne_bytes());
@@ -308,6 +310,7 @@ impl Datapath {
             refs: word(24),
             unread: word(32),
             gone: word(36) != 0,
+            has_verdict: word(40) != 0,
         })
     }
 

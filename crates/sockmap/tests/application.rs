@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::ends::{Client, Rig, Server, attach};
 use common::pooler::application;
 use common::{answer, eventually, expect, expect_silence, open, pair, query, send};
-use underpass_sockmap::{Config, Counter, Error, Give, Lane, Reason};
+use underpass_sockmap::{Config, Counter, Datapath, Error, Give, Lane, LaneChoice, Reason, ServerSpec};
 
 /// A rig of lane B, whose clients have their applications attached and awake.
 fn rig() -> Option<Rig> {
@@ -259,4 +259,41 @@ fn other_sockets_and_those_that_wait_for_acknowledgements_are_refused() {
     a.app.set_nodelay(true).unwrap();
     rig.dp.attach_application(a.slot, of_a.as_fd()).unwrap();
     assert!(rig.dp.has_application(a.slot).unwrap());
+}
+
+/// Makes the application another pooler, whose program reads what comes to its socket to this one.
+fn read_by_another_pooler(app: &impl AsFd) -> Datapath {
+    let outer = open(&Config::default()).expect("the rig has lanes");
+    let pool = outer.add_pool().unwrap();
+    let spec = ServerSpec { pool, ordinal: 0, fingerprint: 1, lane: LaneChoice::Remote };
+    outer.register_server(app.as_fd(), &spec).unwrap();
+    outer
+}
+
+#[test]
+fn what_a_program_reads_is_no_application() {
+    let Some(rig) = rig() else { return };
+    let c = unattached(&rig);
+    let _outer = read_by_another_pooler(&c.app);
+    let of_c = application(c.near.as_fd()).unwrap();
+    assert!(matches!(rig.dp.attach_application(c.slot, of_c.as_fd()), Err(Error::State(_))));
+    assert!(!rig.dp.has_application(c.slot).unwrap());
+}
+
+#[test]
+fn answers_go_by_tcp_since_a_program_reads_them() {
+    let Some(rig) = rig() else { return };
+    let (mut c, mut s) = (rig.client(), rig.server(0));
+    let mut exchange = |c: &mut Client| {
+        ask(c, &mut s);
+        send(&mut s.backend, &answer(b"row", b'I'));
+        expect(&mut c.app, &answer(b"row", b'I'));
+        rig.expect_released(&s);
+        rig.dp.counter(Counter::ResponsesB)
+    };
+    assert_eq!(exchange(&mut c), 1);
+    let _outer = read_by_another_pooler(&c.app);
+    for _ in 0..3 {
+        assert_eq!(exchange(&mut c), 1);
+    }
 }

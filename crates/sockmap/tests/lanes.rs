@@ -876,3 +876,21 @@ fn a_full_event_ring_loses_nothing() {
         assert!(rig.events().is_empty(), "each once");
     });
 }
+
+/// Somebody else may hold the client's socket, too: it stays in its map.
+#[test]
+fn a_place_whose_socket_is_still_open_is_not_given_to_another_client() {
+    let Some(dp) = common::open(&Config { clients_max: 2, ..Config::default() }) else { return };
+    let pool = dp.add_pool().unwrap();
+    let (_app, kept) = pair();
+    let first = dp.register_client(kept.as_fd(), pool, 1).unwrap();
+    dp.free_client(first).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    let (_other_app, other) = pair();
+    let second = dp.register_client(other.as_fd(), pool, 1).unwrap();
+    assert_ne!(first.index(), second.index());
+    drop(kept);
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    let (_third_app, third) = pair();
+    assert_eq!(dp.register_client(third.as_fd(), pool, 1).unwrap().index(), first.index());
+}

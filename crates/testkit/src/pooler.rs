@@ -350,6 +350,12 @@ impl Running {
         let directory = service_directory()?;
         let port = Port::reserve()?;
         ini.write(directory.path(), port.number())?;
+        let becomes = ini.settings.get("user").map(String::as_str);
+        if becomes.is_some() && becomes != service_user().as_ref().map(|user| &*user.name) {
+            // Whoever it becomes makes its unix socket here.
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777))
+                .map_err(Error::io("chmod a directory"))?;
+        }
         let process = spawn(kind, directory.path(), &ini.launch)?;
         Ok(Self { process, port, directory, launch: ini.launch.clone() })
     }

@@ -338,14 +338,17 @@ impl Worker {
             return false;
         }
         let id = server.id;
-        server.work = Work::Resting;
+        let work = std::mem::replace(&mut server.work, Work::Resting);
         let Some(entry) = self.servers.get_mut(server_key) else { return false };
         let Entry::Here(server) = std::mem::replace(entry, Entry::Parked(id)) else { return false };
         let parked = lock(&self.shared.core).park_linked(id, server);
-        if let Err(server) = parked {
-            // The core has forgotten it: it must not be used again.
-            self.bury(server, "obsolete");
-            return false;
+        if let Err(mut server) = parked {
+            // The core has forgotten it. Its place with the kernel is free only when nothing is linked to it.
+            let _ = (lanes.datapath.take(slot), lanes.datapath.unlink(slot));
+            server.work = work;
+            *entry = Entry::Here(server);
+            self.close_server(server_key, "not known any more");
+            return true;
         }
         if let Err(error) = lanes.datapath.feed_linked(slot, fed(&batch)) {
             log::error!("kernel lanes: feed_linked: {error}");

@@ -19,6 +19,48 @@ fn lanes_of(pooler: &Underpass, database: &str) -> Result<(u64, u64)> {
     Ok((now.0 - before.0, now.1 - before.1))
 }
 
+/// `/proc/PID/fd` of another user's process is closed to the pooler.
+#[test]
+fn a_server_of_another_user_is_in_lane_a() -> Result<()> {
+    if !service_user().is_some_and(|user| user.name == "postgres") {
+        eprintln!("skipped: needs root and a user postgres");
+        return Ok(());
+    }
+    let server = Postgres::start()?;
+    let base = Ini::for_server(&server).set("pool_mode", "transaction");
+    let Some(ini) = base.lanes("server", 1) else { return Ok(()) };
+    let pooler = Underpass::start(&ini.set("user", "nobody"))?;
+    let (d, a) = lanes_of(&pooler, "postgres")?;
+    assert!(d == 0 && a > 0, "{d} in lane D, {a} in lane A: {}", pooler.log());
+    assert_eq!(kernel(&pooler, "A", "refused")?, 0);
+    Ok(())
+}
+
+/// Lane B is for applications: another pooler's program reads the bytes at the socket, and would not see what goes straight into it.
+#[test]
+fn a_pooler_in_front_of_a_pooler_on_this_host() -> Result<()> {
+    let server = Postgres::start()?;
+    let Some(inner) = Ini::for_server(&server).set("pool_mode", "transaction").lanes("both", 1) else {
+        return Ok(());
+    };
+    let inner = Underpass::start(&inner)?;
+    let outer = Ini::new()
+        .userlist("postgres", "")
+        .database("postgres", &format!("host=127.0.0.1 port={} dbname=postgres", inner.port()))
+        .set("pool_mode", "transaction");
+    let outer = Underpass::start(&outer.lanes("server", 1).expect("lanes are to be had"))?;
+    let mut client = client(&outer)?;
+    client.set_read_timeout(Duration::from_secs(10))?;
+    // Applications' sockets are found a moment after they have come.
+    for i in 0..300 {
+        assert_eq!(value(&mut client, &format!("select {i}"))?, i.to_string());
+        std::thread::sleep(Duration::from_millis(4));
+    }
+    assert!(carried(&outer, "D")? > 250, "{}", outer.log());
+    assert!(kernel(&inner, "A", "xacts")? > 250 && kernel(&inner, "B", "xacts")? == 0, "{}", inner.log());
+    Ok(())
+}
+
 #[test]
 fn servers_in_another_namespace_or_behind_a_relay_are_remote() -> Result<()> {
     if service_user().is_none() {

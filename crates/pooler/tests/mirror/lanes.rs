@@ -103,6 +103,25 @@ fn everything_arrives_from_the_lanes() -> Result<()> {
     )
 }
 
+/// Lane B with a tap: requests go by TCP, answers straight to the application.
+#[test]
+fn applications_on_this_host_are_mirrored_from_their_lane() -> Result<()> {
+    let Some(pair) = Pair::start_in(Some(Lanes::B), &SETTINGS, "")? else { return Ok(()) };
+    pair.both(T)?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let mut id = 0;
+    eventually("lane B carries transactions", || {
+        id += 1;
+        client.query(&format!("insert into t values ({id}, 'straight')"))?;
+        Ok(pair.xacts("B")? > 3)
+    })?;
+    let account = pair.settled()?;
+    pair.assert_same(ALL)?;
+    assert_eq!(account.get("dropped"), 0, "{account:?}");
+    Ok(())
+}
+
 #[test]
 fn mirrored_transactions_stay_in_the_kernel_and_leave_equal_data() -> Result<()> {
     each(

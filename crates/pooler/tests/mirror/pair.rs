@@ -21,7 +21,7 @@ pub struct Pair {
 /// Kernel lanes, in force.
 #[derive(Clone, Copy)]
 pub struct Lanes {
-    /// `same_host` of `[underpass]`: `server` for lane A, `off` for lane D.
+    /// `same_host` of `[underpass]`: `server` for lane A, `off` for lane D, `both` for lane B.
     pub same_host: &'static str,
     /// Further lines of that section.
     pub lines: &'static str,
@@ -32,6 +32,9 @@ pub struct Lanes {
 impl Lanes {
     /// Lane D and lane A.
     pub const EACH: [(&'static str, Self); 2] = [("D", Self::new("off")), ("A", Self::new("server"))];
+
+    /// Lane B, opted in.
+    pub const B: Self = Self::new("both");
 
     const fn new(same_host: &'static str) -> Self {
         Self { same_host, lines: "", flip: None }

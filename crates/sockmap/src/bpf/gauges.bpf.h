@@ -14,6 +14,8 @@ struct backend_queue_args {
 	__u32 client; /* a client's slot, or what is none */
 	__u32 unread; /* of that client: bytes that went straight to the application and that it has not read */
 	__u32 gone;   /* of that client: 1 when the application has closed its socket */
+	__u32 read;   /* 1: a program reads what comes to the socket */
+	__u32 pad;
 };
 
 /* Called by BPF_PROG_RUN: what waits in a socket, and who is at work on it. Is everything that was redirected into a backend's socket
@@ -21,7 +23,7 @@ struct backend_queue_args {
 SEC("syscall")
 int backend_queue(struct backend_queue_args *args)
 {
-	__u32 client = args->client, queued = ~0u, refs = 0;
+	__u32 client = args->client, queued = ~0u, refs = 0, read = 0;
 	struct client_slot *c = apps_work ? bpf_map_lookup_elem(&clients, &client) : NULL;
 	struct tcp_sock *tp = socket_at(args->sk_addr, args->cookie);
 
@@ -30,9 +32,11 @@ int backend_queue(struct backend_queue_args *args)
 
 		queued = psock->ingress_skb.qlen;
 		refs = psock->refcnt.refs.counter;
+		read = has_verdict(tp);
 	}
 	args->queued = queued;
 	args->refs = refs;
+	args->read = read;
 	args->able = !!bpf_rdonly_cast;
 	args->unread = c ? direct_unread(c) : 0;
 	args->gone = c ? app_gone(c) : 0;

@@ -761,6 +761,9 @@ __noinline int app_way(struct client_slot *c, __u32 size)
 	sk = &app->inet_conn.icsk_inet.sk;
 	if (sk->__sk_common.skc_state != TCP_ESTABLISHED || sk->sk_err || sk->sk_shutdown)
 		return WAY_SOCKET;
+	/* Since it was attached. */
+	if (has_verdict(app))
+		return WAY_SOCKET;
 	read = *(volatile __u32 *)&app->copied_seq;
 	if (read != near->write_seq)
 		return WAY_SOCKET;

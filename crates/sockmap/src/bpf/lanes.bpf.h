@@ -432,6 +432,17 @@ static __always_inline struct sk_psock *psock_of(struct tcp_sock *tp)
 	return bpf_rdonly_cast((void *)psock_address(tp), bpf_core_type_id_kernel(struct sk_psock));
 }
 
+/*
+ * Does a program read what comes to this socket, as another pooler's does at the socket to its server? What is redirected into it would
+ * pass that program by, which counts the bytes, and its owner would wait for them for ever.
+ */
+static __always_inline int has_verdict(struct tcp_sock *tp)
+{
+	struct sk_psock *psock = psock_of(tp);
+
+	return psock->progs.skb_verdict || psock->progs.stream_verdict;
+}
+
 /* Has the application of lane B closed its socket, or has it none? close() takes it out of its map first, and then ends the connection. */
 static __always_inline int app_gone(struct client_slot *c)
 {
