@@ -168,7 +168,7 @@ type LatencyMetric = (&'static str, &'static str, fn(&PoolLatency) -> &Histogram
 const LATENCY_METRICS: [LatencyMetric; 3] = [
     (
         "wait_duration",
-        "From a client's request to the server that serves it; kernel lanes let nobody wait and are left out.",
+        "From a client's request to the server that serves it; whom kernel lanes serve at once is left out.",
         |latency| &latency.wait,
     ),
     (

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
@@ -320,10 +320,13 @@ fn make_obsolete(shared: &Shared, pools: Vec<Arc<Pool>>, reason: &'static str) {
     shared.epoch.fetch_add(1, Ordering::Relaxed);
     let mut idle = Vec::new();
     for pool in &pools {
-        // Who logs in next is told what the new servers say.
+        let mut core = lock(&shared.core);
+        idle.extend(core.obsolete(pool.id));
+        // Who logs in next is told what the new servers say. Under the lock: an old one's word would stay else (`Worker::serves`).
         pool.welcome.store(None);
-        idle.extend(lock(&shared.core).obsolete(pool.id));
     }
+    let numbers: HashSet<PoolId> = pools.iter().map(|pool| pool.id).collect();
+    shared.broadcast(move |worker| worker.give_up_lookups(reason, |_, pool| numbers.contains(&pool.id)));
     shared.mailboxes[0].post(Box::new(move |worker| {
         for (_, server) in idle {
             worker.bury(server, reason);
@@ -491,7 +494,11 @@ fn apply(shared: &Arc<Shared>, settings: Settings, is_server_tls_changed: bool, 
 /// A recording that has ended by itself keeps no pool out of the kernel lanes any more. Called now and then: whoever changes the settings at the
 /// moment is not waited for.
 pub(crate) fn tell_of_recording(shared: &Shared) {
-    let Ok(_changing) = shared.control.changing.try_lock() else { return };
+    let _changing = match shared.control.changing.try_lock() {
+        Ok(changing) => changing,
+        Err(TryLockError::Poisoned(changing)) => changing.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
     if shared.recordings.has_just_ended() {
         for pool in shared.pools() {
             shared.refresh(&pool);

@@ -182,7 +182,7 @@ impl Facts {
         let lists = Lists {
             // The console has a database, a pool and a user.
             databases: shared.shown_databases().len() as u64 + 1,
-            users: shared.user_names().len() as u64,
+            users: shared.user_count() as u64,
             peers,
             pools: pools.iter().filter(shown).count() as u64 + 1,
             peer_pools: peers,

@@ -314,7 +314,6 @@ impl Pool {
         }
     }
 
-    /// Whether a client keeps its server until it leaves.
     /// The timeouts of a client that has logged in as `user`.
     pub fn timeouts_of(&self, user: Option<&Arc<UserState>>, config: &Config) -> ClientTimeouts {
         match user {
@@ -325,6 +324,7 @@ impl Pool {
         }
     }
 
+    /// Whether a client keeps its server until it leaves.
     pub fn is_session(&self) -> bool {
         self.mode() == PoolMode::Session
     }

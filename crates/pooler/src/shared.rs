@@ -500,7 +500,20 @@ impl Shared {
         databases
     }
 
-    /// The names that SHOW USERS shows.
+    /// How many [`Shared::user_names`] are. Without a list of them: each scrape of the metrics asks.
+    pub fn user_count(&self) -> usize {
+        let settings = self.settings.load();
+        let (listed, configured) = (&settings.users, &settings.config.users);
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let is_listed = |name: &str| listed.contains_key(name) || configured.contains_key(name);
+        let only_configured = configured.keys().filter(|name| !listed.contains_key(*name)).count();
+        let others = names.users.values().filter(|user| !is_listed(&user.name)).count();
+        let console =
+            !is_listed(CONSOLE_DATABASE) && names.users.values().all(|user| user.name != CONSOLE_DATABASE);
+        listed.len() + only_configured + others + usize::from(console)
+    }
+
+    /// The names that SHOW USERS shows: of `auth_file`, of `[users]`, and of those who have been here.
     pub fn user_names(&self) -> BTreeSet<String> {
         let settings = self.settings.load();
         let mut names: BTreeSet<String> =

@@ -443,19 +443,27 @@ fn a_host_that_refuses_does_not_keep_the_pool_from_one_that_is_back() -> Result<
         .userlist("anyone", "")
         .database("turns", &to(""))
         .database("stays", &to("load_balance_hosts=disable"))
+        .database("replicated", &to("load_balance_hosts=disable"))
         .set("auth_type", "any")
         .set("pool_mode", "transaction")
         .set("server_tls_sslmode", "disable")
         .set("server_login_retry", "1");
     let pooler = Underpass::start(&ini)?;
-    let client = |database: &str| Client::connect(&pooler.options("whoever", database));
+    let client = |database: &str| {
+        let options = pooler.options("whoever", database);
+        // A replication client has a connection of its own, whose refusal is no word on others.
+        Client::connect(&match database {
+            "replicated" => options.parameter("replication", "database"),
+            _ => options,
+        })
+    };
     server.stop()?;
-    for database in ["turns", "stays"] {
+    for database in ["turns", "stays", "replicated"] {
         let told = refusal(client(database));
         assert!(told.contains("database is not here"), "{database}: {told}");
     }
     server.start_again()?;
-    for database in ["turns", "stays"] {
+    for database in ["turns", "stays", "replicated"] {
         let begun = Instant::now();
         let mut back = client(database);
         while back.is_err() && begun.elapsed() < DEADLINE {

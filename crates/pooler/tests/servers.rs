@@ -534,29 +534,42 @@ fn a_name_without_an_answer_is_given_up_for_the_next_host() -> Result<()> {
     Ok(())
 }
 
-/// Waits until somebody waits for a server of the database `one`.
-fn until_asked(pooler: &Underpass) -> Result<()> {
-    let begun = Instant::now();
-    while pooler.console("SHOW POOLS")?.ok()?.rows().iter().all(|row| row[0].as_deref() != Some("one")) {
-        assert!(begun.elapsed() < Duration::from_secs(15), "no pool");
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+/// Connections of the database `one` that log in.
+fn logins(pooler: &Underpass) -> Result<u32> {
+    let pools = pooler.console("SHOW POOLS")?.ok()?;
+    let column = pools.column_names().iter().position(|name| name == "sv_login").expect("a column");
+    let rows = pools.rows();
+    let row = rows.iter().find(|row| row[0].as_deref() == Some("one"));
+    Ok(row.and_then(|row| row[column].as_deref()).map_or(0, |value| value.parse().expect("a number")))
 }
 
 /// What waits for a name server is no connection that anybody waits for.
 #[test]
-fn pause_and_kill_do_not_wait_for_a_name() -> Result<()> {
+fn what_closes_servers_does_not_wait_for_a_name() -> Result<()> {
     let mock = MockServer::serving()?;
     let pooler =
         Underpass::start(&with_silent_name("silent.test", &mock).set("server_connect_timeout", "600"))?;
-    for (command, back) in [("PAUSE", "RESUME"), ("PAUSE one", "RESUME one"), ("KILL one", "RESUME one")] {
+    for (command, back, left) in [
+        ("PAUSE", "RESUME", 0),
+        ("PAUSE one", "RESUME one", 0),
+        ("KILL one", "RESUME one", 0),
+        // The client still waits, for another look-up.
+        ("RECONNECT one", "RELOAD", 1),
+    ] {
         let mut client = Client::open(&pooler.options("anybody", "one"))?;
         client.startup()?;
-        until_asked(&pooler)?;
+        let begun = Instant::now();
+        while logins(&pooler)? == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(15), "nothing is asked for");
+            thread::sleep(Duration::from_millis(10));
+        }
         let begun = Instant::now();
         pooler.console(command)?.ok()?;
         pooler.console("WAIT_CLOSE")?.ok()?;
+        while logins(&pooler)? != left {
+            assert!(begun.elapsed() < Duration::from_secs(5), "{command}");
+            thread::sleep(Duration::from_millis(10));
+        }
         assert!(begun.elapsed() < Duration::from_secs(5), "{command}: {:?}", begun.elapsed());
         pooler.console(back)?.ok()?;
     }

@@ -97,7 +97,11 @@ pub(crate) fn holder_of(
         let told = || holders.filter(|_| pid.is_some())?.descriptor_in(process, inode).transpose();
         let socket = match listed.map(Ok).or_else(told) {
             None => continue,
-            Some(number) => number.and_then(|number| duplicate(process, number)),
+            Some(Ok(number)) => duplicate(process, number),
+            Some(Err(why)) => {
+                refused = Some(why);
+                continue;
+            }
         };
         match socket {
             // The process may have ended, or closed and reused the number, since the look.
@@ -105,8 +109,9 @@ pub(crate) fn holder_of(
                 return Ok(Found::Socket(socket));
             }
             Ok(_) => {}
-            // Another process may hold it, too, or it may be another process.
-            Err(why) => refused = Some(why),
+            // Of the process that holds it; any other would have inherited it. To look on costs a walk through all of /proc.
+            Err(why) if is_refusal(&why) => return Ok(Found::Refused(why)),
+            Err(_) => {}
         }
     }
     Ok(refused.map_or(
@@ -125,8 +130,15 @@ fn own_number(pid: u32) -> Option<u32> {
 pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
     let process = Pid::from_raw(pid as i32).ok_or_else(|| io::Error::other("not a process"))?;
     let process = pidfd_open(process, PidfdFlags::empty())?;
-    pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty())
-        .map_err(|e| io::Error::other(format!("pidfd_getfd (needs CAP_SYS_PTRACE): {e}")))
+    pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty()).map_err(|error| {
+        let error = io::Error::from(error);
+        io::Error::new(error.kind(), format!("pidfd_getfd (needs CAP_SYS_PTRACE): {error}"))
+    })
+}
+
+/// Whether the kernel does not let us have it; else the process has ended, or closed it.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
 pub(crate) fn is_the_one(socket: &OwnedFd, inode: u64, wanted: Connection) -> io::Result<bool> {

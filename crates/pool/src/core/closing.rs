@@ -71,7 +71,7 @@ impl<S> Core<S> {
         if was_login {
             pool.logins -= 1;
             if failed_login {
-                (pool.failed_at, pool.failed_before_pause) = (Some(now), false);
+                (pool.failed_at, pool.failed_before_pause) = (Some(now), pool.paused);
             }
         }
         self.free(id);

@@ -163,8 +163,10 @@ pub(crate) struct Counts {
     pub file_bytes: AtomicU64,
     /// What the queue took.
     taken: Tally,
-    /// What it had no room for, and what it held when the trace ended before its time.
+    /// What it had no room for.
     lost: Tally,
+    /// What it took, and still held when the trace ended before its time.
+    dropped: Tally,
 }
 
 /// Chunks, and their bytes.
@@ -211,6 +213,8 @@ pub(crate) struct Recording {
     queue: Sender<Event>,
     /// Memory that the queue takes, bytes.
     held: AtomicUsize,
+    /// What of it is what joined sessions have prepared, until they speak: at most half, so that it does not keep out what the others say.
+    held_by_names: AtomicUsize,
     next_session: AtomicU64,
     /// The trace takes no more.
     is_over: AtomicBool,
@@ -229,6 +233,7 @@ impl Recording {
             directory,
             queue,
             held: AtomicUsize::new(0),
+            held_by_names: AtomicUsize::new(0),
             next_session: AtomicU64::new(1),
             is_over: AtomicBool::new(false),
             ended: Mutex::default(),
@@ -271,7 +276,14 @@ impl Recording {
         let origin = Origin { session, source: Source::Pooler, transport, peer, level };
         let statements = joined.iter().flat_map(|joined| &joined.statements);
         let statements_bytes = statements.map(Prepared::cost).sum();
-        match self.reserve_to_post(EVENT_BYTES + statements_bytes) {
+        // Workers that look at the same time may go over it by what one client has prepared.
+        let of_names = self.held_by_names.load(Ordering::Relaxed) + statements_bytes;
+        let room = if of_names <= self.wanted.queue_bytes / 2 {
+            self.reserve_to_post(EVENT_BYTES + statements_bytes)
+        } else {
+            Room::None
+        };
+        match room {
             Room::Taken => {}
             Room::None => {
                 self.counts.missed.fetch_add(1, Ordering::Relaxed);
@@ -279,6 +291,7 @@ impl Recording {
             }
             Room::Over => return None,
         }
+        self.held_by_names.fetch_add(statements_bytes, Ordering::Relaxed);
         self.post(Event::Begin(Box::new(Begin { origin, joined, statements_bytes })));
         Some(Box::new(Tap::new(self.clone(), session)))
     }
@@ -412,7 +425,7 @@ impl Recordings {
         let mut table = Table::new(Show::Trace.columns());
         if let Some(recording) = self.current() {
             let (counts, ended) = (&recording.counts, lock(&recording.ended).clone());
-            let (taken, lost) = (counts.taken.get().bytes, counts.lost.get().bytes);
+            let bytes = |tally: &Tally| tally.get().bytes;
             let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             table.push(&TraceRow {
                 directory: &recording.directory.display().to_string(),
@@ -424,8 +437,8 @@ impl Recordings {
                 records: value(&counts.records),
                 file_bytes: value(&counts.file_bytes),
                 queued_bytes: recording.held.load(Ordering::Relaxed) as u64,
-                seen_bytes: taken + lost,
-                lost_bytes: lost,
+                seen_bytes: bytes(&counts.taken) + bytes(&counts.lost),
+                lost_bytes: bytes(&counts.lost) + bytes(&counts.dropped),
             });
         }
         table

@@ -614,6 +614,11 @@ impl Worker {
                     if lanes.is_doubted(slot) {
                         return self.close_server(key, "its client left without its last answer, perhaps");
                     }
+                    let now = self.now;
+                    if let Some(server) = self.server(key) {
+                        // As of one that speaks in user space.
+                        server.request_at = now;
+                    }
                     self.forward_responses(key);
                     self.rest_again(key);
                 }

@@ -213,15 +213,15 @@ impl Worker {
             return match login.step {
                 LoginStep::AuthQuery { .. } => self.auth_query_begin(key, server_key),
                 _ => {
-                    if let Some(server) = self.server(server_key) {
-                        server.work = Work::Resting;
-                        // RECONNECT may have made the pool forget it since.
-                        if server.pool.welcome().is_none() {
-                            server.pool.welcome.store(Some(server.parameters.clone()));
-                        }
-                    }
+                    let Some(server) = self.server(server_key) else { return };
+                    server.work = Work::Resting;
+                    let pool = server.pool.clone();
                     self.give_back(server_key);
-                    self.welcome(key);
+                    match pool.welcome() {
+                        Some(_) => self.welcome(key),
+                        // RECONNECT has come since: what a new server says is waited for.
+                        None => drop(self.acquire(key, pool.id, None)),
+                    }
                 }
             };
         }
@@ -652,10 +652,7 @@ impl Worker {
             Work::Login(login) if lock(&self.shared.core).is_login(id) => Some(login.turn),
             _ => None,
         };
-        // What PostgreSQL refuses to a replication connection, which needs a role and lines of pg_hba.conf of its own, says nothing of others
-        // (PgBouncer: `handle_server_startup`). Its client has heard it.
-        let is_told = server.refusal.is_some() && server.is_replication_login();
-        let error = turn.filter(|_| !is_told).map(|turn| match &server.refusal {
+        let error = turn.map(|turn| match &server.refusal {
             Some(body) => (turn, ConnectError::refused(body)),
             None => (turn, ConnectError { message: reason.to_owned(), refused: None }),
         });
@@ -665,6 +662,10 @@ impl Worker {
             let goes_on = error.refused.is_none() || lock(&pool.round).next().is_some();
             goes_on && self.tries_next_host(&pool, *turn)
         });
+        // What PostgreSQL refuses to a replication connection, which needs a role and lines of pg_hba.conf of its own, says nothing of others
+        // (PgBouncer: `handle_server_startup`). Its client has heard it.
+        let is_told = server.refusal.is_some() && server.is_replication_login();
+        let error = error.filter(|_| !is_told);
         let tries_next = moves_on && matches!(&error, Some((_, ConnectError { refused: None, .. })));
         // It has logged in, and ended before it served anybody: at once it would only be the same again.
         let served_nobody = !matches!(server.work, Work::Login(_)) && lock(&self.shared.core).is_login(id);

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use underpass_console::text::reason;
 use underpass_wire::SqlState;
 
 use super::server_login::Plan;
@@ -46,16 +45,20 @@ impl Worker {
     }
 
     /// Closes those of the pools that are meant, without blame: the next attempt need not wait for `server_login_retry`.
-    pub(super) fn give_up_lookups(&mut self, is_meant: impl Fn(&Worker, &Pool) -> bool) {
+    pub(crate) fn give_up_lookups(&mut self, reason: &str, is_meant: impl Fn(&Worker, &Pool) -> bool) {
+        let mut pools = Vec::new();
         for key in self.lookups.keys() {
             let Some(plan) = self.lookups.get(key).filter(|plan| is_meant(self, &plan.pool)) else {
                 continue;
             };
             lock(&self.shared.core).closed(plan.id, false, self.now);
             let Some(plan) = self.lookups.remove(key) else { continue };
+            pools.push(plan.pool.id);
             if let Some((client, _)) = plan.replication {
-                self.close_client(client, Farewell::told(SqlState::CONNECTION_FAILURE, reason::PAUSE));
+                self.close_client(client, Farewell::told(SqlState::CONNECTION_FAILURE, reason));
             }
         }
+        // Whoever waits has another asked for, if that may be.
+        pools.into_iter().for_each(|pool| self.launch(pool));
     }
 }

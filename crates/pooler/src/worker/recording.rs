@@ -12,7 +12,7 @@ use crate::table::Key;
 impl Worker {
     /// After a RELOAD: every client belongs to the present recording, or to none.
     pub(crate) fn recording_changed(&mut self) {
-        let current = self.shared.recordings.current();
+        let current = self.shared.recordings.current().filter(|recording| !recording.is_over());
         for key in self.clients.keys() {
             let Some(client) = self.clients.get_mut(key) else { continue };
             let is_as_wanted = match (client.transport.tap(), &current) {

@@ -514,9 +514,12 @@ impl Worker {
         let Some(server) = self.server(key) else { return };
         server.work = Work::Resting;
         let (id, pool, parameters) = (server.id, server.pool.clone(), server.parameters.clone());
-        // Not what one says that RECONNECT has come for meanwhile.
-        if !lock(&self.shared.core).is_close_needed(id) {
-            pool.welcome.store(Some(parameters));
+        {
+            // Not what one says that RECONNECT has come for meanwhile.
+            let mut core = lock(&self.shared.core);
+            if !core.is_close_needed(id) {
+                pool.welcome.store(Some(parameters));
+            }
         }
         self.give_back(key);
     }

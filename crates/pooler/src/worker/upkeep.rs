@@ -13,7 +13,7 @@ use underpass_pool::PoolId;
 use underpass_wire::SqlState;
 
 use super::{Again, Entry, Farewell, Worker};
-use crate::client::{LoginStep, Phase};
+use crate::client::{Client, LoginStep, Phase};
 use crate::control::{self, say};
 use crate::pool::Pool;
 use crate::server::Work;
@@ -42,7 +42,7 @@ impl Worker {
                 pool.last_error.store(None);
             }
         }
-        self.give_up_lookups(|worker, pool| {
+        self.give_up_lookups(reason::PAUSE, |worker, pool| {
             let is_paused = lock(&worker.shared.core).is_paused(pool.id);
             if is_paused {
                 pool.last_error.store(None);
@@ -123,7 +123,7 @@ impl Worker {
                 self.close_server(key, reason);
             }
         }
-        self.give_up_lookups(|_, pool| database.is_none_or(|number| pool.database.number == number));
+        self.give_up_lookups(reason, |_, pool| database.is_none_or(|number| pool.database.number == number));
         for pool in self.shared.pools() {
             if database.is_none_or(|number| pool.database.number == number) {
                 let idle = lock(&self.shared.core).take_all_idle(pool.id);
@@ -146,7 +146,12 @@ impl Worker {
     pub(crate) fn drain(&mut self) {
         self.draining = true;
         for key in self.clients.keys() {
-            if matches!(self.clients.get(key).map(|client| &client.phase), Some(Phase::Lane)) {
+            // Of sessions in a lane the sweep brings up those that have no server.
+            let is_in_lane = |client: &&Client| {
+                matches!(client.phase, Phase::Lane)
+                    && !client.pool.as_ref().is_some_and(|pool| pool.is_session())
+            };
+            if self.clients.get(key).map(|client| &**client).filter(is_in_lane).is_some() {
                 // User space sees its transaction through, and finds it here again if it has none.
                 self.lane_client_up(key);
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * Which processes hold the sockets with the wanted inodes: an iterator over all open files of all processes that the reader's pid
- * namespace shows. /proc/PID/fd tells the same, but another user's only to CAP_DAC_READ_SEARCH, which would open every file of the host.
+ * Which processes hold the sockets with the wanted inodes: an iterator over all open files of one process, or of all that the reader's
+ * pid namespace shows. /proc/PID/fd tells the same, but another user's only to CAP_DAC_READ_SEARCH, which would open every file of the host.
  */
 #include "kernel.bpf.h"
 #include "holders.h"

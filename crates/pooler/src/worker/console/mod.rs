@@ -191,15 +191,14 @@ impl Worker {
     }
 
     /// A cancel request for a console client: ends its wait, and with it the pause that it waits for, also that of one database, where PgBouncer
-    /// goes on waiting. In a shutdown nothing is taken back, as with RESUME.
+    /// goes on waiting. In a shutdown no pause is taken back.
     pub(super) fn console_cancelled(&mut self, client: Key) {
-        if self.shared.phase.load(Ordering::Acquire) >= phase::WAIT_FOR_SERVERS {
-            return;
-        }
         let cancellable = |wait: &Wait| wait.client == client && !matches!(wait.event, Event::Answer);
         let Some(index) = self.console_waits.iter().position(cancellable) else { return };
         let wait = self.console_waits.swap_remove(index);
-        self.undo_wait(&wait.event);
+        if self.shared.phase.load(Ordering::Acquire) < phase::WAIT_FOR_SERVERS {
+            self.undo_wait(&wait.event);
+        }
         let mut out = Vec::new();
         let report =
             Report::new(Severity::Error, SqlState::QUERY_CANCELED, "canceling statement due to user request");

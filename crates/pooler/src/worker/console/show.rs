@@ -245,7 +245,6 @@ fn databases_table(shared: &Shared) -> Table {
     table
 }
 
-/// Names of `auth_file`, of `[users]`, and of those who have been here.
 fn users_table(shared: &Shared) -> Table {
     let settings = shared.settings.load();
     let config = &settings.config;
