@@ -344,7 +344,8 @@ impl Worker {
     /// The server of a link is at rest between transactions.
     pub(super) fn transaction_over(&mut self, key: Key) {
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
-        if let (true, Some(client)) = (self.draining && !server.keeps_client(), server.client()) {
+        let leaves = self.draining && !server.keeps_client() && !self.shared.waits_for_clients();
+        if let (true, Some(client)) = (leaves, server.client()) {
             return self.close_client(
                 client,
                 Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN),

@@ -144,6 +144,10 @@ impl Worker {
 
     /// SHUTDOWN WAIT_FOR_SERVERS: from now on clients go when they are between transactions, those that are so now at once.
     pub(crate) fn drain(&mut self) {
+        if self.shared.waits_for_clients() {
+            // It has become that since; the word is on its way to `draining`.
+            return;
+        }
         self.draining = true;
         for key in self.clients.keys() {
             // Of sessions in a lane the sweep brings up those that have no server.
