@@ -171,7 +171,7 @@ keys! {
         server_reset_query: Option<String> = Some("DISCARD ALL"), Reload;
         /// Also in transaction and statement pooling.
         server_reset_query_always: bool = Some("0"), Reload;
-        /// A connection used more recently than this is not checked. 0: always check. \[seconds\]
+        /// A connection used more recently than this is not checked. 0: always check; kernel lanes pass servers on without, unless `server_check_query` does more than ask for life. \[seconds\]
         server_check_delay: Duration = Some("30"), Reload;
         /// Query that checks a connection. Empty: no check. `<empty>`: an empty query.
         server_check_query: CheckQuery = Some("<empty>"), Reload;

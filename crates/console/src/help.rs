@@ -60,7 +60,8 @@ pub const CONTROL_COMMANDS: &[(&str, &str)] = &[
     ("SHUTDOWN", "Ends the process at once, without an answer. As SIGQUIT."),
     (
         "SHUTDOWN WAIT_FOR_SERVERS",
-        "Takes no new clients, releases servers at the end of their transactions, then ends. As SIGINT.",
+        "Takes no new clients, releases servers at the end of their transactions (in session pooling and replication: when \
+         their clients leave), then ends. As SIGINT.",
     ),
     (
         "SHUTDOWN WAIT_FOR_CLIENTS",

@@ -15,7 +15,7 @@ pub enum Show {
     Config,
     /// Configured and automatic databases.
     Databases,
-    /// File descriptors, with cancel keys and secrets: admin only.
+    /// File descriptors, with cancel keys: admin only.
     Fds,
     /// The commands, as a notice instead of rows.
     Help,
@@ -133,7 +133,7 @@ impl Show {
         Self::ALL.into_iter().find(|show| show.name().eq_ignore_ascii_case(name))
     }
 
-    /// Who may ask: everybody on the console, except that SHOW FDS carries cancel keys and secrets.
+    /// Who may ask: everybody on the console, except that SHOW FDS carries cancel keys.
     #[must_use]
     pub const fn access(self) -> Access {
         match self {
@@ -150,7 +150,7 @@ impl Show {
             Self::Config => "Every key of the configuration with its value in force.",
             Self::Databases => "Databases, configured or taken from the `*` entry.",
             Self::Fds => {
-                "File descriptors in use, the listening sockets first, with cancel keys and secrets; admin users \
+                "File descriptors in use, the listening sockets first, with cancel keys; admin users \
                  only. Connections with TLS, those of the console and those that log in are left out."
             }
             Self::Help => "The commands, as a notice; there is no row.",
@@ -174,7 +174,8 @@ impl Show {
             Self::DnsZones => "DNS zones that are checked for changes.",
             Self::State => "Whether the pooler is active, paused or suspended, a row for each.",
             Self::Kernel => {
-                "Kernel lanes: what they forwarded, why links left them, what they queue and cost."
+                "Kernel lanes: what they forwarded, why links left them, what they queue and cost. `refused` of lane `A`: \
+                 servers on this host whose own sockets the kernel did not let the pooler have."
             }
             Self::Mirrors => "Mirrors, a row for each database: state, and the account of what reached them.",
             Self::MirrorDiff => "What was answered otherwise or later by mirrors, a row for each statement.",

@@ -69,7 +69,7 @@ pub(super) const DATABASES: &[Column] = columns! {
     "port" Int4 "Port of the server.";
     "database" Text "Name of the database on the server.";
     "force_user" Text "User that all its server connections log in as, if set.";
-    "pool_size" Int4 "Most server connections for each user.";
+    "pool_size" Int4 "Most server connections for each user; 0 is no limit.";
     "min_pool_size" Int4 "Server connections that are kept open.";
     "reserve_pool_size" Int4 "Further server connections when clients wait too long.";
     "server_lifetime" Int4 "Seconds after which a server connection is replaced.";
@@ -79,7 +79,7 @@ pub(super) const DATABASES: &[Column] = columns! {
     "current_connections" Int4 "Server connections it has.";
     "max_client_connections" Int4 "Most client connections; 0 is no limit.";
     "current_client_connections" Int4 "Client connections it has.";
-    "paused" Int4 "1 when paused.";
+    "paused" Int4 "1 when paused by name, or by KILL.";
     "disabled" Int4 "1 when disabled.";
 };
 
@@ -96,9 +96,9 @@ pub(super) const FDS: &[Column] = columns! {
     "std_strings" Text "Parameter `standard_conforming_strings` of the session.";
     "datestyle" Text "Parameter of the session.";
     "timezone" Text "Parameter of the session.";
-    "password" Text "Secret of a user that is not in `auth_file`.";
-    "scram_client_key" Bytea "SCRAM ClientKey for pass-through.";
-    "scram_server_key" Bytea "SCRAM ServerKey for pass-through.";
+    "password" Text "Always NULL: descriptors are not handed over, so no secrets are told.";
+    "scram_client_key" Bytea "Always NULL.";
+    "scram_server_key" Bytea "Always NULL.";
 };
 
 pub(super) const LISTS: &[Column] = columns! {
@@ -384,7 +384,7 @@ pub(super) const MIRROR_DIFF: &[Column] = columns! {
 
 pub(super) const TRACE: &[Column] = columns! {
     "directory" Text "Where the trace is.";
-    "state" Text "`on`, or `ended`: it takes nothing more until `trace_dir` is SET anew, or RELOAD if it has failed.";
+    "state" Text "`on`, or `ended`: it takes nothing more until `trace_dir` is SET anew, another `trace_` key changes, or RELOAD if it has failed.";
     "reason" Text "Why it has ended.";
     "level" Text "How much of the responses is recorded: `none`, `summary`, `full`.";
     "sessions" Numeric "Sessions in the trace.";
