@@ -342,8 +342,8 @@ fn logged(message: &str) -> Option<Logged<'_>> {
     if let Some(text) = message.strip_prefix("statement: ") {
         return Some(Logged { name: None, text });
     }
-    let rest = message.strip_prefix("execute ")?;
-    let rest = rest.strip_prefix("fetch from ").unwrap_or(rest);
+    // What a portal goes on with is logged with the whole text, as if it began.
+    let rest = message.strip_prefix("execute ").filter(|rest| !rest.starts_with("fetch from "))?;
     let (name, text) = rest.split_once(": ")?;
     let name = name.split('/').next().unwrap_or(name);
     Some(Logged { name: Some(if name == "<unnamed>" { "" } else { name }), text })

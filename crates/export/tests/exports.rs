@@ -801,3 +801,17 @@ fn scripts_have_no_commands_of_clients() {
         script.lines().filter(|line| !line.starts_with("--") && line.contains('\\')).collect();
     assert!(commands.iter().all(|line| line.starts_with("\\set ") || *line == "\\."), "{script}");
 }
+
+/// A portal that goes on is logged with the whole text of its statement.
+#[test]
+fn fetches_from_a_portal_are_no_statements() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer =
+        Writer::create(&folder.path().join("trace"), &csv_log::meta(), Options::default()).unwrap();
+    let execute = LOG.lines().find(|line| line.contains("execute s1: ")).unwrap();
+    let first = execute.replace("execute s1: ", "execute S_1/C_2: ");
+    let fetch = execute.replace("execute s1: ", "execute fetch from S_1/C_2: ");
+    let log = [first, fetch.clone(), fetch].join("\n");
+    let summary = import_all(&[log.as_bytes()], &mut writer).unwrap();
+    assert_eq!((summary.lines, summary.statements, summary.others), (3, 1, 2));
+}
