@@ -8,6 +8,8 @@ use foldhash::HashMap;
 use underpass_sql::{Class, Summary, hash_fingerprint, normalize, parse_bytes};
 use underpass_trace::{Protocol, fold, strip_literals};
 
+use crate::calls::Calls;
+
 /// A text, classified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
@@ -24,6 +26,10 @@ pub struct Statement {
     pub copies_in: u32,
     /// What it does first to a transaction block.
     pub block: Option<Block>,
+    /// It calls functions about the captured server itself, such as `pg_terminate_backend`.
+    pub administers: bool,
+    /// It makes the session the login user's again.
+    pub resets_user: bool,
 }
 
 /// What a statement does to a transaction block.
@@ -37,7 +43,7 @@ pub enum Block {
 
 impl Block {
     /// By the words of a statement.
-    fn of(words: &[&str]) -> Option<Self> {
+    pub(crate) fn of(words: &[&str]) -> Option<Self> {
         match words {
             // BEGIN NOT ATOMIC is a compound statement of MariaDB.
             ["begin", "not", ..] => None,
@@ -132,7 +138,7 @@ impl Classifier {
 }
 
 fn classify(text: &str) -> Statement {
-    let shape = shape(text);
+    let shape = shape(text.as_bytes());
     let mut summary = Summary::of(text).unwrap_or_else(|_| Summary {
         class: Class::Write,
         may_write: true,
@@ -151,6 +157,14 @@ fn classify(text: &str) -> Statement {
     };
     let normalized = normalize(text).unwrap_or_else(|_| text.to_owned());
     summary.may_write |= writes_behind(&shape, &normalized, summary.class);
+    // The summary asks for the kind of statement, and the server refuses these calls to nobody.
+    let calls = Calls::of(&shape);
+    if calls.write {
+        summary.class = Class::Write;
+        summary.may_write = true;
+    } else if calls.set_anything {
+        summary.class = summary.class.min(Class::LiftsReadOnly);
+    }
     Statement {
         fingerprint: format!("{fingerprint:016x}"),
         label: shorten(&label),
@@ -158,6 +172,24 @@ fn classify(text: &str) -> Statement {
         summary,
         copies_in: statements(&shape).filter(|words| copies_in(words)).count() as u32,
         block: statements(&shape).find_map(|words| Block::of(&words)),
+        administers: calls.administer,
+        resets_user: statements(&shape).any(|words| resets_user(&words)),
+    }
+}
+
+/// Whether a statement makes a session the login user's again.
+fn resets_user(words: &[&str]) -> bool {
+    match words {
+        ["discard", "all"] | ["reset", "all" | "session_authorization"] => true,
+        ["reset", "session", "authorization"] => true,
+        ["set", "session" | "local", rest @ ..] | ["set", rest @ ..] => matches!(
+            rest,
+            ["session", "authorization", "default"]
+                | ["authorization", "default"]
+                | ["session_authorization", "to", "default"]
+                | ["session_authorization", "default"]
+        ),
+        _ => false,
     }
 }
 
@@ -179,7 +211,8 @@ fn writes_behind(shape: &str, normalized: &str, class: Class) -> bool {
     let reads = |text: &str| Summary::of(text).is_ok_and(|summary| !summary.may_write);
     let several = statements(shape).nth(1).is_some();
     normalized.split(';').any(|one| {
-        let declares = statements(&self::shape(one)).next().is_some_and(|words| words[0] == "declare");
+        let declares =
+            statements(&self::shape(one.as_bytes())).next().is_some_and(|words| words[0] == "declare");
         match declares {
             // What a cursor reads is behind FOR.
             true => {
@@ -192,12 +225,12 @@ fn writes_behind(shape: &str, normalized: &str, class: Class) -> bool {
 }
 
 /// A text of PostgreSQL in lower case, without its literals and comments.
-fn shape(text: &str) -> String {
-    String::from_utf8_lossy(&fold(&strip_literals(text.as_bytes(), Protocol::Postgres))).into_owned()
+pub(crate) fn shape(text: &[u8]) -> String {
+    String::from_utf8_lossy(&fold(&strip_literals(text, Protocol::Postgres))).into_owned()
 }
 
 /// The words of each statement of a text without literals.
-fn statements(shape: &str) -> impl Iterator<Item = Vec<&str>> {
+pub(crate) fn statements(shape: &str) -> impl Iterator<Item = Vec<&str>> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     shape
         .split(';')
@@ -221,6 +254,8 @@ fn classify_mysql(text: &[u8]) -> Statement {
         // Local files are asked for by another protocol.
         copies_in: 0,
         block: statements(&shape).find_map(|words| Block::of(&words)),
+        administers: false,
+        resets_user: false,
     }
 }
 

@@ -86,6 +86,10 @@ pub fn by_group(plan: &Plan, baseline: Option<&Played>, played: &Played) -> Vec<
     for (at, session) in plan.sessions.iter().enumerate() {
         for (index, unit) in session.units.iter().enumerate() {
             let Some(here) = played.sessions[at].units.get(index).and_then(answered) else { continue };
+            // It does less here than there, or nothing at all.
+            if unit.left_out.is_some() && (baseline.is_none() || plan.executes(unit).is_empty()) {
+                continue;
+            }
             let there = match baseline {
                 Some(baseline) => {
                     baseline.sessions[at].units.get(index).and_then(answered).map(|there| there.latency_s)

@@ -12,6 +12,7 @@
 //! another. Time is kept by a timer of microseconds.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod classify;
 pub mod compare;
 mod connection;

@@ -13,8 +13,9 @@ mod messages;
 mod mysql;
 mod omitted;
 mod order;
+mod statements;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Range;
 
@@ -144,6 +145,8 @@ pub struct Session {
     pub commands: Vec<u8>,
     /// Units that the client asked to cancel, and so long after they were sent, nanoseconds.
     pub cancels: BTreeMap<usize, u64>,
+    /// Units that make the session the login user's again.
+    pub resets: BTreeSet<usize>,
     /// How many of the sessions had ended when it began.
     pub after_ended: usize,
     /// Its place among the sessions by their end; `None` if it does not end within the trace.
@@ -181,6 +184,8 @@ pub struct Unit {
     pub may_write: bool,
     /// Why it is not sent.
     pub omitted: Option<Reason>,
+    /// Why it is sent without some of its statements.
+    pub left_out: Option<Reason>,
 }
 
 impl Unit {
@@ -203,6 +208,7 @@ impl Unit {
             status: None,
             may_write: false,
             omitted: None,
+            left_out: None,
         }
     }
 

@@ -42,6 +42,7 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
         last_ready: None,
         last_sent: None,
         become_user: None,
+        status: None,
         mysql_status: TransactionStatus::Idle,
         reset: false,
         cancelling: None,
@@ -100,6 +101,8 @@ pub(crate) struct Player<'r> {
     /// When the last unit was sent.
     last_sent: Option<Instant>,
     become_user: Option<String>,
+    /// The transaction status after the last answer.
+    status: Option<TransactionStatus>,
     /// The transaction status, in MySQL's protocol: an error leaves it.
     pub mysql_status: TransactionStatus,
     /// What we made of the session was undone: a statement made it the login user's again, or a command of MySQL's lets it write.
@@ -206,13 +209,19 @@ impl Player<'_> {
             if self.run.stop() >= Stop::Finish {
                 break;
             }
-            let resets = |flight: &Flight| resets_session(flight.exchange.command());
-            if self.reset || run.options.read_only && self.flights.iter().any(resets) {
+            let is_user_undone =
+                |flight: &Flight| self.become_user.is_some() && session.resets.contains(&flight.unit);
+            let may_write_again =
+                |flight: &Flight| run.options.read_only && resets_session(flight.exchange.command());
+            let undoes = |flight: &Flight| is_user_undone(flight) || may_write_again(flight);
+            if self.reset || self.flights.iter().any(undoes) {
                 while !self.flights.is_empty() {
                     self.receive(connection).await?;
                 }
             }
-            if std::mem::take(&mut self.reset) {
+            // In a transaction that failed the server would refuse to, and refuses all that could do harm.
+            if self.reset && self.status != Some(TransactionStatus::Failed) {
+                self.reset = false;
                 if connection.mysql.is_some() {
                     connection.refuse_writes().await?;
                 } else if let Some(user) = &self.become_user {
@@ -558,7 +567,9 @@ impl Player<'_> {
         self.last_ready = Some(now);
         // These make the session the login user's again.
         let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if [&b"DISCARD ALL"[..], b"RESET"].contains(&&**tag));
-        self.reset |= flight.sending.statements.iter().any(resets);
+        self.reset |=
+            flight.sending.statements.iter().any(resets) || self.session.resets.contains(&flight.unit);
+        self.status = Some(status);
         let failed = flight.sending.statements.iter().any(|actual| matches!(actual.end, End::Error(..)));
         self.run.unit_over(&self.session.units[flight.unit], failed);
         self.done = self.flights.front().map_or(flight.unit + 1, |next| next.unit);

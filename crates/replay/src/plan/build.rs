@@ -2,7 +2,7 @@
 //! From the records of a trace to a plan.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use foldhash::{HashMap, HashSet};
@@ -16,15 +16,16 @@ use underpass_wire::frontend::{self, Message, build};
 use underpass_wire::tag::{backend as backend_tag, frontend as tag};
 
 use super::mysql::{Commands, prepare_tag};
-use super::order;
+use super::statements::{execute, give_up, is_wanted, left_out, prepared_by_sql};
 use super::{
     Barrier, End, Expected, Group, Messages, Omitted, Options, Plan, Reason, Rows, Says, Session, Step, Unit,
 };
+use super::{order, statements};
 use crate::Error;
 use crate::classify::{Block, Classifier};
 use crate::lists::Lists;
 use crate::rowhash::RowHash;
-use underpass_sql::Class;
+use crate::session::MESSAGE_CHARS_MAX;
 
 /// OIDs below are PostgreSQL's own and the same in every cluster (`FirstNormalObjectId`).
 const FIRST_NORMAL_OID: u32 = 16_384;
@@ -131,6 +132,8 @@ pub(super) struct Script {
     answers: BTreeMap<usize, Vec<Expected>>,
     /// Executes that were left out of a unit that is sent without them.
     dropped: HashSet<u64>,
+    /// Queries in whose place a shorter text is sent: what that answers the trace does not know.
+    shortened: HashSet<u64>,
 }
 
 /// Where the last unit of a session stands.
@@ -141,9 +144,9 @@ pub(super) struct Open {
     in_copy: bool,
     flushed: bool,
     /// Data of the COPY that follows belongs to a statement that was left out.
-    drop_copy: bool,
+    pub(super) drop_copy: bool,
     /// How often the server will ask for data that the client has not ended yet.
-    copies: u32,
+    pub(super) copies: u32,
     /// Data of a COPY follows whose beginning is missing.
     stray_copy: bool,
     /// It began with Query.
@@ -152,6 +155,8 @@ pub(super) struct Open {
     /// Statements that it executes.
     pub(super) executes: Vec<u32>,
     calls: bool,
+    /// It does something that later units may need, or that nobody can tell.
+    needed: bool,
 }
 
 impl<'o> Builder<'o> {
@@ -294,6 +299,7 @@ impl<'o> Builder<'o> {
             prepares: BTreeMap::new(),
             commands: Vec::new(),
             cancels: BTreeMap::new(),
+            resets: BTreeSet::new(),
             after_ended: 0,
             ended: None,
         };
@@ -324,6 +330,7 @@ impl<'o> Builder<'o> {
             commands: Commands::of(start),
             answers: BTreeMap::new(),
             dropped: HashSet::default(),
+            shortened: HashSet::default(),
         };
         self.sessions.insert(start.session, script);
     }
@@ -343,6 +350,7 @@ impl<'o> Builder<'o> {
             Protocol::Mysql => script.command(message, is_file, classifier, self.options, when, messages)?,
         }
         if script.open.complete {
+            script.end_unit(&self.classifier, self.options);
             script.name_group(&mut self.groups, &self.classifier, &mut self.executes);
         }
         Ok(())
@@ -369,10 +377,13 @@ impl<'o> Builder<'o> {
             Outcome::Empty => Some(End::Empty),
             Outcome::Suspended => Some(End::Suspended),
             Outcome::Error(error) => {
-                Some(End::Error(error.sqlstate, String::from_utf8_lossy(&error.message).into()))
+                let message = String::from_utf8_lossy(&error.message);
+                let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
+                Some(End::Error(error.sqlstate, message.into()))
             }
             _ => None,
         };
+        let end = end.filter(|_| !script.shortened.contains(&response.request));
         let hash = hash.filter(|_| end.is_some());
         script.answers.entry(index).or_default().push(Expected { end, rows: response.rows, hash });
     }
@@ -425,7 +436,7 @@ impl<'o> Builder<'o> {
             self.holes.count += script.holes.count;
             self.holes.bytes += script.holes.bytes;
             for unit in &script.session.units {
-                if let Some(reason) = unit.omitted {
+                if let Some(reason) = unit.omitted.or(unit.left_out) {
                     self.omitted.unit(reason);
                 }
             }
@@ -654,19 +665,18 @@ impl Script {
             unit.omitted.get_or_insert(Reason::Password);
         }
         let mut keep = !(copy_data && self.open.drop_copy);
-        let mut replaced = None;
+        let mut instead = None;
         match Message::decode(kind, body) {
             Ok(Message::Query(query)) => {
-                let index = classifier.classify(query.query);
-                self.open.copies = classifier.get(index).copies_in;
-                if execute(unit, &mut self.open, index, classifier, options) {
-                    replaced = begin_instead(query.query);
-                    if replaced.is_none() {
-                        unit.omitted.get_or_insert(Reason::ReadOnly);
-                    }
+                instead = statements::query(unit, &mut self.open, query.query, classifier, options);
+                if instead.as_ref().is_some_and(|instead| instead.is_shorter) {
+                    self.shortened.insert(message.offset);
                 }
                 if let Some(name) = prepared_by_sql(query.query) {
                     self.filled.insert(name);
+                }
+                if self.cut_transaction || self.joining {
+                    give_up(&mut self.prepared, query.query);
                 }
             }
             Ok(Message::Parse(parse)) => {
@@ -699,16 +709,32 @@ impl Script {
                 }
             }
             Ok(Message::Execute(portal)) => match self.portals.get(portal.portal) {
-                Some(&index) if execute(unit, &mut self.open, index, classifier, options) => {
-                    keep = false;
-                    self.open.drop_copy = true;
-                    self.dropped.insert(message.offset);
+                Some(&index) => {
+                    let statement = classifier.get(index);
+                    let reason = left_out(statement, options);
+                    if statement.copies_in > 0 {
+                        self.open.drop_copy = reason.is_some();
+                    }
+                    match reason {
+                        Some(reason) => {
+                            keep = false;
+                            unit.left_out.get_or_insert(reason);
+                            self.dropped.insert(message.offset);
+                        }
+                        None => {
+                            execute(unit, &mut self.open, index, classifier);
+                            self.open.copies += statement.copies_in;
+                        }
+                    }
                 }
-                Some(&index) => self.open.copies += classifier.get(index).copies_in,
                 // A cursor that SQL declared, or a statement whose text is not known.
-                None => unit.may_write = true,
+                None => {
+                    unit.may_write = true;
+                    self.open.needed = true;
+                }
             },
             Ok(Message::Close(close)) if close.target == frontend::Target::Statement => {
+                self.open.needed = true;
                 self.statements.remove(close.name);
                 self.redacted.remove(close.name);
                 if self.cut_transaction || self.joining {
@@ -729,7 +755,8 @@ impl Script {
             }
         }
         if keep {
-            self.append(kind, replaced.as_deref().unwrap_or(bytes), copy_data, messages)?;
+            let bytes = instead.as_ref().map_or(bytes, |instead| &instead.message);
+            self.append(kind, bytes, copy_data, messages)?;
         }
         match kind {
             tag::COPY_DONE => self.open.copies = self.open.copies.saturating_sub(1),
@@ -806,6 +833,22 @@ impl Script {
                 steps.push(step);
                 unit.steps.end = steps.len() as u32;
             }
+        }
+    }
+
+    /// The last unit is complete. It is left out if the filter of fingerprints has left nothing of it that anybody needs.
+    fn end_unit(&mut self, classifier: &Classifier, options: &Options) {
+        let Session { units, resets, .. } = &mut self.session;
+        let at = units.len().saturating_sub(1);
+        let Some(unit) = units.last_mut() else { return };
+        let open = &self.open;
+        if open.executes.iter().any(|&index| classifier.get(index).resets_user) {
+            resets.insert(at);
+        }
+        let is_kept = open.needed || open.calls || !open.executes.is_empty();
+        let is_parse_wanted = |&index: &u32| is_wanted(classifier.get(index), options);
+        if unit.left_out == Some(Reason::Filter) && !is_kept && !open.parses.iter().any(is_parse_wanted) {
+            unit.omitted.get_or_insert(Reason::Filter);
         }
     }
 
@@ -949,46 +992,4 @@ const GROUP_STATEMENTS_MAX: usize = 4;
 
 fn in_transaction(status: Option<TransactionStatus>) -> bool {
     matches!(status, Some(TransactionStatus::Transaction | TransactionStatus::Failed))
-}
-
-/// Notes that a unit, the last of its session, executes a statement; whether read-only mode forbids that.
-pub(super) fn execute(
-    unit: &mut Unit,
-    open: &mut Open,
-    index: u32,
-    classifier: &Classifier,
-    options: &Options,
-) -> bool {
-    let statement = classifier.get(index);
-    open.executes.push(index);
-    unit.may_write |= statement.summary.may_write;
-    let always = matches!(
-        statement.summary.class,
-        Class::Transaction | Class::Session | Class::LiftsReadOnly | Class::Empty
-    );
-    if !always && !options.filter.fingerprint(&statement.fingerprint) {
-        unit.omitted.get_or_insert(Reason::Filter);
-    }
-    options.read_only && matches!(statement.summary.class, Class::Write | Class::LiftsReadOnly)
-}
-
-/// In read-only mode, what to send in the place of `BEGIN READ WRITE`: what follows is still one transaction.
-fn begin_instead(query: &[u8]) -> Option<Vec<u8>> {
-    let word = query.trim_ascii_start().split(|byte| !byte.is_ascii_alphabetic()).next()?;
-    let begins = word.eq_ignore_ascii_case(b"begin") || word.eq_ignore_ascii_case(b"start");
-    // One statement only.
-    let alone = !query.trim_ascii_end().strip_suffix(b";").unwrap_or(query).contains(&b';');
-    (begins && alone).then(|| {
-        let mut message = Vec::new();
-        build::query(&mut message, b"begin");
-        message
-    })
-}
-
-/// The name that `PREPARE name ...` defines.
-fn prepared_by_sql(query: &[u8]) -> Option<Vec<u8>> {
-    let mut words =
-        query.split(|byte| byte.is_ascii_whitespace() || *byte == b'(').filter(|word| !word.is_empty());
-    let prepares = words.next()?.eq_ignore_ascii_case(b"prepare");
-    prepares.then(|| words.next().map(|name| name.trim_ascii().to_ascii_lowercase()))?
 }

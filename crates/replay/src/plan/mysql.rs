@@ -16,7 +16,8 @@ use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_trace::statements::CAPABILITIES;
 use underpass_trace::{Frontend, Redaction, SessionStart};
 
-use super::build::{Script, execute};
+use super::build::Script;
+use super::statements::{execute, left_out};
 use super::{Barrier, Messages, Options, Reason, Says, Step};
 use crate::Error;
 use crate::classify::Classifier;
@@ -186,8 +187,9 @@ impl Script {
             COM_QUERY => {
                 let text = command::query_text(&payload).unwrap_or(&payload[1..]);
                 let index = classifier.classify(text);
-                if execute(unit, &mut self.open, index, classifier, options) {
-                    unit.omitted.get_or_insert(Reason::ReadOnly);
+                execute(unit, &mut self.open, index, classifier);
+                if let Some(reason) = left_out(classifier.get(index), options) {
+                    unit.omitted.get_or_insert(reason);
                 }
                 let first = text.trim_ascii_start().split(|byte| !byte.is_ascii_alphabetic()).next();
                 if first.is_some_and(|word| {
@@ -221,8 +223,9 @@ impl Script {
                 let known = self.commands.unit_of(number).and_then(|unit| self.commands.prepared.get(&unit));
                 match known {
                     Some(prepared) => {
-                        if execute(unit, &mut self.open, prepared.statement, classifier, options) {
-                            unit.omitted.get_or_insert(Reason::ReadOnly);
+                        execute(unit, &mut self.open, prepared.statement, classifier);
+                        if let Some(reason) = left_out(classifier.get(prepared.statement), options) {
+                            unit.omitted.get_or_insert(reason);
                         }
                     }
                     None => {

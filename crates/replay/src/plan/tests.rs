@@ -644,6 +644,143 @@ fn read_only_drops_the_execution_and_keeps_the_transaction() {
         "an Execute is left"
     );
     assert!(sent(&plan, 0, 1).concat().ends_with(b"S\0\0\0\x04"));
+    // It is counted, writes nothing, and is not reported as the insert.
+    assert_eq!(plan.omitted.units, [(Reason::ReadOnly, 1)].into());
+    let unit = &plan.sessions[0].units[1];
+    assert!(plan.executes(unit).is_empty() && !unit.may_write);
+    assert!(plan.groups[unit.group as usize].key.starts_with("parse "));
+}
+
+#[test]
+fn a_query_that_is_left_out_ends_and_begins_its_transaction_all_the_same() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "begin; insert into t values (1)", T);
+    let request = trace.send(1, 3, |out| build::query(out, b"insert into t values (2); commit"));
+    trace.complete(1, 4, request, "INSERT 0 1");
+    trace.complete(1, 4, request, "COMMIT");
+    trace.ready(1, 4, request, I);
+    trace.query(1, 5, 6, "begin; insert into t values (1); commit", I);
+    let plan = trace.plan(&Options { read_only: true, ..Options::default() });
+    assert_eq!(omitted(&plan), [None, None, Some(Reason::ReadOnly)]);
+    assert_eq!(plan.omitted.units, [(Reason::ReadOnly, 3)].into());
+    for (unit, text) in ["begin", "commit"].iter().enumerate() {
+        let mut query = Vec::new();
+        build::query(&mut query, text.as_bytes());
+        assert_eq!(sent(&plan, 0, unit), [query]);
+        let group = plan.sessions[0].units[unit].group;
+        assert_eq!(plan.groups[group as usize].label, *text);
+    }
+    // What COMMIT alone is answered, the trace does not have.
+    assert!(plan.expected(&plan.sessions[0].units[1]).iter().all(|one| one.end.is_none()));
+}
+
+#[test]
+fn what_the_server_refuses_to_nobody_is_left_out() {
+    let (read_only, always) = (Some(Reason::ReadOnly), Some(Reason::Administration));
+    for (sql, without, with) in [
+        ("select pg_terminate_backend(4711)", always, always),
+        ("select pg_catalog.pg_cancel_backend(pid) from pg_stat_activity", always, always),
+        ("select pg_reload_conf()", always, always),
+        ("select pg_notify('a', 'b')", None, read_only),
+        ("select pg_stat_reset()", None, read_only),
+        ("select pg_create_logical_replication_slot('a', 'pgoutput')", None, read_only),
+        ("declare c cursor for select lo_create(0)", None, read_only),
+        ("select set_config(a, b, false) from settings", None, read_only),
+        ("select set_config('search_path', '', false)", None, None),
+        ("select 'pg_terminate_backend(1)'", None, None),
+    ] {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.query(1, 1, 2, sql, I);
+        let reason = |read_only| omitted(&trace.plan(&Options { read_only, ..Options::default() }))[0];
+        assert_eq!((reason(false), reason(true)), (without, with), "{sql}");
+    }
+}
+
+#[test]
+fn units_that_make_the_session_the_login_users_again_are_marked() {
+    for (sql, resets) in [
+        ("DISCARD ALL", true),
+        ("reset session authorization", true),
+        ("RESET ALL;", true),
+        ("set session authorization default", true),
+        ("set local session authorization default", true),
+        ("select 1; set session_authorization to default", true),
+        ("discard plans", false),
+        ("reset work_mem", false),
+        ("set session authorization joe", false),
+        ("set session statement_timeout to default", false),
+    ] {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        trace.query(1, 1, 2, "select 1", I);
+        trace.query(1, 3, 4, sql, I);
+        let sync = trace.send(1, 5, |out| {
+            build::parse(out, b"", sql.as_bytes(), []);
+            build::bind(out, b"", b"", [], [], []);
+            build::execute(out, b"", 0);
+            build::sync(out);
+        });
+        trace.ready(1, 6, sync, I);
+        let expected: &[usize] = if resets { &[1, 2] } else { &[] };
+        assert!(trace.plan(&Options::default()).sessions[0].resets.iter().eq(expected), "{sql}");
+    }
+}
+
+#[test]
+fn a_fingerprint_that_is_not_wanted_takes_no_begin_with_it() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    let mut batch = |time_ns, texts: &[&str], status| {
+        let sync = trace.send(1, time_ns, |out| {
+            for text in texts {
+                build::parse(out, b"", text.as_bytes(), []);
+                build::bind(out, b"", b"", [], [], []);
+                build::execute(out, b"", 0);
+            }
+            build::sync(out);
+        });
+        trace.ready(1, time_ns + 1, sync, status);
+    };
+    batch(1, &["begin", "insert into t values (1)"], T);
+    batch(3, &["insert into t values (2)"], T);
+    batch(5, &["select a from t"], T);
+    batch(7, &["rollback"], I);
+    let whole = trace.plan(&Options::default());
+    let wanted = whole.classifier.statements().iter().find(|one| one.label.starts_with("select"));
+    let filter = Filter { fingerprints: [wanted.unwrap().fingerprint.clone()].into(), ..Filter::default() };
+    let plan = trace.plan(&Options { filter, ..Options::default() });
+    assert_eq!(omitted(&plan), [None, Some(Reason::Filter), None, None]);
+    assert_eq!(plan.omitted.units, [(Reason::Filter, 2)].into());
+    let executes =
+        |unit| sent(&plan, 0, unit).concat().windows(5).filter(|bytes| *bytes == b"E\0\0\0\x09").count();
+    assert_eq!([executes(0), executes(2), executes(3)], [1, 1, 1]);
+}
+
+#[test]
+fn what_was_given_up_before_the_wanted_time_is_not_prepared() {
+    for (sql, left) in [
+        ("discard all", 0),
+        ("deallocate all", 0),
+        ("deallocate s", 1),
+        ("deallocate \"S\"", 1),
+        ("select 1", 2),
+    ] {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        let sync = trace.send(1, 1, |out| {
+            build::parse(out, b"s", b"select 1", []);
+            build::parse(out, b"S", b"select 2", []);
+            build::sync(out);
+        });
+        trace.ready(1, 2, sync, I);
+        trace.query(1, 3, 4, sql, I);
+        trace.query(1, 50, 51, "select 3", I);
+        let filter = Filter { from: Some(std::time::Duration::from_nanos(40)), ..Filter::default() };
+        let plan = trace.plan(&Options { filter, ..Options::default() });
+        assert_eq!(plan.sessions[0].prepared.len(), left, "{sql}");
+    }
 }
 
 #[test]

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Functions of PostgreSQL that a read-only transaction may call and that change something all the same.
+
+/// Functions about the server itself: its processes have other numbers on the target, and its state is not the captured one's.
+const ADMINISTRATION: [&str; 13] = [
+    "pg_cancel_backend",
+    "pg_create_restore_point",
+    "pg_log_backend_memory_contexts",
+    "pg_promote",
+    "pg_reload_conf",
+    "pg_rotate_logfile",
+    "pg_switch_wal",
+    "pg_switch_xlog",
+    "pg_terminate_backend",
+    "pg_wal_replay_pause",
+    "pg_wal_replay_resume",
+    "pg_xlog_replay_pause",
+    "pg_xlog_replay_resume",
+];
+/// Functions that change something else.
+const WRITES: [&str; 26] = [
+    "dblink_exec",
+    "dblink_send_query",
+    "lo_creat",
+    "lo_create",
+    "lo_export",
+    "lo_from_bytea",
+    "lo_import",
+    "lo_put",
+    "lo_truncate",
+    "lo_truncate64",
+    "lo_unlink",
+    "lowrite",
+    "pg_copy_logical_replication_slot",
+    "pg_copy_physical_replication_slot",
+    "pg_create_logical_replication_slot",
+    "pg_create_physical_replication_slot",
+    "pg_drop_replication_slot",
+    "pg_file_rename",
+    "pg_file_sync",
+    "pg_file_unlink",
+    "pg_file_write",
+    "pg_logical_emit_message",
+    "pg_logical_slot_get_binary_changes",
+    "pg_logical_slot_get_changes",
+    "pg_notify",
+    "pg_replication_slot_advance",
+];
+
+/// What the calls in a text do that the server refuses to nobody.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Calls {
+    /// They are about the server itself.
+    pub administer: bool,
+    /// They change something else.
+    pub write: bool,
+    /// They set what nobody can tell, perhaps that the session may write.
+    pub set_anything: bool,
+}
+
+impl Calls {
+    /// Of a text in lower case, with `?` for its literals.
+    pub fn of(shape: &str) -> Self {
+        let mut calls = Self::default();
+        for statement in shape.split(';') {
+            let first = statement.trim_start().split(|c: char| !c.is_alphanumeric()).next().unwrap_or("");
+            // These name functions and call none.
+            if ["alter", "comment", "drop", "grant", "revoke", "security"].contains(&first) {
+                continue;
+            }
+            calls.add(statement);
+        }
+        calls
+    }
+
+    fn add(&mut self, statement: &str) {
+        for (at, _) in statement.match_indices('(') {
+            let is_word = |c: char| c.is_alphanumeric() || c == '_';
+            let before = statement[..at].trim_end();
+            let name = before.rsplit(|c| !is_word(c)).next().unwrap_or("");
+            // It is defined here.
+            if before[..before.len() - name.len()].trim_end().ends_with("function") {
+                continue;
+            }
+            self.administer |= ADMINISTRATION.contains(&name);
+            self.write |= WRITES.contains(&name) || name.starts_with("pg_stat_reset");
+            if name == "set_config" {
+                let setting = statement[at + 1..].trim_start().strip_prefix('?');
+                self.set_anything |= !setting.is_some_and(|rest| rest.trim_start().starts_with(','));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_names() {
+        let none = Calls::default();
+        let administer = Calls { administer: true, ..none };
+        let write = Calls { write: true, ..none };
+        let set_anything = Calls { set_anything: true, ..none };
+        for (shape, calls) in [
+            ("select pg_terminate_backend(?)", administer),
+            ("select pg_catalog.pg_cancel_backend (pid) from pg_stat_activity", administer),
+            ("select count(pg_reload_conf())", administer),
+            ("select ?; select * from pg_stat_reset_shared(?)", write),
+            ("select pg_notify(?, $1)", write),
+            ("select lo_unlink(a) from t", write),
+            ("select set_config($1, ?, true)", set_anything),
+            ("select set_config(? || ?, ?, true)", set_anything),
+            ("select set_config(?, $1, true)", none),
+            ("grant execute on function pg_terminate_backend(integer) to joe", none),
+            ("create or replace function pg_notify(text, text) returns void", none),
+            ("select pg_notify from t where (a = ?)", none),
+            ("select my_pg_notify(?)", none),
+        ] {
+            assert_eq!(Calls::of(shape), calls, "{shape}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What becomes of a statement in a plan: whether it is left out, and what is sent in its place.
+
+use std::collections::BTreeMap;
+
+use underpass_sql::Class;
+use underpass_wire::frontend::build;
+
+use super::build::Open;
+use super::{Options, Reason, Unit};
+use crate::classify::{Block, Classifier, Statement, shape, statements};
+
+/// Notes that a unit, the last of its session, executes a statement.
+pub(super) fn execute(unit: &mut Unit, open: &mut Open, index: u32, classifier: &Classifier) {
+    open.executes.push(index);
+    unit.may_write |= classifier.get(index).summary.may_write;
+}
+
+/// Why a statement is not played, if it is not.
+pub(super) fn left_out(statement: &Statement, options: &Options) -> Option<Reason> {
+    if !is_wanted(statement, options) {
+        Some(Reason::Filter)
+    } else if statement.administers {
+        Some(Reason::Administration)
+    } else if options.read_only && matches!(statement.summary.class, Class::Write | Class::LiftsReadOnly) {
+        Some(Reason::ReadOnly)
+    } else {
+        None
+    }
+}
+
+/// Whether the filter of fingerprints lets a statement pass.
+pub(super) fn is_wanted(statement: &Statement, options: &Options) -> bool {
+    let always = matches!(
+        statement.summary.class,
+        Class::Transaction | Class::Session | Class::LiftsReadOnly | Class::Empty
+    );
+    always || options.filter.fingerprint(&statement.fingerprint)
+}
+
+/// What is sent in the place of a Query.
+pub(super) struct Instead {
+    pub message: Vec<u8>,
+    /// Statements are missing in it, so that it is answered otherwise.
+    pub is_shorter: bool,
+}
+
+/// Notes what a unit, the last of its session, executes by Query; what to send in its place, if that is something else.
+pub(super) fn query(
+    unit: &mut Unit,
+    open: &mut Open,
+    text: &[u8],
+    classifier: &mut Classifier,
+    options: &Options,
+) -> Option<Instead> {
+    let index = classifier.classify(text);
+    let statement = classifier.get(index);
+    open.copies = statement.copies_in;
+    let reason = left_out(statement, options);
+    // What follows is a transaction still, or none.
+    let kept = reason.filter(|reason| *reason != Reason::Filter).and_then(|_| block(text));
+    let Some((kept, is_shorter)) = kept else {
+        execute(unit, open, index, classifier);
+        if let Some(reason) = reason {
+            unit.omitted.get_or_insert(reason);
+        }
+        return None;
+    };
+    if is_shorter {
+        unit.left_out = reason;
+        open.copies = 0;
+        open.drop_copy = true;
+        let index = classifier.classify(kept);
+        execute(unit, open, index, classifier);
+    } else {
+        execute(unit, open, index, classifier);
+    }
+    let mut message = Vec::new();
+    build::query(&mut message, kept);
+    Some(Instead { message, is_shorter })
+}
+
+/// What a text does to the transaction block around it, as a text that does nothing else; and whether that has fewer statements.
+fn block(text: &[u8]) -> Option<(&'static [u8], bool)> {
+    let shape = shape(text);
+    let (mut ends, mut begins) = (None, false);
+    for words in statements(&shape) {
+        match Block::of(&words) {
+            Some(Block::Begins) => begins = true,
+            Some(Block::Ends) => {
+                let rolls_back = matches!(words[0], "rollback" | "abort");
+                // What the text itself began is over.
+                if !std::mem::take(&mut begins) {
+                    ends.get_or_insert(rolls_back);
+                }
+                begins = words.contains(&"chain") && !words.contains(&"no");
+            }
+            None => {}
+        }
+    }
+    let kept: &[u8] = match (ends, begins) {
+        (None, false) => return None,
+        (None, true) => b"begin",
+        (Some(false), false) => b"commit",
+        (Some(true), false) => b"rollback",
+        (Some(false), true) => b"commit; begin",
+        (Some(true), true) => b"rollback; begin",
+    };
+    Some((kept, statements(&shape).nth(1).is_some()))
+}
+
+/// The name that `PREPARE name ...` defines.
+pub(super) fn prepared_by_sql(query: &[u8]) -> Option<Vec<u8>> {
+    let mut words =
+        query.split(|byte| byte.is_ascii_whitespace() || *byte == b'(').filter(|word| !word.is_empty());
+    let prepares = words.next()?.eq_ignore_ascii_case(b"prepare");
+    prepares.then(|| words.next().map(|name| name.trim_ascii().to_ascii_lowercase()))?
+}
+
+/// Takes out the prepared statements that a text gives up.
+pub(super) fn give_up<T>(prepared: &mut BTreeMap<Vec<u8>, T>, text: &[u8]) {
+    for given_up in given_up_by_sql(text) {
+        match given_up {
+            GivenUp::All => prepared.clear(),
+            GivenUp::One(name) => {
+                prepared.remove(&name);
+            }
+        }
+    }
+}
+
+/// Prepared statements that a text gives up.
+#[derive(Debug, PartialEq, Eq)]
+enum GivenUp {
+    All,
+    One(Vec<u8>),
+}
+
+/// What `DISCARD ALL`, `DEALLOCATE ALL` and `DEALLOCATE name` in a text give up.
+fn given_up_by_sql(query: &[u8]) -> impl Iterator<Item = GivenUp> {
+    query.split(|byte| *byte == b';').filter_map(|one| {
+        let mut words = one.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let deallocates = match words.next()? {
+            word if word.eq_ignore_ascii_case(b"deallocate") => true,
+            word if word.eq_ignore_ascii_case(b"discard") => false,
+            _ => return None,
+        };
+        let mut name = words.next()?;
+        if deallocates && name.eq_ignore_ascii_case(b"prepare") {
+            name = words.next().unwrap_or(name);
+        }
+        match name.strip_prefix(b"\"").and_then(|name| name.strip_suffix(b"\"")) {
+            _ if name.eq_ignore_ascii_case(b"all") => Some(GivenUp::All),
+            Some(quoted) if deallocates => Some(GivenUp::One(quoted.to_vec())),
+            None if deallocates => Some(GivenUp::One(name.to_ascii_lowercase())),
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_text_gives_up_is_read_from_its_words() {
+        let one = |name: &[u8]| GivenUp::One(name.to_vec());
+        for (text, given_up) in [
+            (&b"discard all"[..], vec![GivenUp::All]),
+            (b"CLOSE ALL; DEALLOCATE ALL;", vec![GivenUp::All]),
+            (b"deallocate prepare \"S_1\"; deallocate S_1", vec![one(b"S_1"), one(b"s_1")]),
+            (b"discard plans; select 1", vec![]),
+        ] {
+            assert_eq!(given_up_by_sql(text).collect::<Vec<_>>(), given_up);
+        }
+    }
+
+    #[test]
+    fn of_a_text_its_transaction_control_is_left() {
+        for (text, kept) in [
+            ("insert into t values (1); commit", Some(("commit", true))),
+            ("insert into t values ('; rollback'); abort", Some(("rollback", true))),
+            ("begin read write", Some(("begin", false))),
+            ("begin; insert into t values (1)", Some(("begin", true))),
+            ("begin; insert into t values (1); commit", None),
+            ("commit; begin; insert into t values (1)", Some(("commit; begin", true))),
+            ("insert into t values (1); commit and chain", Some(("commit; begin", true))),
+            ("insert into t values (1); rollback to a", None),
+        ] {
+            let kept = kept.map(|(text, is_shorter): (&str, bool)| (text.as_bytes(), is_shorter));
+            assert_eq!(block(text.as_bytes()), kept, "{text}");
+        }
+    }
+}
