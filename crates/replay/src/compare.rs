@@ -78,6 +78,18 @@ pub struct Divergence {
     pub cascade: u64,
 }
 
+/// Of each kind of difference in each group so many examples are kept: everything may be different in a long trace.
+pub const EXAMPLES_MAX: usize = 5;
+
+/// Differences of one kind in one group of units.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// How many.
+    pub count: u64,
+    /// The first of them, in the order of sessions and units.
+    pub examples: Vec<Divergence>,
+}
+
 /// The result of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct Compared {
@@ -89,8 +101,10 @@ pub struct Compared {
     pub unknown: u64,
     /// Differences by kind.
     pub kinds: BTreeMap<Kind, u64>,
-    /// All differences, in the order of sessions and units.
-    pub divergences: Vec<Divergence>,
+    /// Errors 25P02 that followed from another difference.
+    pub cascades: u64,
+    /// Differences by group and kind.
+    pub divergences: BTreeMap<(u32, Kind), Found>,
 }
 
 /// Compares a replay with the capture.
@@ -107,9 +121,10 @@ pub fn with_capture(plan: &Plan, played: &Played) -> Compared {
                     let expected: Vec<Side<'_>> = plan.expected(unit).iter().map(Side::expected).collect();
                     let known = unit.ready_ns().is_some() && expected.iter().all(|one| one.end.is_some());
                     if known && !(expected.is_empty() && plan.meta.level == underpass_trace::Level::None) {
-                        walk.unit(unit, &expected, unit.status, actual.statements(answered), answered.status);
+                        let statements = actual.statements(answered);
+                        walk.rest_of(plan, unit, &expected, unit.status, statements, answered.status);
                     } else {
-                        walk.compared.unknown += 1;
+                        walk.unknown(answered.status);
                     }
                 }
             }
@@ -129,7 +144,7 @@ pub fn with_other(plan: &Plan, baseline: &Played, played: &Played) -> Compared {
             match pair {
                 (UnitOutcome::Answered(there), UnitOutcome::Answered(here)) => {
                     let expected: Vec<Side<'_>> = those.statements(there).iter().map(Side::actual).collect();
-                    walk.unit(unit, &expected, there.status, these.statements(here), here.status);
+                    walk.rest_of(plan, unit, &expected, there.status, these.statements(here), here.status);
                 }
                 (UnitOutcome::Answered(_), UnitOutcome::Broken) => walk.broken(unit, "no answer"),
                 (UnitOutcome::Answered(_), UnitOutcome::NoConnection) => walk.broken(unit, "no connection"),
@@ -175,17 +190,26 @@ impl<'a> Side<'a> {
     }
 }
 
+/// Where a divergence is counted, and which of the examples there it is, if it is one.
+#[derive(Clone, Copy)]
+struct Root {
+    place: (u32, Kind),
+    example: usize,
+}
+
 /// Goes through the units of one session.
 struct Walk<'c> {
     compared: &'c mut Compared,
     session: u64,
     /// The divergence that put the transaction into its failed state, while that lasts.
-    root: Option<usize>,
+    root: Option<Root>,
+    /// The first divergence of the unit that is compared.
+    first: Option<Root>,
 }
 
 impl<'c> Walk<'c> {
     fn new(compared: &'c mut Compared, session: u64) -> Self {
-        Self { compared, session, root: None }
+        Self { compared, session, root: None, first: None }
     }
 
     fn broken(&mut self, unit: &Unit, how: &str) {
@@ -196,15 +220,47 @@ impl<'c> Walk<'c> {
     fn add(&mut self, unit: &Unit, kind: Kind, expected: String, actual: String) {
         *self.compared.kinds.entry(kind).or_default() += 1;
         let (session, offset, group) = (self.session, unit.offset, unit.group);
-        self.compared.divergences.push(Divergence {
-            session,
-            offset,
-            group,
-            kind,
-            expected,
-            actual,
-            cascade: 0,
-        });
+        let found = self.compared.divergences.entry((group, kind)).or_default();
+        self.first.get_or_insert(Root { place: (group, kind), example: found.examples.len() });
+        found.count += 1;
+        if found.examples.len() < EXAMPLES_MAX {
+            found.examples.push(Divergence { session, offset, group, kind, expected, actual, cascade: 0 });
+        }
+    }
+
+    /// Something only follows from this divergence.
+    fn follows(&mut self, root: Root) {
+        self.compared.cascades += 1;
+        let found = self.compared.divergences.get_mut(&root.place);
+        if let Some(example) = found.and_then(|found| found.examples.get_mut(root.example)) {
+            example.cascade += 1;
+        }
+    }
+
+    /// Counts a unit whose outcome there is not known.
+    fn unknown(&mut self, status: Option<Status>) {
+        self.compared.unknown += 1;
+        if status != Some(Status::Failed) {
+            self.root = None;
+        }
+    }
+
+    /// Compares a unit, perhaps one of which nothing is executed: that it is equal says nothing.
+    fn rest_of(
+        &mut self,
+        plan: &Plan,
+        unit: &Unit,
+        expected: &[Side<'_>],
+        expected_status: Option<Status>,
+        actual: &[Actual],
+        status: Option<Status>,
+    ) {
+        let (units, equal) = (self.compared.units, self.compared.equal);
+        self.unit(unit, expected, expected_status, actual, status);
+        let is_empty = unit.left_out.is_some() && plan.executes(unit).is_empty();
+        if is_empty && self.compared.equal > equal {
+            (self.compared.units, self.compared.equal) = (units, equal);
+        }
     }
 
     fn unit(
@@ -215,7 +271,7 @@ impl<'c> Walk<'c> {
         actual: &[Actual],
         status: Option<Status>,
     ) {
-        let before = self.compared.divergences.len();
+        self.first = None;
         self.compared.units += 1;
         let mut folded = false;
         let count = expected.len().max(actual.len());
@@ -227,7 +283,7 @@ impl<'c> Walk<'c> {
                         && there.sqlstate() != Some(IN_FAILED_TRANSACTION);
                     match self.root {
                         Some(root) if cascades => {
-                            self.compared.divergences[root].cascade += 1;
+                            self.follows(root);
                             folded = true;
                         }
                         _ => self.statement(unit, there, &here),
@@ -245,11 +301,9 @@ impl<'c> Walk<'c> {
             }
         }
         if status == Some(Status::Failed) && expected_status != Some(Status::Failed) {
-            if self.root.is_none() && self.compared.divergences.len() > before {
-                self.root = Some(before);
-            }
+            self.root = self.root.or(self.first);
         }
-        let differs = self.compared.divergences.len() > before;
+        let differs = self.first.is_some();
         if !differs && !folded && self.root.is_none() {
             match (expected_status, status) {
                 (Some(there), Some(here)) if there != here => {
@@ -278,25 +332,30 @@ impl<'c> Walk<'c> {
                 // COMMIT of a transaction that failed here says ROLLBACK; its reason is reported already.
                 if was != is && self.root.is_some() {
                     if let Some(root) = self.root {
-                        self.compared.divergences[root].cascade += 1;
+                        self.follows(root);
                     }
                     return;
                 }
                 match (was == is, was_rows == is_rows) {
                     (false, _) => Kind::Tag,
                     (true, false) => Kind::Rows,
-                    (true, true) => return self.rows(unit, there, here),
+                    (true, true) => return self.rows(unit, there, here, was_rows.is_some()),
                 }
             }
+            // As many as it was asked for.
+            (Some(End::Suspended), Some(End::Suspended)) => return self.rows(unit, there, here, true),
             (Some(was), Some(is)) if std::mem::discriminant(was) != std::mem::discriminant(is) => Kind::Tag,
-            // A portal that is suspended has sent rows, too.
-            _ => return self.rows(unit, there, here),
+            _ => return self.rows(unit, there, here, false),
         };
         self.add(unit, kind, there.text(), here.text());
     }
 
-    /// Compares the rows of results that ended in the same way.
-    fn rows(&mut self, unit: &Unit, there: &Side<'_>, here: &Side<'_>) {
+    /// Compares the rows of results that ended in the same way. Where that tells their number already, the rows that were seen may be fewer
+    /// (a trace does not have all of a long response) or more (COPY sends a header, too).
+    fn rows(&mut self, unit: &Unit, there: &Side<'_>, here: &Side<'_>, is_number_told: bool) {
+        if there.rows != here.rows && is_number_told {
+            return;
+        }
         if there.rows != here.rows {
             self.add(unit, Kind::Rows, there.text(), here.text());
         } else if there.hash.is_some_and(|hash| Some(hash) != here.hash) {
@@ -344,7 +403,8 @@ mod tests {
     }
 
     fn kinds(compared: &Compared) -> Vec<(Kind, u64)> {
-        compared.divergences.iter().map(|one| (one.kind, one.cascade)).collect()
+        let examples = compared.divergences.values().flat_map(|found| &found.examples);
+        examples.map(|one| (one.kind, one.cascade)).collect()
     }
 
     #[test]
@@ -383,6 +443,22 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_not_counted_where_the_end_tells_their_number() {
+        let rows = |tag, rows| Actual { rows, ..complete(tag) };
+        let suspended = |rows| Actual { end: End::Suspended, rows, hash: 0 };
+        for (there, here, kind) in [
+            (rows("COPY 5", 5), rows("COPY 5", 6), None),
+            (suspended(160), suspended(1000), None),
+            (rows("SELECT 1000", 160), rows("SELECT 1000", 1000), None),
+            (rows("SELECT 1000", 160), rows("SELECT 999", 160), Some(Kind::Rows)),
+            (rows("EXPLAIN", 5), rows("EXPLAIN", 6), Some(Kind::Rows)),
+        ] {
+            let compared = compare(&[(&[there], Status::Idle, &[here], Status::Idle)]);
+            assert_eq!(kinds(&compared).first().map(|one| one.0), kind);
+        }
+    }
+
+    #[test]
     fn what_follows_from_an_error_is_folded_into_it() {
         let (t, e, i) = (Status::Transaction, Status::Failed, Status::Idle);
         let compared = compare(&[
@@ -394,7 +470,17 @@ mod tests {
             (&[complete("SELECT 1")], i, &[complete("SELECT 1")], i),
         ]);
         assert_eq!(kinds(&compared), [(Kind::Error, 3)]);
-        assert_eq!(compared.divergences[0].offset, 7);
+        assert_eq!(compared.divergences[&(0, Kind::Error)].examples[0].offset, 7);
+        assert_eq!(compared.cascades, 3);
+    }
+
+    #[test]
+    fn where_everything_differs_some_are_kept_and_all_are_counted() {
+        let (there, here) = ([complete("SELECT 5")], [error(b"42P01")]);
+        let unit = (&there[..], Status::Idle, &here[..], Status::Idle);
+        let compared = compare(&vec![unit; 10_000]);
+        let found = &compared.divergences[&(0, Kind::Error)];
+        assert_eq!((found.count, found.examples.len(), compared.kinds[&Kind::Error]), (10_000, 5, 10_000));
     }
 
     #[test]

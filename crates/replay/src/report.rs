@@ -7,15 +7,13 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use underpass_stats::Estimate;
 
-use crate::compare::{self, Compared, Divergence, Kind};
+use crate::compare::{self, Compared, Divergence, Found, Kind};
 use crate::latency::{self, Lag, Quantiles};
 use crate::outcome::UnitOutcome;
 use crate::plan::{Omitted, Plan, Rows, Unit};
 use crate::preflight::{Preflight, volatile};
 use crate::run::{Options, Pace, Played};
 
-/// Of each kind of difference in each group so many are kept in the report.
-const EXAMPLES_MAX: usize = 5;
 /// So many groups are printed.
 const GROUPS_PRINTED: usize = 15;
 /// So many differences are printed.
@@ -187,8 +185,8 @@ impl Report {
             counts: counts(plan, played, &compared),
             shortcomings: shortcomings(plan, played, baseline, &compared),
             omitted: plan.omitted.clone(),
-            cascades: compared.divergences.iter().map(|one| one.cascade).sum(),
-            divergences: differences(&compared, group),
+            cascades: compared.cascades,
+            divergences: differences(compared.divergences, group),
             kinds: compared.kinds,
             groups,
             lag: latency::lag(played),
@@ -211,7 +209,7 @@ impl Report {
         let mut out = String::new();
         // Writing to a String does not fail.
         let _ = self.write(&mut out);
-        out
+        quiet(&out)
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
@@ -360,7 +358,13 @@ fn section(out: &mut String, title: &str, lines: &[String]) -> std::fmt::Result 
         return Ok(());
     }
     writeln!(out, "\n{title}")?;
-    lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
+    // What a server says in several lines is one here.
+    lines.iter().try_for_each(|one| writeln!(out, "  {}", line(one, usize::MAX)))
+}
+
+/// A text with nothing in it that would command the terminal. Names, errors of servers and statements are anybody's.
+fn quiet(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
 /// One line of at most so many characters.
@@ -403,19 +407,15 @@ fn counts(plan: &Plan, played: &Played, compared: &Compared) -> Counts {
     counts
 }
 
-fn differences(compared: &Compared, group: impl Fn(u32) -> (String, String)) -> Vec<Difference> {
-    let mut by: BTreeMap<(u32, Kind), Difference> = BTreeMap::new();
-    for one in &compared.divergences {
-        let difference = by.entry((one.group, one.kind)).or_insert_with(|| {
-            let (fingerprint, statement) = group(one.group);
-            Difference { fingerprint, statement, kind: one.kind, count: 0, examples: Vec::new() }
-        });
-        difference.count += 1;
-        if difference.examples.len() < EXAMPLES_MAX {
-            difference.examples.push(one.clone());
-        }
-    }
-    let mut list: Vec<Difference> = by.into_values().collect();
+fn differences(
+    found: BTreeMap<(u32, Kind), Found>,
+    group: impl Fn(u32) -> (String, String),
+) -> Vec<Difference> {
+    let difference = |((number, kind), found): (_, Found)| {
+        let (fingerprint, statement) = group(number);
+        Difference { fingerprint, statement, kind, count: found.count, examples: found.examples }
+    };
+    let mut list: Vec<Difference> = found.into_iter().map(difference).collect();
     list.sort_by_key(|one| std::cmp::Reverse(one.count));
     list
 }
@@ -529,4 +529,17 @@ fn results_without_rows(plan: &Plan, played: &Played) -> usize {
         .flat_map(|(unit, _)| plan.expected(unit))
         .filter(|expected| expected.end.is_some() && expected.rows > 0 && expected.hash.is_none())
         .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_the_report_commands_the_terminal() {
+        assert_eq!(quiet("a\x1b[2Jb\u{9b}2J\r\nc"), "a [2Jb 2J \nc");
+        let mut out = String::new();
+        section(&mut out, "Not played", &["session 1: no\nsuch\tuser".into()]).unwrap();
+        assert_eq!(out, "\nNot played\n  session 1: no such user\n");
+    }
 }
