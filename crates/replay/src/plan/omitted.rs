@@ -23,7 +23,8 @@ pub enum Reason {
     UnknownStatement,
     /// A password in it was overwritten when it was recorded.
     Password,
-    /// It says KILL or SHUTDOWN, or is another command about the server itself: its connections have other numbers on the target.
+    /// It says KILL or SHUTDOWN, calls `pg_terminate_backend`, or does something else to the server itself: its connections have other numbers on the
+    /// target.
     Administration,
     /// It comes after COM_CHANGE_USER, whose password is not in the trace.
     ChangedUser,
@@ -54,7 +55,7 @@ impl Reason {
                 "they use a statement prepared before recording, whose text is not known"
             }
             Self::Password => "a password in them was overwritten in the trace",
-            Self::Administration => "they are about the captured server itself (KILL, SHUTDOWN)",
+            Self::Administration => "they are about the captured server itself (KILL, SHUTDOWN, pg_terminate_backend)",
             Self::ChangedUser => {
                 "their session had become another user's, whose password is not in the trace"
             }
