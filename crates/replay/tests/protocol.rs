@@ -292,3 +292,43 @@ fn a_copy_that_fails_before_it_reads_is_ready_twice() {
     assert_eq!(report.counts.equal, 2 * copies, "{}", report.text());
     assert!(report.broken_sessions.is_empty(), "{}", report.text());
 }
+
+/// A session that runs as its user by SET SESSION AUTHORIZATION is nobody else's, whatever undoes that.
+#[test]
+fn a_session_does_not_go_on_as_the_superuser() {
+    let (original, copy) = (server(), server());
+    for server in [&original, &copy] {
+        server
+            .sql("create role joe login; create table who (step text, name text default session_user); grant all on who to joe")
+            .expect("setup");
+    }
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "joe", "postgres")).expect("connect");
+    let insert = |step: &str| Batch::new().query(&format!("insert into who values ('{step}')"));
+    client.exchange(&insert("first")).expect("a row");
+    // As Npgsql does, in front of the next command.
+    let both = Batch::new().query("discard all").query("insert into who values ('behind discard')");
+    assert_eq!(client.exchange(&both).expect("answers").len(), 2);
+    for query in ["set session authorization default", "begin"] {
+        client.exchange(&Batch::new().query(query)).expect("answer");
+    }
+    client.exchange(&insert("in the transaction")).expect("a row");
+    for query in ["commit", "begin", "reset session authorization; select 1/0", "select 1", "rollback"] {
+        client.exchange(&Batch::new().query(query)).expect("answer");
+    }
+    client.exchange(&insert("last")).expect("a row");
+    client.terminate().expect("terminate");
+
+    let meta = recorder::meta(&original, Level::Summary);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    assert_eq!(plan.sessions[0].resets.iter().copied().collect::<Vec<_>>(), [1, 3, 8]);
+    let target = recorder::target(copy.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+    assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
+    assert!(report.is_equal(), "{}", report.text());
+    let names = "select string_agg(distinct name, ',') || count(*) from who";
+    assert_eq!(original.sql_value(names).expect("names"), "joe4");
+    assert_eq!(copy.sql_value(names).expect("names"), "joe4");
+}

@@ -55,7 +55,9 @@ impl Reason {
                 "they use a statement prepared before recording, whose text is not known"
             }
             Self::Password => "a password in them was overwritten in the trace",
-            Self::Administration => "they are about the captured server itself (KILL, SHUTDOWN, pg_terminate_backend)",
+            Self::Administration => {
+                "they are about the captured server itself (KILL, SHUTDOWN, pg_terminate_backend)"
+            }
             Self::ChangedUser => {
                 "their session had become another user's, whose password is not in the trace"
             }
