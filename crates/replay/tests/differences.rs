@@ -105,6 +105,38 @@ fn read_only_plays_what_reads() {
 }
 
 #[test]
+fn what_read_only_takes_out_of_a_unit_is_neither_equal_nor_fast() {
+    let (original, copy) = (server(), server());
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "joe", "postgres")).expect("connect");
+    for batch in [
+        Batch::new().extended("begin", &[]).extended("insert into t values (50, 'x')", &[]).sync(),
+        Batch::new().extended("update t set v = 'y'", &[]).sync(),
+        Batch::new().query("delete from t where id = 1; commit"),
+        Batch::new().query("select 1"),
+    ] {
+        client.exchange(&batch).expect("answer");
+    }
+    client.terminate().expect("terminate");
+    let meta = recorder::meta(&original, Level::Summary);
+    let plan_options = plan::Options { read_only: true, ..plan::Options::default() };
+    let plan = recorder::plan(&meta, &recorder.records(), &plan_options);
+    let options = Options { read_only: true, ..asap() };
+    let (plan, played, report) =
+        recorder::play(plan, recorder::target(copy.port(), Identities::default()), options);
+    assert_eq!(plan.omitted.units, [(Reason::ReadOnly, 3)].into());
+    assert_eq!(recorder::answered(&played), 4);
+    // BEGIN and SELECT; of the end of the transaction the trace does not have the answer.
+    let counts = &report.counts;
+    assert_eq!((counts.compared, counts.equal, counts.unknown), (2, 2, 1), "{}", report.text());
+    assert!(report.kinds.is_empty(), "{}", report.text());
+    let timed: Vec<&str> = report.groups.iter().map(|group| &*group.statement).collect();
+    assert_eq!(timed, ["select $1"]);
+    assert_eq!(copy.sql_value("select count(*) from t where v = 'v'").expect("count"), "9");
+}
+
+#[test]
 fn the_captured_server_is_refused_and_so_is_one_that_lacks_something() {
     let original = server();
     let (meta, records) =

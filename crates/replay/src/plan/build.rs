@@ -16,7 +16,7 @@ use underpass_wire::frontend::{self, Message, build};
 use underpass_wire::tag::{backend as backend_tag, frontend as tag};
 
 use super::mysql::{Commands, prepare_tag};
-use super::statements::{execute, give_up, is_wanted, left_out, prepared_by_sql};
+use super::statements::{execute, give_up, give_up_all, is_wanted, left_out, prepared_by_sql};
 use super::{
     Barrier, End, Expected, Group, Messages, Omitted, Options, Plan, Reason, Rows, Says, Session, Step, Unit,
 };
@@ -712,6 +712,9 @@ impl Script {
                 Some(&index) => {
                     let statement = classifier.get(index);
                     let reason = left_out(statement, options);
+                    if self.cut_transaction || self.joining {
+                        give_up_all(&mut self.prepared, statement.sample.as_bytes());
+                    }
                     if statement.copies_in > 0 {
                         self.open.drop_copy = reason.is_some();
                     }

@@ -129,6 +129,13 @@ pub(super) fn give_up<T>(prepared: &mut BTreeMap<Vec<u8>, T>, text: &[u8]) {
     }
 }
 
+/// The same for a text that is known but for its names: whether all are given up.
+pub(super) fn give_up_all<T>(prepared: &mut BTreeMap<Vec<u8>, T>, text: &[u8]) {
+    if given_up_by_sql(text).any(|given_up| given_up == GivenUp::All) {
+        prepared.clear();
+    }
+}
+
 /// Prepared statements that a text gives up.
 #[derive(Debug, PartialEq, Eq)]
 enum GivenUp {
