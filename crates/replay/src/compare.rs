@@ -122,7 +122,7 @@ pub fn with_capture(plan: &Plan, played: &Played) -> Compared {
                     let known = unit.ready_ns().is_some() && expected.iter().all(|one| one.end.is_some());
                     if known && !(expected.is_empty() && plan.meta.level == underpass_trace::Level::None) {
                         let statements = actual.statements(answered);
-                        walk.rest_of(plan, unit, &expected, unit.status, statements, answered.status);
+                        walk.unit_or_nothing(plan, unit, &expected, unit.status, statements, answered.status);
                     } else {
                         walk.unknown(answered.status);
                     }
@@ -144,7 +144,14 @@ pub fn with_other(plan: &Plan, baseline: &Played, played: &Played) -> Compared {
             match pair {
                 (UnitOutcome::Answered(there), UnitOutcome::Answered(here)) => {
                     let expected: Vec<Side<'_>> = those.statements(there).iter().map(Side::actual).collect();
-                    walk.rest_of(plan, unit, &expected, there.status, these.statements(here), here.status);
+                    walk.unit_or_nothing(
+                        plan,
+                        unit,
+                        &expected,
+                        there.status,
+                        these.statements(here),
+                        here.status,
+                    );
                 }
                 (UnitOutcome::Answered(_), UnitOutcome::Broken) => walk.broken(unit, "no answer"),
                 (UnitOutcome::Answered(_), UnitOutcome::NoConnection) => walk.broken(unit, "no connection"),
@@ -246,7 +253,7 @@ impl<'c> Walk<'c> {
     }
 
     /// Compares a unit, perhaps one of which nothing is executed: that it is equal says nothing.
-    fn rest_of(
+    fn unit_or_nothing(
         &mut self,
         plan: &Plan,
         unit: &Unit,

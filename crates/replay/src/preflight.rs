@@ -12,6 +12,7 @@ use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::outcome::UnitOutcome;
 use crate::plan::{End, Plan};
+use crate::report::quiet;
 use crate::target::{Login, Target};
 use crate::{Error, plan::Unit};
 
@@ -48,6 +49,15 @@ pub struct Preflight {
 }
 
 impl Preflight {
+    /// Without what would command a terminal: names and errors are printed also where nothing is played.
+    fn quiet(mut self) -> Self {
+        let texts = [&mut self.problems, &mut self.notes].into_iter().flatten();
+        for text in texts.chain([&mut self.version]) {
+            *text = quiet(text);
+        }
+        self
+    }
+
     /// Notes that the captured server was of another version, of which `major` tells the part that counts. [`version`](Self::version)
     /// is known.
     pub(crate) fn note_version(&mut self, plan: &Plan, major: impl Fn(&str) -> String) {
@@ -90,6 +100,10 @@ impl Preflight {
 /// Looks at the target. An error only if it cannot be reached. OIDs of types that the target does not have are cleared in the
 /// plan, so that it infers them.
 pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
+    Ok(look(plan, target).await?.quiet())
+}
+
+async fn look(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
     match (plan.meta.protocol, target.protocol) {
         (Protocol::Postgres, Protocol::Postgres) => {}
         (Protocol::Mysql, Protocol::Mysql) => return crate::mysql::check(plan, target).await,
@@ -567,6 +581,21 @@ mod tests {
     use super::*;
     use crate::plan::{Options, from_records};
     use crate::target::Identities;
+
+    #[test]
+    fn what_is_found_does_not_command_the_terminal() {
+        let text = || "no user a\x1b[2J".to_owned();
+        let found = Preflight {
+            problems: vec![text()],
+            notes: vec![text()],
+            version: text(),
+            ..Preflight::default()
+        };
+        let found = found.quiet();
+        assert!(
+            [&found.problems[0], &found.notes[0], &found.version].iter().all(|text| *text == "no user a [2J")
+        );
+    }
 
     #[test]
     fn options_say_where_names_are_looked_for() {

@@ -363,7 +363,7 @@ fn section(out: &mut String, title: &str, lines: &[String]) -> std::fmt::Result 
 }
 
 /// A text with nothing in it that would command the terminal. Names, errors of servers and statements are anybody's.
-fn quiet(text: &str) -> String {
+pub(crate) fn quiet(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 

@@ -83,6 +83,10 @@ pub(super) fn query(
 /// What a text does to the transaction block around it, as a text that does nothing else; and whether that has fewer statements.
 fn block(text: &[u8]) -> Option<(&'static [u8], bool)> {
     let shape = shape(text);
+    // The END of a function's body is none of a transaction.
+    if statements(&shape).any(|words| words.windows(2).any(|pair| pair == ["begin", "atomic"])) {
+        return None;
+    }
     let (mut ends, mut begins) = (None, false);
     for words in statements(&shape) {
         match Block::of(&words) {
@@ -193,6 +197,7 @@ mod tests {
             ("commit; begin; insert into t values (1)", Some(("commit; begin", true))),
             ("insert into t values (1); commit and chain", Some(("commit; begin", true))),
             ("insert into t values (1); rollback to a", None),
+            ("create function f() returns int begin atomic select 1; select 2; end", None),
         ] {
             let kept = kept.map(|(text, is_shorter): (&str, bool)| (text.as_bytes(), is_shorter));
             assert_eq!(block(text.as_bytes()), kept, "{text}");
