@@ -516,6 +516,7 @@ fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<(
 #[test]
 fn what_is_queued_is_played_though_the_database_goes() -> Result<()> {
     let mut pair = Pair::start("pool_size = 1")?;
+    pair.pooler = pair.pooler.forgets_pools();
     pair.both("create table t (id int)")?;
     pair.wait_on()?;
     let mut blocker = Client::connect(&pair.there.superuser())?;
