@@ -487,12 +487,8 @@ fn a_primary_that_moves_to_its_mirror_does_nothing_twice() -> Result<()> {
     Ok(())
 }
 
-/// What is queued for one server is not for another, of which nobody has found out who it is.
-#[test]
-fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<()> {
-    let mut pair = Pair::start("pool_size = 1")?;
-    pair.both("create table t (id int)")?;
-    pair.wait_on()?;
+/// Twenty rows of table `t`, which the mirror's `blocker` keeps from it.
+fn twenty_queued(pair: &Pair) -> Result<(Client, Vec<Client>)> {
     let mut blocker = Client::connect(&pair.there.superuser())?;
     blocker.query("begin; lock table t")?.ok()?;
     let mut clients = (0..4).map(|_| pair.client()).collect::<Result<Vec<_>>>()?;
@@ -502,6 +498,16 @@ fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<(
         }
     }
     eventually("they are queued", || Ok(pair.account()?.get("queued") == 20))?;
+    Ok((blocker, clients))
+}
+
+/// What is queued for one server is not for another, of which nobody has found out who it is.
+#[test]
+fn what_is_queued_does_not_go_to_a_mirror_that_is_configured_later() -> Result<()> {
+    let mut pair = Pair::start("pool_size = 1")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let (mut blocker, _clients) = twenty_queued(&pair)?;
     // Which is the primary.
     pair.reload_at(pair.here.port(), Some("pool_size = 1"))?;
     blocker.query("rollback")?.ok()?;
@@ -519,15 +525,7 @@ fn what_is_queued_is_played_though_the_database_goes() -> Result<()> {
     pair.pooler = pair.pooler.forgets_pools();
     pair.both("create table t (id int)")?;
     pair.wait_on()?;
-    let mut blocker = Client::connect(&pair.there.superuser())?;
-    blocker.query("begin; lock table t")?.ok()?;
-    let mut clients = (0..4).map(|_| pair.client()).collect::<Result<Vec<_>>>()?;
-    for client in &mut clients {
-        for id in 0..5 {
-            insert(client, id)?;
-        }
-    }
-    eventually("they are queued", || Ok(pair.account()?.get("queued") == 20))?;
+    let (mut blocker, _clients) = twenty_queued(&pair)?;
     let other = format!("host=127.0.0.1 port={}", pair.here.port());
     let mirror = format!(
         "[underpass:mirror:next]\ndatabases = *\nhost = 127.0.0.1\nport = {}\npool_size = 1",
