@@ -13,6 +13,7 @@ mod messages;
 mod mysql;
 mod omitted;
 mod order;
+mod script;
 mod statements;
 
 use std::collections::{BTreeMap, BTreeSet};

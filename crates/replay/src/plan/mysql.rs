@@ -16,7 +16,7 @@ use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_trace::statements::CAPABILITIES;
 use underpass_trace::{Frontend, Redaction, SessionStart};
 
-use super::build::Script;
+use super::script::Script;
 use super::statements::{execute, left_out};
 use super::{Barrier, Messages, Options, Reason, Says, Step};
 use crate::Error;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use underpass_sql::Class;
 use underpass_wire::frontend::build;
 
-use super::build::Open;
+use super::script::Open;
 use super::{Options, Reason, Unit};
 use crate::classify::{Block, Classifier, Statement, shape, statements};
 
