@@ -113,7 +113,7 @@ impl<'o> Builder<'o> {
             }
             Record::PreparedFill(fill) => {
                 let Some(script) = self.sessions.get_mut(&fill.session) else { return Ok(()) };
-                script.fill(fill, &mut self.classifier);
+                script.fill(fill, &mut self.classifier, self.options);
             }
             Record::Server(server) => self.servers.push(server.clone().into_owned()),
             Record::Cancel(cancel) => self.cancels.push((cancel.session, cancel.time_ns)),

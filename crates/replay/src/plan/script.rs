@@ -14,7 +14,7 @@ use underpass_wire::frontend::{self, Message, build};
 use underpass_wire::tag::frontend as tag;
 
 use super::mysql::Commands;
-use super::statements::{self, execute, give_up, give_up_all, is_wanted, left_out, prepared_by_sql};
+use super::statements::{self, Instead, execute, give_up, give_up_all, is_wanted, left_out, prepared_by_sql};
 use super::{Barrier, End, Expected, Group, Messages, Options, Reason, Rows, Says, Session, Step, Unit};
 use crate::Error;
 use crate::classify::{Block, Classifier};
@@ -176,10 +176,12 @@ impl Script {
     }
 
     /// The text of a statement that was prepared before recording.
-    pub(super) fn fill(&mut self, fill: &PreparedFill<'_>, classifier: &mut Classifier) {
+    pub(super) fn fill(&mut self, fill: &PreparedFill<'_>, classifier: &mut Classifier, options: &Options) {
         let mut message = Vec::new();
-        build::parse(&mut message, &fill.name, &fill.query, fill.param_types.iter().copied());
-        self.statements.insert(fill.name.to_vec(), classifier.classify(&fill.query));
+        let text = statements::prepare(&fill.query, classifier, options);
+        let text = text.as_deref().unwrap_or(&fill.query);
+        build::parse(&mut message, &fill.name, text, fill.param_types.iter().copied());
+        self.statements.insert(fill.name.to_vec(), classifier.classify(text));
         self.filled.insert(fill.name.to_vec());
         if fill.redaction == Redaction::Password {
             // A capture learns the text from the first use, so that one is before it.
@@ -375,7 +377,13 @@ impl Script {
                 }
             }
             Ok(Message::Parse(parse)) => {
-                let index = classifier.classify(parse.query);
+                let text = statements::prepare(parse.query, classifier, options);
+                let index = classifier.classify(text.as_deref().unwrap_or(parse.query));
+                if let Some(text) = text {
+                    let mut message = Vec::new();
+                    build::parse(&mut message, parse.name, &text, parse.param_types);
+                    instead = Some(Instead { message, is_shorter: false });
+                }
                 self.statements.insert(parse.name.to_vec(), index);
                 self.open.parses.push(index);
                 if message.redaction == Redaction::Password {
@@ -384,9 +392,10 @@ impl Script {
                 } else {
                     self.redacted.remove(parse.name);
                 }
+                let sent = instead.as_ref().map_or(bytes, |instead| &instead.message);
                 let outlives = when != Ordering::Greater && (self.cut_transaction || self.joining);
                 if outlives && !parse.name.is_empty() && !self.redacted.contains(parse.name) {
-                    self.prepared.insert(parse.name.to_vec(), (at, bytes.to_vec()));
+                    self.prepared.insert(parse.name.to_vec(), (at, sent.to_vec()));
                 }
             }
             Ok(Message::Bind(bind)) => {
