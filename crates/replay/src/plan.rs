@@ -142,6 +142,8 @@ pub struct Session {
     pub statement_refs: Vec<(u64, u32)>,
     /// In MySQL's protocol: the number that a unit's statement got at capture, for units that prepare one.
     pub prepares: BTreeMap<usize, u32>,
+    /// In MySQL's protocol: COM_STMT_CLOSEs that were sent with units that are left out, by the unit ahead of which they are sent.
+    pub closes: BTreeMap<usize, Vec<Step>>,
     /// In MySQL's protocol: the command of each unit.
     pub commands: Vec<u8>,
     /// Units that the client asked to cancel, and so long after they were sent, nanoseconds.

@@ -357,6 +357,13 @@ impl Player<'_> {
             flight.sending.sent = self.run.since_start(now);
             flight.cancel_at = self.session.cancels.get(&flight.unit).map(|&ns| now + self.run.scaled(ns));
         }
+        let session = self.session;
+        let closes = self.flights.back().and_then(|flight| session.closes.get(&flight.unit));
+        for step in closes.into_iter().flatten() {
+            let mut bytes = self.read(step)?;
+            self.renumber(step, &mut bytes, connection);
+            self.write(&bytes, connection).await?;
+        }
         let mut wants_data = false;
         for step in &self.session.steps[unit.steps()] {
             let at_hand = first.take();

@@ -138,6 +138,7 @@ impl Script {
             type_oids: Vec::new(),
             statement_refs: Vec::new(),
             prepares: BTreeMap::new(),
+            closes: BTreeMap::new(),
             commands: Vec::new(),
             cancels: BTreeMap::new(),
             resets: BTreeSet::new(),
