@@ -217,12 +217,6 @@ impl Script {
                 if let Some(reason) = left_out(classifier.get(index), options) {
                     unit.omitted.get_or_insert(reason);
                 }
-                let first = text.trim_ascii_start().split(|byte| !byte.is_ascii_alphabetic()).next();
-                if first.is_some_and(|word| {
-                    [&b"kill"[..], b"shutdown"].iter().any(|one| word.eq_ignore_ascii_case(one))
-                }) {
-                    unit.omitted.get_or_insert(Reason::Administration);
-                }
             }
             COM_STMT_PREPARE => {
                 let index = classifier.classify(&payload[1..]);
