@@ -319,7 +319,81 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
+    use underpass_trace::{
+        ByteTotals, EndReason, Frontend, Meta, Ready, Record, SessionEnd, SessionId, SessionStart, Source,
+        TransactionStatus, Transport,
+    };
+    use underpass_wire::frontend::build;
+
     use super::*;
+    use crate::plan::{self, from_records};
+    use crate::target::Identities;
+
+    fn start(session: SessionId, time_ns: u64) -> Record<'static> {
+        Record::SessionStart(SessionStart {
+            session,
+            time_ns,
+            ready_ns: Some(time_ns),
+            source: Source::Synthetic,
+            transport: Transport::Tcp,
+            peer: None,
+            backend_pid: None,
+            midstream: false,
+            protocol_version: 3 << 16,
+            database: Some(b"db"[..].into()),
+            user: Some(b"joe"[..].into()),
+            application_name: None,
+            parameters: Vec::new(),
+            frontend_offset: 0,
+            backend_offset: 0,
+        })
+    }
+
+    /// Two sessions, of which the second commits once.
+    fn plan() -> Plan {
+        let session = SessionId(2);
+        let mut insert = Vec::new();
+        build::query(&mut insert, b"insert into t values (1)");
+        let ready = Ready { session, time_ns: 3, request: 0, offset: 0, status: TransactionStatus::Idle };
+        let (frontend, backend) = (ByteTotals::default(), ByteTotals::default());
+        let end = SessionEnd { session, time_ns: 4, reason: EndReason::Terminate, frontend, backend };
+        let records = [
+            start(SessionId(1), 0),
+            start(session, 1),
+            Record::Frontend(Frontend::new(session, 2, 0, insert)),
+            Record::Ready(ready),
+            Record::SessionEnd(end),
+        ];
+        from_records(Meta::default(), records, &plan::Options::default()).unwrap()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_session_that_a_bug_has_ended() {
+        let plan = Arc::new(plan());
+        assert_eq!((plan.commits, plan.sessions[1].ended), (1, Some(0)));
+        // Its moment is beyond any clock.
+        let options = Options { speed: f64::MIN_POSITIVE, order_stuck: Duration::ZERO, ..Options::default() };
+        let run = Arc::new(Run {
+            plan_origin_ns: plan.origin_ns,
+            start: Instant::now(),
+            timer: Timer::start().unwrap(),
+            commits: Watermark::new(1),
+            ends: Watermark::new(1),
+            progress: Arc::default(),
+            stop: watch::Sender::new(Stop::No).subscribe(),
+            options,
+            target: Target::new("postgres://joe@127.0.0.1:1/db", Identities::default()).unwrap(),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (theirs, sessions) = (Arc::clone(&run), Arc::clone(&plan));
+            let played = tokio::spawn(async move {
+                session::play(&theirs, &sessions.messages, &sessions.sessions[1]).await;
+            });
+            assert!(played.await.unwrap_err().is_panic());
+            assert!(run.commits.wait(1, Duration::ZERO).await && run.ends.wait(1, Duration::ZERO).await);
+        });
+    }
 
     #[test]
     fn a_slower_replay_waits_longer_and_a_faster_one_does_not_wait_shorter() {

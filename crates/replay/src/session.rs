@@ -32,6 +32,7 @@ pub(crate) const MESSAGE_CHARS_MAX: usize = 300;
 
 /// Plays a session to its end, or until it breaks or the replay is stopped.
 pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> SessionOutcome {
+    let _over = Over { run, session };
     let mut player = Player {
         run,
         messages,
@@ -55,6 +56,19 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
     let result = player.play().await;
     player.end(result);
     player.outcome
+}
+
+/// Says in the end that a session and its commits are over, also where a bug ends its task: nobody must wait for what will not come.
+struct Over<'r> {
+    run: &'r Run,
+    session: &'r Session,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.session.units.iter().for_each(|unit| self.run.commit_over(unit));
+        self.run.session_over(self.session);
+    }
 }
 
 /// A unit that was sent, or is being sent.
@@ -598,15 +612,10 @@ impl Player<'_> {
             self.outcome.units[flight.unit] = UnitOutcome::Broken;
         }
         for (unit, outcome) in self.session.units.iter().zip(&mut self.outcome.units) {
-            if !matches!(outcome, UnitOutcome::Answered(_)) {
-                if lost && unit.omitted.is_none() && matches!(outcome, UnitOutcome::NotSent) {
-                    *outcome = UnitOutcome::NoConnection;
-                }
-                // Nobody must wait for what will not come.
-                self.run.commit_over(unit);
+            if lost && unit.omitted.is_none() && matches!(outcome, UnitOutcome::NotSent) {
+                *outcome = UnitOutcome::NoConnection;
             }
         }
-        self.run.session_over(self.session);
     }
 }
 
