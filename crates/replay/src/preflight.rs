@@ -11,7 +11,7 @@ use crate::classify::Statement;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::outcome::UnitOutcome;
-use crate::plan::{End, Plan};
+use crate::plan::{End, Plan, Session};
 use crate::report::quiet;
 use crate::target::{Login, Target};
 use crate::{Error, plan::Unit};
@@ -119,6 +119,7 @@ async fn look(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
     let mut found = Preflight { product: "PostgreSQL", ..Preflight::default() };
     let mut connection = Connection::open(target, &target.own_login(None), &[]).await.map_err(failed)?;
     server(plan, &mut connection, &mut found).await.map_err(failed)?;
+    connections(plan, target, &mut connection, &mut found).await.map_err(failed)?;
     let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
     connection.terminate().await;
     let mut typed_logins: Vec<Login> = Vec::new();
@@ -164,12 +165,33 @@ async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight)
         Err(error) => found.notes.push(format!("cannot see the target's system_identifier: {error}")),
     }
     note_captured(plan, found);
-    let free = "select current_setting('max_connections')::int \
-        - case when (select rolsuper from pg_roles where rolname = current_user) then 0 \
-          else current_setting('superuser_reserved_connections')::int end \
-        - count(*) + 1 from pg_stat_activity where backend_type = 'client backend'";
+    Ok(())
+}
+
+/// Connections that are free for those as whom the sessions log in: some are kept for superusers, and from PostgreSQL 16 on others for members of a role.
+async fn connections(
+    plan: &Plan,
+    target: &Target,
+    connection: &mut Connection,
+    found: &mut Preflight,
+) -> Result<(), ConnectError> {
+    // Of which kind a connection is, not everybody is told; an autovacuum worker has no user.
+    let free = "select current_setting('max_connections')::int - count(*) + 1 from pg_stat_activity \
+        where coalesce(backend_type = 'client backend', datid is not null and usesysid is not null)";
     let free = first(connection.query(free).await?).and_then(|text| text.parse().ok()).unwrap_or(0);
-    found.note_connections(plan, free);
+    let kept = "select r.rolname, case when r.rolsuper then 0 \
+          else current_setting('superuser_reserved_connections')::int \
+            + case when m.oid is not null and pg_has_role(r.oid, m.oid, 'usage') then 0 \
+              else coalesce(current_setting('reserved_connections', true)::int, 0) end end \
+        from pg_roles r left join pg_roles m on m.rolname = 'pg_use_reserved_connections'";
+    let kept: BTreeMap<String, i64> = pairs(connection.query(kept).await?)
+        .filter_map(|(user, kept)| Some((user, kept.parse().ok()?)))
+        .collect();
+    let login = |session: &Session| target.login(session.user.as_deref(), session.database.as_deref()).user;
+    let users: BTreeSet<String> = plan.sessions.iter().map(login).collect();
+    // The last to come may be the one for whom most are kept away.
+    let kept = users.iter().filter_map(|user| kept.get(user)).max();
+    found.note_connections(plan, free - kept.unwrap_or(&0));
     Ok(())
 }
 
@@ -477,10 +499,7 @@ async fn extensions(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     let rows = connection.query("select extname, extversion from pg_extension").await?;
-    let pair = |row: Vec<Option<String>>| {
-        <[Option<String>; 2]>::try_from(row).ok().map(|row| row.map(Option::unwrap_or_default))
-    };
-    let installed = rows.into_iter().filter_map(pair).map(|[name, version]| (name, version)).collect();
+    let installed = pairs(rows).collect();
     found.extensions.insert(login.database.clone(), installed);
     let created = statements.iter().flat_map(|&index| &plan.classifier.get(index).summary.extensions);
     let wanted: BTreeSet<String> = created.cloned().collect();
@@ -545,6 +564,12 @@ async fn types_exist(
 
 pub(crate) fn set(rows: Vec<Vec<Option<String>>>) -> BTreeSet<String> {
     rows.into_iter().flatten().flatten().collect()
+}
+
+/// Rows of two columns.
+fn pairs(rows: Vec<Vec<Option<String>>>) -> impl Iterator<Item = (String, String)> {
+    let pair = |row: Vec<Option<String>>| <[Option<String>; 2]>::try_from(row).ok();
+    rows.into_iter().filter_map(pair).map(|row| row.map(Option::unwrap_or_default).into())
 }
 
 pub(crate) fn first(rows: Vec<Vec<Option<String>>>) -> Option<String> {
