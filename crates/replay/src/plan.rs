@@ -29,6 +29,7 @@ use crate::lists::{ListId, Lists};
 pub use build::{from_records, read};
 pub use filter::Filter;
 pub use messages::Messages;
+pub(crate) use messages::type_oids;
 pub use omitted::{Omitted, Reason};
 
 /// What to take from a trace.

@@ -4,14 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use underpass_trace::Protocol;
+use underpass_trace::{Protocol, ServerIdentity};
 use underpass_wire::frontend::build;
 
 use crate::classify::Statement;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::outcome::UnitOutcome;
-use crate::plan::{End, Plan, Session};
+use crate::plan::{End, Messages, Plan, Session, type_oids};
 use crate::report::quiet;
 use crate::target::{Login, Target};
 use crate::{Error, plan::Unit};
@@ -97,8 +97,8 @@ impl Preflight {
     }
 }
 
-/// Looks at the target. An error only if it cannot be reached. OIDs of types that the target does not have are cleared in the
-/// plan, so that it infers them.
+/// Looks at the target. An error only if it cannot be reached. OIDs of types that are not the target's are cleared in the plan, so that it infers
+/// them.
 pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
     Ok(look(plan, target).await?.quiet())
 }
@@ -120,6 +120,7 @@ async fn look(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
     let mut connection = Connection::open(target, &target.own_login(None), &[]).await.map_err(failed)?;
     server(plan, &mut connection, &mut found).await.map_err(failed)?;
     connections(plan, target, &mut connection, &mut found).await.map_err(failed)?;
+    forget_types(plan, &mut found).map_err(|error| failed(error.into()))?;
     let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
     connection.terminate().await;
     let mut typed_logins: Vec<Login> = Vec::new();
@@ -517,7 +518,23 @@ async fn extensions(
     Ok(())
 }
 
-/// Clears OIDs of types that the database does not have, or of which it makes something that no parameter is.
+/// Clears OIDs of types that extensions, enums, domains and tables have: on another cluster they are other types, or none.
+fn forget_types(plan: &mut Plan, found: &mut Preflight) -> std::io::Result<()> {
+    let others: Vec<bool> = plan.sessions.iter().map(|session| !is_captured(plan, session, found)).collect();
+    let mut cleared = BTreeSet::new();
+    for (session, _) in plan.sessions.iter_mut().zip(others).filter(|(_, is_other)| *is_other) {
+        clear_types(session, &plan.messages, |_| false, &mut cleared)?;
+    }
+    if !cleared.is_empty() {
+        found.notes.push(format!(
+            "{} types of parameters are told by OIDs of the captured server; the server infers them here",
+            cleared.len()
+        ));
+    }
+    Ok(())
+}
+
+/// The same on the captured cluster, or a copy of it: OIDs of types that the database does not have, or of which it makes something that no parameter is.
 async fn types_exist(
     plan: &mut Plan,
     target: &Target,
@@ -525,32 +542,24 @@ async fn types_exist(
     connection: &mut Connection,
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
-    let mut known = None;
+    let is_its = |session: &Session| {
+        target.login(session.user.as_deref(), session.database.as_deref()) == *login
+            && is_captured(plan, session, found)
+    };
+    let its: Vec<bool> = plan.sessions.iter().map(is_its).collect();
+    if !its.contains(&true) {
+        return Ok(());
+    }
+    // Not the rows of tables, of which there are most, and no parameter is one: here they may have the number of an enum there.
+    let query = "select t.oid from pg_type t left join pg_type e on e.oid = t.typelem \
+        left join pg_class c on c.oid in (t.typrelid, e.typrelid) \
+        where t.oid >= 16384 and coalesce(c.relkind, 'c') = 'c'";
+    let rows = connection.query(query).await?;
+    let known: BTreeSet<u32> =
+        rows.into_iter().flatten().flatten().filter_map(|oid| oid.parse().ok()).collect();
     let mut cleared = BTreeSet::new();
-    for session in plan.sessions.iter_mut().filter(|session| !session.type_oids.is_empty()) {
-        if target.login(session.user.as_deref(), session.database.as_deref()) != *login {
-            continue;
-        }
-        if known.is_none() {
-            // Not the rows of tables, of which there are most, and no parameter is one: here they may have the number of an enum there.
-            let query = "select t.oid from pg_type t left join pg_type e on e.oid = t.typelem \
-                left join pg_class c on c.oid in (t.typrelid, e.typrelid) \
-                where t.oid >= 16384 and coalesce(c.relkind, 'c') = 'c'";
-            let rows = connection.query(query).await?;
-            known = Some(
-                rows.into_iter()
-                    .flatten()
-                    .flatten()
-                    .filter_map(|oid| oid.parse().ok())
-                    .collect::<BTreeSet<u32>>(),
-            );
-        }
-        for &(at, oid) in &session.type_oids {
-            if known.as_ref().is_some_and(|known| !known.contains(&oid)) {
-                plan.messages.replace(at, &[0; 4])?;
-                cleared.insert(oid);
-            }
-        }
+    for (session, _) in plan.sessions.iter_mut().zip(its).filter(|(_, is_its)| *is_its) {
+        clear_types(session, &plan.messages, |oid| known.contains(&oid), &mut cleared)?;
     }
     if !cleared.is_empty() {
         found.notes.push(format!(
@@ -560,6 +569,39 @@ async fn types_exist(
         ));
     }
     Ok(())
+}
+
+/// Clears the OIDs of types in a session's Parse messages that are none to `is_type`.
+fn clear_types(
+    session: &mut Session,
+    messages: &Messages,
+    is_type: impl Fn(u32) -> bool,
+    cleared: &mut BTreeSet<u32>,
+) -> std::io::Result<()> {
+    for &(at, oid) in session.type_oids.iter().filter(|(_, oid)| !is_type(*oid)) {
+        messages.replace(at, &[0; 4])?;
+        cleared.insert(oid);
+    }
+    for parse in &mut session.prepared {
+        for (at, oid) in type_oids(parse).filter(|(_, oid)| !is_type(*oid)).collect::<Vec<_>>() {
+            parse[at..at + 4].fill(0);
+            cleared.insert(oid);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the target is the server where a session was captured, or a copy of it.
+fn is_captured(plan: &Plan, session: &Session, found: &Preflight) -> bool {
+    let Some(identifier) = found.system_identifier.as_deref() else { return false };
+    if let Some(captured) = &plan.meta.server.system_identifier {
+        return captured == identifier;
+    }
+    let of_session = |server: &&ServerIdentity<'_>| Some(&*server.database) == session.database.as_deref();
+    let mut servers = plan.servers.iter().filter(of_session).peekable();
+    let is_it =
+        |server: &ServerIdentity<'_>| server.system_identifier.as_deref() == Some(identifier.as_bytes());
+    servers.peek().is_some() && servers.all(is_it)
 }
 
 pub(crate) fn set(rows: Vec<Vec<Option<String>>>) -> BTreeSet<String> {

@@ -15,14 +15,14 @@ use underpass_wire::tag::frontend as tag;
 
 use super::mysql::Commands;
 use super::statements::{self, Instead, execute, give_up, give_up_all, is_wanted, left_out, prepared_by_sql};
-use super::{Barrier, End, Expected, Group, Messages, Options, Reason, Rows, Says, Session, Step, Unit};
+use super::{
+    Barrier, End, Expected, Group, Messages, Options, Reason, Rows, Says, Session, Step, Unit, type_oids,
+};
 use crate::Error;
 use crate::classify::{Block, Classifier};
 use crate::lists::Lists;
 use crate::rowhash::RowHash;
 
-/// OIDs below are PostgreSQL's own and the same in every cluster (`FirstNormalObjectId`).
-const FIRST_NORMAL_OID: u32 = 16_384;
 /// A step of so many bytes grows no longer: it is in memory while it is sent. A single message may be longer.
 const STEP_BYTES_MAX: u32 = 1 << 20;
 /// Units of more statements are named by the first ones.
@@ -506,12 +506,8 @@ impl Script {
         };
         let place = messages.add(bytes)?;
         if kind == tag::PARSE {
-            let types = frontend::Parse::decode(&bytes[5..]).map(|parse| parse.param_types);
-            let types = types.into_iter().flatten();
-            let count = types.clone().count();
-            for (at, oid) in types.enumerate().filter(|&(_, oid)| oid >= FIRST_NORMAL_OID) {
-                session.type_oids.push((place.end - 4 * (count - at) as u64, oid));
-            }
+            let types = type_oids(bytes).map(|(at, oid)| (place.start + at as u64, oid));
+            session.type_oids.extend(types);
         }
         self.add_step(Step::new(place, barrier, says, answers));
         Ok(())
