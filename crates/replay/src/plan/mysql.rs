@@ -13,14 +13,15 @@ use underpass_mysql::command::{
     COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_PREPARE, COM_STMT_RESET, LAST_PREPARED,
 };
 use underpass_mysql::packet::{self, HEADER_BYTES};
+use underpass_sql::Class;
 use underpass_trace::statements::CAPABILITIES;
 use underpass_trace::{Frontend, Redaction, SessionStart};
 
 use super::script::Script;
-use super::statements::{execute, left_out};
+use super::statements::{begin, execute, left_out};
 use super::{Barrier, Messages, Options, Reason, Says, Step};
 use crate::Error;
-use crate::classify::Classifier;
+use crate::classify::{Block, Classifier, statements};
 
 /// COM_REFRESH, COM_SHUTDOWN, COM_PROCESS_KILL, COM_DEBUG.
 const ADMINISTRATION: [u8; 4] = [0x07, 0x08, 0x0c, 0x0d];
@@ -178,10 +179,13 @@ impl Script {
         self.session.commands.push(kind);
         let at = self.session.units.len() - 1;
         self.take_held(at, kind, &payload);
+        let begin = begin_that_reads(kind, &payload, classifier, options);
+        let is_other = begin.is_some();
+        let payload = begin.map_or(payload, Cow::Owned);
         let told = self.with_types(at, kind, &payload);
         match &told {
-            Cow::Borrowed(_) => self.append_command(&message.message, messages)?,
-            Cow::Owned(payload) => {
+            Cow::Borrowed(_) if !is_other => self.append_command(&message.message, messages)?,
+            payload => {
                 let mut message = Vec::new();
                 packet::put_message(&mut message, 0, payload);
                 self.append_command(&message, messages)?;
@@ -427,6 +431,26 @@ impl Script {
 pub(super) fn prepare_tag(tag: &[u8]) -> Option<(u32, u16)> {
     let mut words = std::str::from_utf8(tag).ok()?.strip_prefix("PREPARE ")?.split(' ');
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}
+
+/// In the place of a command that begins a transaction which may write, one with the other modes of its own.
+fn begin_that_reads(
+    kind: u8,
+    payload: &[u8],
+    classifier: &mut Classifier,
+    options: &Options,
+) -> Option<Vec<u8>> {
+    let text = match kind {
+        _ if !options.read_only => return None,
+        COM_QUERY => command::query_text(payload).ok()?,
+        COM_STMT_PREPARE => &payload[1..],
+        _ => return None,
+    };
+    let index = classifier.classify(text);
+    let statement = classifier.get(index);
+    let lifts = statement.summary.class == Class::LiftsReadOnly && statement.block == Some(Block::Begins);
+    let words = statements(&statement.label).next().filter(|_| lifts)?;
+    Some([&payload[..payload.len() - text.len()], begin(&words).as_bytes()].concat())
 }
 
 /// Where a COM_STMT_EXECUTE says whether types of parameters follow, and how many those are; `None` without parameters.

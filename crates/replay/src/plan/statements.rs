@@ -132,7 +132,7 @@ fn block(text: &[u8]) -> Option<(Vec<u8>, bool)> {
 const CHAIN: &str = "and chain";
 
 /// A statement that begins a transaction with the modes of this one, except that it may write.
-fn begin(words: &[&str]) -> String {
+pub(super) fn begin(words: &[&str]) -> String {
     let mut kept = Vec::new();
     for word in words {
         match word {

@@ -263,3 +263,21 @@ fn an_execution_some_of_whose_long_data_may_be_missing_is_left_out() {
     trace.run(7, &execute(1, STRING), "ROWS 1", I);
     assert_eq!(omitted(&trace.plan(&Options::default())), [None, Some(Reason::Lost), None]);
 }
+
+#[test]
+fn a_transaction_that_may_write_reads_in_read_only_mode() {
+    const BEGIN: &[u8] = b"START TRANSACTION WITH CONSISTENT SNAPSHOT, READ WRITE";
+    const KEPT: &[u8] = b"start transaction with consistent snapshot";
+    let mut trace = Commands::start(false);
+    trace.run(1, &[b"\x03", BEGIN].concat(), "OK 0", T);
+    trace.run(3, b"\x03commit", "OK 0", I);
+    trace.run(5, &[b"\x16", BEGIN].concat(), "PREPARE 1 0", I);
+    trace.run(7, b"\x17\x01\0\0\0\0\x01\0\0\0", "OK 0", T);
+    trace.run(9, b"\x03set session transaction read write", "OK 0", T);
+    let plan = trace.plan(&read_only());
+    assert_eq!(omitted(&plan), [None, None, None, None, Some(Reason::ReadOnly)]);
+    assert_eq!(sent(&plan, 0, 0), [message(&[b"\x03", KEPT].concat())]);
+    assert_eq!(sent(&plan, 0, 2), [message(&[b"\x16", KEPT].concat())]);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(sent(&plan, 0, 0), [message(&[b"\x03", BEGIN].concat())]);
+}
