@@ -48,6 +48,7 @@ pub(crate) struct Replay {
     #[arg(long, value_enum, default_value_t = Order::None)]
     pub order: Order,
     /// With --order commit: when nothing commits for so many seconds, what waits for commits is sent all the same, and counted.
+    /// With a --speed below 1 they are the trace's seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub order_stuck: f64,
     /// Plays only what reads: writes are left out, and the server is told to refuse what is overlooked.

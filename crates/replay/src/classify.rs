@@ -254,7 +254,7 @@ fn classify_mysql(text: &[u8]) -> Statement {
         // Local files are asked for by another protocol.
         copies_in: 0,
         block: statements(&shape).find_map(|words| Block::of(&words)),
-        administers: false,
+        administers: crate::mysql::administers(&shape),
         resets_user: false,
     }
 }

@@ -74,7 +74,7 @@ pub struct Divergence {
     pub expected: String,
     /// What is here.
     pub actual: String,
-    /// Errors 25P02 that followed from this one in its transaction, and are not counted on their own.
+    /// Errors 25P02, on either side, that followed from this one in its transaction, and are not counted on their own.
     pub cascade: u64,
 }
 
@@ -124,7 +124,7 @@ pub fn with_capture(plan: &Plan, played: &Played) -> Compared {
                         let statements = actual.statements(answered);
                         walk.unit_or_nothing(plan, unit, &expected, unit.status, statements, answered.status);
                     } else {
-                        walk.unknown(answered.status);
+                        walk.unknown(unit.status, answered.status);
                     }
                 }
             }
@@ -208,7 +208,7 @@ struct Root {
 struct Walk<'c> {
     compared: &'c mut Compared,
     session: u64,
-    /// The divergence that put the transaction into its failed state, while that lasts.
+    /// The divergence that put the transaction into its failed state on one side only, while that lasts on either.
     root: Option<Root>,
     /// The first divergence of the unit that is compared.
     first: Option<Root>,
@@ -245,9 +245,14 @@ impl<'c> Walk<'c> {
     }
 
     /// Counts a unit whose outcome there is not known.
-    fn unknown(&mut self, status: Option<Status>) {
+    fn unknown(&mut self, expected_status: Option<Status>, status: Option<Status>) {
         self.compared.unknown += 1;
-        if status != Some(Status::Failed) {
+        self.over_unless_failed([expected_status, status]);
+    }
+
+    /// Where the transaction is in its failed state on neither side, nothing more follows from what failed in it.
+    fn over_unless_failed(&mut self, statuses: [Option<Status>; 2]) {
+        if !statuses.contains(&Some(Status::Failed)) {
             self.root = None;
         }
     }
@@ -286,8 +291,9 @@ impl<'c> Walk<'c> {
             let (there, here) = (expected.get(at), actual.get(at).map(Side::actual));
             match (there, here) {
                 (Some(there), Some(here)) => {
-                    let cascades = here.sqlstate() == Some(IN_FAILED_TRANSACTION)
-                        && there.sqlstate() != Some(IN_FAILED_TRANSACTION);
+                    // On one side only: what it would have done there, nobody knows.
+                    let cascades = (here.sqlstate() == Some(IN_FAILED_TRANSACTION))
+                        != (there.sqlstate() == Some(IN_FAILED_TRANSACTION));
                     match self.root {
                         Some(root) if cascades => {
                             self.follows(root);
@@ -307,7 +313,7 @@ impl<'c> Walk<'c> {
                 }
             }
         }
-        if status == Some(Status::Failed) && expected_status != Some(Status::Failed) {
+        if (status == Some(Status::Failed)) != (expected_status == Some(Status::Failed)) {
             self.root = self.root.or(self.first);
         }
         let differs = self.first.is_some();
@@ -319,12 +325,10 @@ impl<'c> Walk<'c> {
                 _ => self.compared.equal += 1,
             }
         } else if !differs && !folded {
-            // In a transaction that failed here only: COMMIT becomes ROLLBACK, and nothing else is new.
+            // In a transaction that failed on one side only: COMMIT becomes ROLLBACK, and nothing else is new.
             self.compared.equal += 1;
         }
-        if status != Some(Status::Failed) {
-            self.root = None;
-        }
+        self.over_unless_failed([expected_status, status]);
     }
 
     fn statement(&mut self, unit: &Unit, there: &Side<'_>, here: &Side<'_>) {
@@ -336,7 +340,7 @@ impl<'c> Walk<'c> {
             (Some(End::Error(..)), _) => Kind::NoError,
             (Some(End::Complete(was)), Some(End::Complete(is))) => {
                 let ((was, was_rows), (is, is_rows)) = (split_tag(was), split_tag(is));
-                // COMMIT of a transaction that failed here says ROLLBACK; its reason is reported already.
+                // COMMIT of a transaction that failed on one side says ROLLBACK there; its reason is reported already.
                 if was != is && self.root.is_some() {
                     if let Some(root) = self.root {
                         self.follows(root);
@@ -479,6 +483,38 @@ mod tests {
         assert_eq!(kinds(&compared), [(Kind::Error, 3)]);
         assert_eq!(compared.divergences[&(0, Kind::Error)].examples[0].offset, 7);
         assert_eq!(compared.cascades, 3);
+    }
+
+    #[test]
+    fn what_followed_from_an_error_at_capture_is_folded_into_it() {
+        let (t, e, i) = (Status::Transaction, Status::Failed, Status::Idle);
+        let failed = [
+            (&[complete("BEGIN")][..], t, &[complete("BEGIN")][..], t),
+            (&[error(b"40P01")], e, &[complete("INSERT 0 1")], t),
+            (&[error(b"25P02")], e, &[complete("UPDATE 1")], t),
+            (&[error(b"25P02")], e, &[error(b"23505")], e),
+            (&[error(b"25P02")], e, &[error(b"25P02")], e),
+        ];
+        let after = (&[complete("SELECT 1")][..], i, &[complete("SELECT 2")][..], i);
+        // What comes behind the end of the transaction is new, also where that is ROLLBACK TO SAVEPOINT.
+        for (end, tag, status) in [("ROLLBACK", "COMMIT", i), ("ROLLBACK", "ROLLBACK", t)] {
+            let end = (&[complete(end)][..], status, &[complete(tag)][..], status);
+            let compared = compare(&[&failed[..], &[end, after]].concat());
+            let follows = 2 + u64::from(tag == "COMMIT");
+            assert_eq!(kinds(&compared), [(Kind::NoError, follows), (Kind::Rows, 0)]);
+            assert_eq!(compared.cascades, follows);
+        }
+    }
+
+    #[test]
+    fn what_followed_at_capture_from_an_error_that_is_not_played_counts_once() {
+        let (t, e, i) = (Status::Transaction, Status::Failed, Status::Idle);
+        let compared = compare(&[
+            (&[error(b"25P02")], e, &[complete("SELECT 1")], t),
+            (&[error(b"25P02")], e, &[complete("SELECT 1")], t),
+            (&[complete("ROLLBACK")], i, &[complete("COMMIT")], i),
+        ]);
+        assert_eq!(kinds(&compared), [(Kind::NoError, 2)]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod messages;
 mod mysql;
 mod omitted;
 mod order;
+mod script;
 mod statements;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ use crate::lists::{ListId, Lists};
 pub use build::{from_records, read};
 pub use filter::Filter;
 pub use messages::Messages;
+pub(crate) use messages::type_oids;
 pub use omitted::{Omitted, Reason};
 
 /// What to take from a trace.
@@ -141,6 +143,8 @@ pub struct Session {
     pub statement_refs: Vec<(u64, u32)>,
     /// In MySQL's protocol: the number that a unit's statement got at capture, for units that prepare one.
     pub prepares: BTreeMap<usize, u32>,
+    /// In MySQL's protocol: COM_STMT_CLOSEs that were sent with units that are left out, by the unit ahead of which they are sent.
+    pub closes: BTreeMap<usize, Vec<Step>>,
     /// In MySQL's protocol: the command of each unit.
     pub commands: Vec<u8>,
     /// Units that the client asked to cancel, and so long after they were sent, nanoseconds.

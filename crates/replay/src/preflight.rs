@@ -4,14 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use underpass_trace::Protocol;
+use underpass_trace::{Protocol, ServerIdentity};
 use underpass_wire::frontend::build;
 
 use crate::classify::Statement;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::outcome::UnitOutcome;
-use crate::plan::{End, Plan};
+use crate::plan::{End, Messages, Plan, Session, type_oids};
 use crate::report::quiet;
 use crate::target::{Login, Target};
 use crate::{Error, plan::Unit};
@@ -97,8 +97,8 @@ impl Preflight {
     }
 }
 
-/// Looks at the target. An error only if it cannot be reached. OIDs of types that the target does not have are cleared in the
-/// plan, so that it infers them.
+/// Looks at the target. An error only if it cannot be reached. OIDs of types that are not the target's are cleared in the plan, so that it infers
+/// them.
 pub async fn check(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
     Ok(look(plan, target).await?.quiet())
 }
@@ -119,6 +119,8 @@ async fn look(plan: &mut Plan, target: &Target) -> Result<Preflight, Error> {
     let mut found = Preflight { product: "PostgreSQL", ..Preflight::default() };
     let mut connection = Connection::open(target, &target.own_login(None), &[]).await.map_err(failed)?;
     server(plan, &mut connection, &mut found).await.map_err(failed)?;
+    connections(plan, target, &mut connection, &mut found).await.map_err(failed)?;
+    forget_types(plan, &mut found).map_err(|error| failed(error.into()))?;
     let logins = names(plan, target, &mut connection, &mut found).await.map_err(failed)?;
     connection.terminate().await;
     let mut typed_logins: Vec<Login> = Vec::new();
@@ -164,12 +166,33 @@ async fn server(plan: &Plan, connection: &mut Connection, found: &mut Preflight)
         Err(error) => found.notes.push(format!("cannot see the target's system_identifier: {error}")),
     }
     note_captured(plan, found);
-    let free = "select current_setting('max_connections')::int \
-        - case when (select rolsuper from pg_roles where rolname = current_user) then 0 \
-          else current_setting('superuser_reserved_connections')::int end \
-        - count(*) + 1 from pg_stat_activity where backend_type = 'client backend'";
+    Ok(())
+}
+
+/// Connections that are free for those as whom the sessions log in: some are kept for superusers, and from PostgreSQL 16 on others for members of a role.
+async fn connections(
+    plan: &Plan,
+    target: &Target,
+    connection: &mut Connection,
+    found: &mut Preflight,
+) -> Result<(), ConnectError> {
+    // Of which kind a connection is, not everybody is told; an autovacuum worker has no user.
+    let free = "select current_setting('max_connections')::int - count(*) + 1 from pg_stat_activity \
+        where coalesce(backend_type = 'client backend', datid is not null and usesysid is not null)";
     let free = first(connection.query(free).await?).and_then(|text| text.parse().ok()).unwrap_or(0);
-    found.note_connections(plan, free);
+    let kept = "select r.rolname, case when r.rolsuper then 0 \
+          else current_setting('superuser_reserved_connections')::int \
+            + case when m.oid is not null and pg_has_role(r.oid, m.oid, 'usage') then 0 \
+              else coalesce(current_setting('reserved_connections', true)::int, 0) end end \
+        from pg_roles r left join pg_roles m on m.rolname = 'pg_use_reserved_connections'";
+    let kept: BTreeMap<String, i64> = pairs(connection.query(kept).await?)
+        .filter_map(|(user, kept)| Some((user, kept.parse().ok()?)))
+        .collect();
+    let login = |session: &Session| target.login(session.user.as_deref(), session.database.as_deref()).user;
+    let users: BTreeSet<String> = plan.sessions.iter().map(login).collect();
+    // The last to come may be the one for whom most are kept away.
+    let kept = users.iter().filter_map(|user| kept.get(user)).max();
+    found.note_connections(plan, free - kept.unwrap_or(&0));
     Ok(())
 }
 
@@ -477,10 +500,7 @@ async fn extensions(
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
     let rows = connection.query("select extname, extversion from pg_extension").await?;
-    let pair = |row: Vec<Option<String>>| {
-        <[Option<String>; 2]>::try_from(row).ok().map(|row| row.map(Option::unwrap_or_default))
-    };
-    let installed = rows.into_iter().filter_map(pair).map(|[name, version]| (name, version)).collect();
+    let installed = pairs(rows).collect();
     found.extensions.insert(login.database.clone(), installed);
     let created = statements.iter().flat_map(|&index| &plan.classifier.get(index).summary.extensions);
     let wanted: BTreeSet<String> = created.cloned().collect();
@@ -498,7 +518,23 @@ async fn extensions(
     Ok(())
 }
 
-/// Clears OIDs of types that the database does not have, or of which it makes something that no parameter is.
+/// Clears OIDs of types that extensions, enums, domains and tables have: on another cluster they are other types, or none.
+fn forget_types(plan: &mut Plan, found: &mut Preflight) -> std::io::Result<()> {
+    let others: Vec<bool> = plan.sessions.iter().map(|session| !is_captured(plan, session, found)).collect();
+    let mut cleared = BTreeSet::new();
+    for (session, _) in plan.sessions.iter_mut().zip(others).filter(|(_, is_other)| *is_other) {
+        clear_types(session, &plan.messages, |_| false, &mut cleared)?;
+    }
+    if !cleared.is_empty() {
+        found.notes.push(format!(
+            "{} types of parameters are told by OIDs of the captured server; the server infers them here",
+            cleared.len()
+        ));
+    }
+    Ok(())
+}
+
+/// The same on the captured cluster, or a copy of it: OIDs of types that the database does not have, or of which it makes something that no parameter is.
 async fn types_exist(
     plan: &mut Plan,
     target: &Target,
@@ -506,32 +542,24 @@ async fn types_exist(
     connection: &mut Connection,
     found: &mut Preflight,
 ) -> Result<(), ConnectError> {
-    let mut known = None;
+    let is_its = |session: &Session| {
+        target.login(session.user.as_deref(), session.database.as_deref()) == *login
+            && is_captured(plan, session, found)
+    };
+    let its: Vec<bool> = plan.sessions.iter().map(is_its).collect();
+    if !its.contains(&true) {
+        return Ok(());
+    }
+    // Not the rows of tables, of which there are most, and no parameter is one: here they may have the number of an enum there.
+    let query = "select t.oid from pg_type t left join pg_type e on e.oid = t.typelem \
+        left join pg_class c on c.oid in (t.typrelid, e.typrelid) \
+        where t.oid >= 16384 and coalesce(c.relkind, 'c') = 'c'";
+    let rows = connection.query(query).await?;
+    let known: BTreeSet<u32> =
+        rows.into_iter().flatten().flatten().filter_map(|oid| oid.parse().ok()).collect();
     let mut cleared = BTreeSet::new();
-    for session in plan.sessions.iter_mut().filter(|session| !session.type_oids.is_empty()) {
-        if target.login(session.user.as_deref(), session.database.as_deref()) != *login {
-            continue;
-        }
-        if known.is_none() {
-            // Not the rows of tables, of which there are most, and no parameter is one: here they may have the number of an enum there.
-            let query = "select t.oid from pg_type t left join pg_type e on e.oid = t.typelem \
-                left join pg_class c on c.oid in (t.typrelid, e.typrelid) \
-                where t.oid >= 16384 and coalesce(c.relkind, 'c') = 'c'";
-            let rows = connection.query(query).await?;
-            known = Some(
-                rows.into_iter()
-                    .flatten()
-                    .flatten()
-                    .filter_map(|oid| oid.parse().ok())
-                    .collect::<BTreeSet<u32>>(),
-            );
-        }
-        for &(at, oid) in &session.type_oids {
-            if known.as_ref().is_some_and(|known| !known.contains(&oid)) {
-                plan.messages.replace(at, &[0; 4])?;
-                cleared.insert(oid);
-            }
-        }
+    for (session, _) in plan.sessions.iter_mut().zip(its).filter(|(_, is_its)| *is_its) {
+        clear_types(session, &plan.messages, |oid| known.contains(&oid), &mut cleared)?;
     }
     if !cleared.is_empty() {
         found.notes.push(format!(
@@ -543,8 +571,47 @@ async fn types_exist(
     Ok(())
 }
 
+/// Clears the OIDs of types in a session's Parse messages that are none to `is_type`.
+fn clear_types(
+    session: &mut Session,
+    messages: &Messages,
+    is_type: impl Fn(u32) -> bool,
+    cleared: &mut BTreeSet<u32>,
+) -> std::io::Result<()> {
+    for &(at, oid) in session.type_oids.iter().filter(|(_, oid)| !is_type(*oid)) {
+        messages.replace(at, &[0; 4])?;
+        cleared.insert(oid);
+    }
+    for parse in &mut session.prepared {
+        for (at, oid) in type_oids(parse).filter(|(_, oid)| !is_type(*oid)).collect::<Vec<_>>() {
+            parse[at..at + 4].fill(0);
+            cleared.insert(oid);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the target is the server where a session was captured, or a copy of it.
+fn is_captured(plan: &Plan, session: &Session, found: &Preflight) -> bool {
+    let Some(identifier) = found.system_identifier.as_deref() else { return false };
+    if let Some(captured) = &plan.meta.server.system_identifier {
+        return captured == identifier;
+    }
+    let of_session = |server: &&ServerIdentity<'_>| Some(&*server.database) == session.database.as_deref();
+    let mut servers = plan.servers.iter().filter(of_session).peekable();
+    let is_it =
+        |server: &ServerIdentity<'_>| server.system_identifier.as_deref() == Some(identifier.as_bytes());
+    servers.peek().is_some() && servers.all(is_it)
+}
+
 pub(crate) fn set(rows: Vec<Vec<Option<String>>>) -> BTreeSet<String> {
     rows.into_iter().flatten().flatten().collect()
+}
+
+/// Rows of two columns.
+fn pairs(rows: Vec<Vec<Option<String>>>) -> impl Iterator<Item = (String, String)> {
+    let pair = |row: Vec<Option<String>>| <[Option<String>; 2]>::try_from(row).ok();
+    rows.into_iter().filter_map(pair).map(|row| row.map(Option::unwrap_or_default).into())
 }
 
 pub(crate) fn first(rows: Vec<Vec<Option<String>>>) -> Option<String> {

@@ -38,7 +38,8 @@ pub struct Options {
     pub speed: f64,
     /// A unit waits for the commits it came after at capture.
     pub order_commit: bool,
-    /// When nothing commits for so long, units that wait for commits are released.
+    /// When nothing commits for so long, units that wait for commits are released; where time runs slower than at capture, for so long of
+    /// the trace's time.
     pub order_stuck: Duration,
     /// `default_transaction_read_only = on` in every session. The plan must be made with the same.
     pub read_only: bool,
@@ -56,6 +57,19 @@ impl Default for Options {
             read_only: false,
             rows: Rows::default(),
         }
+    }
+}
+
+impl Options {
+    /// How long nothing may commit. Pauses of the trace are longer at a lower speed; at a higher one the server is no faster.
+    fn stuck_limit(&self) -> Duration {
+        let slower = match self.pace {
+            Pace::Asap => 1.0,
+            Pace::Timed | Pace::Think => self.speed.min(1.0),
+        };
+        Duration::try_from_secs_f64(self.order_stuck.as_secs_f64() / slower)
+            .unwrap_or(STUCK_MAX)
+            .min(STUCK_MAX)
     }
 }
 
@@ -132,6 +146,8 @@ pub(crate) struct Run {
 
 /// A session that waits for the end of another one longer than this starts all the same.
 const SESSION_STUCK: Duration = Duration::from_secs(600);
+/// Longer nothing is waited for: the clock must reach it.
+const STUCK_MAX: Duration = Duration::from_secs(1 << 32);
 
 /// Plays a plan. Returns when all sessions are over, or stopped.
 pub async fn play(
@@ -227,7 +243,7 @@ impl Run {
 
     /// Waits until the first `below` commits of the trace are done; `false` if that is hopeless.
     pub async fn wait_commits(&self, below: usize) -> Result<bool, Stop> {
-        self.or_stopped(self.commits.wait(below, self.options.order_stuck)).await
+        self.or_stopped(self.commits.wait(below, self.options.stuck_limit())).await
     }
 
     /// Waits until a session may begin.
@@ -297,6 +313,100 @@ impl Run {
     pub fn session_over(&self, session: &Session) {
         if let Some(ended) = session.ended {
             self.ends.over(ended);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use underpass_trace::{
+        ByteTotals, EndReason, Frontend, Meta, Ready, Record, SessionEnd, SessionId, SessionStart, Source,
+        TransactionStatus, Transport,
+    };
+    use underpass_wire::frontend::build;
+
+    use super::*;
+    use crate::plan::{self, from_records};
+    use crate::target::Identities;
+
+    fn start(session: SessionId, time_ns: u64) -> Record<'static> {
+        Record::SessionStart(SessionStart {
+            session,
+            time_ns,
+            ready_ns: Some(time_ns),
+            source: Source::Synthetic,
+            transport: Transport::Tcp,
+            peer: None,
+            backend_pid: None,
+            midstream: false,
+            protocol_version: 3 << 16,
+            database: Some(b"db"[..].into()),
+            user: Some(b"joe"[..].into()),
+            application_name: None,
+            parameters: Vec::new(),
+            frontend_offset: 0,
+            backend_offset: 0,
+        })
+    }
+
+    /// Two sessions, of which the second commits once.
+    fn plan() -> Plan {
+        let session = SessionId(2);
+        let mut insert = Vec::new();
+        build::query(&mut insert, b"insert into t values (1)");
+        let ready = Ready { session, time_ns: 3, request: 0, offset: 0, status: TransactionStatus::Idle };
+        let (frontend, backend) = (ByteTotals::default(), ByteTotals::default());
+        let end = SessionEnd { session, time_ns: 4, reason: EndReason::Terminate, frontend, backend };
+        let records = [
+            start(SessionId(1), 0),
+            start(session, 1),
+            Record::Frontend(Frontend::new(session, 2, 0, insert)),
+            Record::Ready(ready),
+            Record::SessionEnd(end),
+        ];
+        from_records(Meta::default(), records, &plan::Options::default()).unwrap()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_session_that_a_bug_has_ended() {
+        let plan = Arc::new(plan());
+        assert_eq!((plan.commits, plan.sessions[1].ended), (1, Some(0)));
+        // Its moment is beyond any clock.
+        let options = Options { speed: f64::MIN_POSITIVE, order_stuck: Duration::ZERO, ..Options::default() };
+        let run = Arc::new(Run {
+            plan_origin_ns: plan.origin_ns,
+            start: Instant::now(),
+            timer: Timer::start().unwrap(),
+            commits: Watermark::new(1),
+            ends: Watermark::new(1),
+            progress: Arc::default(),
+            stop: watch::Sender::new(Stop::No).subscribe(),
+            options,
+            target: Target::new("postgres://joe@127.0.0.1:1/db", Identities::default()).unwrap(),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (theirs, sessions) = (Arc::clone(&run), Arc::clone(&plan));
+            let played = tokio::spawn(async move {
+                session::play(&theirs, &sessions.messages, &sessions.sessions[1]).await;
+            });
+            assert!(played.await.unwrap_err().is_panic());
+            assert!(run.commits.wait(1, Duration::ZERO).await && run.ends.wait(1, Duration::ZERO).await);
+        });
+    }
+
+    #[test]
+    fn a_slower_replay_waits_longer_and_a_faster_one_does_not_wait_shorter() {
+        for (pace, speed, seconds) in [
+            (Pace::Timed, 1.0, 10),
+            (Pace::Timed, 0.1, 100),
+            (Pace::Think, 0.5, 20),
+            (Pace::Timed, 100.0, 10),
+            (Pace::Asap, 0.1, 10),
+            (Pace::Timed, 1e-300, STUCK_MAX.as_secs()),
+        ] {
+            let limit = Options { pace, speed, ..Options::default() }.stuck_limit();
+            assert_eq!(limit.as_secs_f64().round() as u64, seconds, "{pace:?} {speed}");
         }
     }
 }

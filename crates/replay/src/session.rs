@@ -32,6 +32,7 @@ pub(crate) const MESSAGE_CHARS_MAX: usize = 300;
 
 /// Plays a session to its end, or until it breaks or the replay is stopped.
 pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> SessionOutcome {
+    let _over = Over { run, session };
     let mut player = Player {
         run,
         messages,
@@ -55,6 +56,19 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
     let result = player.play().await;
     player.end(result);
     player.outcome
+}
+
+/// Says in the end that a session and its commits are over, also where a bug ends its task: nobody must wait for what will not come.
+struct Over<'r> {
+    run: &'r Run,
+    session: &'r Session,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.session.units.iter().for_each(|unit| self.run.commit_over(unit));
+        self.run.session_over(self.session);
+    }
 }
 
 /// A unit that was sent, or is being sent.
@@ -357,6 +371,13 @@ impl Player<'_> {
             flight.sending.sent = self.run.since_start(now);
             flight.cancel_at = self.session.cancels.get(&flight.unit).map(|&ns| now + self.run.scaled(ns));
         }
+        let session = self.session;
+        let closes = self.flights.back().and_then(|flight| session.closes.get(&flight.unit));
+        for step in closes.into_iter().flatten() {
+            let mut bytes = self.read(step)?;
+            self.renumber(step, &mut bytes, connection);
+            self.write(&bytes, connection).await?;
+        }
         let mut wants_data = false;
         for step in &self.session.steps[unit.steps()] {
             let at_hand = first.take();
@@ -591,15 +612,10 @@ impl Player<'_> {
             self.outcome.units[flight.unit] = UnitOutcome::Broken;
         }
         for (unit, outcome) in self.session.units.iter().zip(&mut self.outcome.units) {
-            if !matches!(outcome, UnitOutcome::Answered(_)) {
-                if lost && unit.omitted.is_none() && matches!(outcome, UnitOutcome::NotSent) {
-                    *outcome = UnitOutcome::NoConnection;
-                }
-                // Nobody must wait for what will not come.
-                self.run.commit_over(unit);
+            if lost && unit.omitted.is_none() && matches!(outcome, UnitOutcome::NotSent) {
+                *outcome = UnitOutcome::NoConnection;
             }
         }
-        self.run.session_over(self.session);
     }
 }
 

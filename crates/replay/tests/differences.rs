@@ -285,6 +285,44 @@ fn passwords_and_tls() {
 }
 
 #[test]
+fn connections_that_are_kept_for_superusers_are_free_for_them_only() {
+    let (meta, records) = record(&server(), &["select 1"]);
+    let copy = Postgres::builder()
+        .auth(AuthMethod::Scram)
+        .user("joe", "p w")
+        .user("admin", "secret")
+        .setting("max_connections", "20")
+        .setting("superuser_reserved_connections", "5")
+        .start()
+        .expect("PostgreSQL");
+    copy.sql(SETUP.split(';').next().expect("a table")).expect("setup");
+    copy.sql("alter role admin superuser").expect("setup");
+    let mut other = Client::connect(&copy.superuser()).expect("connect");
+    let count =
+        Batch::new().query("select count(*) from pg_stat_activity where backend_type = 'client backend'");
+    let mut free = |user: &str, password: &str, by_password: bool| {
+        // Those who have left are gone.
+        while other.exchange(&count).expect("answer")[0].value() != Some("1") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let dsn = format!(
+            "host=127.0.0.1 port={} user={user} password={password} dbname=postgres sslmode=disable",
+            copy.port()
+        );
+        let mut identities = Identities::default();
+        if by_password {
+            identities.passwords.insert("joe".into(), "p w".into());
+        }
+        look(&meta, &records, &Target::new(&dsn, identities).expect("target")).connections_free
+    };
+    // By SET SESSION AUTHORIZATION the superuser logs in.
+    assert_eq!(free("admin", "secret", false), 19);
+    assert_eq!(free("admin", "secret", true), 14);
+    // Who is no superuser sees the others, too.
+    assert_eq!(free("joe", "'p w'", true), 14);
+}
+
+#[test]
 fn extensions_that_the_target_lacks_are_named() {
     let (original, copy) = (server(), server());
     original.sql("alter role joe superuser").expect("a superuser");

@@ -15,8 +15,8 @@ use recorder::Recorder;
 use underpass_mysql::auth::native_password;
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
-    COM_CHANGE_USER, COM_QUERY, COM_QUIT, COM_RESET_CONNECTION, COM_STMT_EXECUTE, COM_STMT_PREPARE,
-    statement_number,
+    COM_CHANGE_USER, COM_QUERY, COM_QUIT, COM_RESET_CONNECTION, COM_STMT_CLOSE, COM_STMT_EXECUTE,
+    COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA, statement_number,
 };
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
 use underpass_mysql::handshake::{AUTH_SWITCH, Greeting, Login, NATIVE_PASSWORD};
@@ -577,6 +577,38 @@ fn read_only_outlives_a_reset_of_the_session() {
     let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), options);
     assert_eq!(report.kinds.get(&Kind::RefusedWrite), Some(&2), "{}", report.text());
     assert_eq!(copy.sql(tag).expect("a tag"), "");
+}
+
+/// COM_STMT_CLOSE and COM_STMT_SEND_LONG_DATA have no answer, and are sent with another command.
+#[test]
+fn what_has_no_answer_is_played_where_the_next_command_is_not() {
+    if missing() {
+        return;
+    }
+    let (original, copy) = (server(), server());
+    let records = record(&original, Level::Summary, |port| {
+        let mut client = Client::connect(port, "bob", "");
+        let delete = [&[COM_QUERY][..], b"delete from log where number = 0"].concat();
+        for _ in 0..5 {
+            let number = client.prepare("select id from t where id = ?").to_le_bytes();
+            client.send(&[&[&[COM_STMT_SEND_LONG_DATA][..], &number, &[0, 0], b"1"].concat(), &delete]);
+            client.answer(COM_QUERY).expect("a deletion");
+            // One parameter, a BLOB, which has been sent.
+            client
+                .command(&[&[COM_STMT_EXECUTE][..], &number, &[0, 1, 0, 0, 0, 0, 1, 0xfc, 0]].concat())
+                .expect("a row");
+            client.send(&[&[&[COM_STMT_CLOSE][..], &number].concat(), &delete]);
+            client.answer(COM_QUERY).expect("a deletion");
+        }
+        client.quit();
+    });
+    // One of the look before, which may not be gone yet, and one of the session.
+    copy.sql("set global max_prepared_stmt_count = 2").expect("a setting");
+    let plan = plan_of(&records, &plan::Options { read_only: true, ..plan::Options::default() });
+    assert_eq!(plan.omitted.units, [(Reason::ReadOnly, 10)].into());
+    let options = Options { read_only: true, ..asap() };
+    let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), options);
+    assert!(report.is_equal() && report.counts.equal == 10, "{}", report.text());
 }
 
 fn fs_write(path: &std::path::Path, text: &str) {

@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use underpass_sql::{Class, Summary};
 use underpass_trace::{Protocol, fold, strip_literals};
 
+use crate::classify::statements;
+
 /// Functions that change nothing, and words that are followed by a bracket without being functions.
 const HARMLESS: &str = " abs all and any as ascii avg between bin bit_and bit_or by case cast ceil ceiling char char_length character_length \
     coalesce concat concat_ws connection_id conv convert cos count crc32 curdate current_date current_time current_timestamp current_user \
@@ -72,21 +74,43 @@ pub(crate) fn classify(text: &[u8]) -> (String, Summary) {
     (shape, summary)
 }
 
-fn summary(shape: &str, hides: bool) -> Summary {
+/// Whether a statement is about the server itself: its threads have other numbers on the target.
+pub(crate) fn administers(shape: &str) -> bool {
+    let query = behind_settings(shape).1;
+    statements(query).any(|words| matches!(words[0], "kill" | "shutdown"))
+}
+
+/// MariaDB's `SET STATEMENT a = 1, b = 2 FOR query`: its settings, which hold for the query only, and the query. Of all others the whole.
+fn behind_settings(shape: &str) -> (&str, &str) {
+    let begins = statements(shape).next().is_some_and(|words| words.starts_with(&["set", "statement"]));
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let alone = |&(at, word): &(usize, &str)| {
+        !shape[..at].ends_with(is_word) && !shape[at + word.len()..].starts_with(is_word)
+    };
+    match shape.match_indices("for").find(alone).filter(|_| begins) {
+        Some((at, word)) => (&shape[..at], &shape[at + word.len()..]),
+        None => ("", shape),
+    }
+}
+
+fn summary(whole: &str, hides: bool) -> Summary {
+    let (settings, shape) = behind_settings(whole);
     let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '@';
-    let words: Vec<&str> = shape.split(|c| !is_word(c)).filter(|word| !word.is_empty()).collect();
+    let words_of = |text| str::split(text, |c| !is_word(c)).filter(|word| !word.is_empty());
+    let words: Vec<&str> = words_of(shape).collect();
     let has = |word: &str| words.contains(&word);
-    let class = if hides || shape.trim_end_matches([';', ' ']).contains(';') {
+    let class = if hides || whole.trim_end_matches([';', ' ']).contains(';') {
         // Several statements are as bad as the worst that they could be.
         Class::Write
     } else {
-        class(&words)
+        let lifts = words_of(settings).any(|word| word.ends_with("read_only"));
+        class(&words).min(if lifts { Class::LiftsReadOnly } else { Class::Empty })
     };
     let reads = class == Class::Read;
     let may_write = match class {
-        Class::Read => calls(shape).any(|name| !HARMLESS.contains(&format!(" {name} "))),
+        Class::Read | Class::Session => calls(whole).any(|name| !HARMLESS.contains(&format!(" {name} "))),
         Class::Write | Class::LiftsReadOnly => true,
-        Class::Transaction | Class::Session | Class::Empty => false,
+        Class::Transaction | Class::Empty => false,
     };
     let creates = words.first().is_some_and(|word| *word == "create");
     let passed = ["create", "or", "replace", "temporary", "table", "view", "if", "not", "exists", "sequence"];
@@ -148,19 +172,13 @@ fn class(words: &[&str]) -> Class {
     let lifts = pair("read", "write") || words.iter().any(|word| word.ends_with("read_only"));
     let Some(first) = words.first() else { return Class::Empty };
     match (*first, words.get(1).copied().unwrap_or_default()) {
+        ("set", _) if sets_for_all(words) => Class::Write,
         ("start", "transaction") | ("set", _) if lifts => Class::LiftsReadOnly,
         ("begin", "not") => Class::Write,
         ("begin" | "commit" | "rollback" | "savepoint", _)
         | ("start", "transaction")
         | ("release", "savepoint") => Class::Transaction,
-        ("set", _) => match words
-            .iter()
-            .any(|word| matches!(*word, "global" | "persist" | "persist_only" | "password" | "@@global"))
-        {
-            true => Class::Write,
-            false => Class::Session,
-        },
-        ("use" | "prepare" | "deallocate", _) => Class::Session,
+        ("set" | "use" | "prepare" | "deallocate", _) => Class::Session,
         ("show" | "help", _) => Class::Read,
         // With ANALYZE, MySQL runs what it explains.
         ("desc" | "describe" | "explain", second) if second != "analyze" => Class::Read,
@@ -173,6 +191,15 @@ fn class(words: &[&str]) -> Class {
         }
         _ => Class::Write,
     }
+}
+
+/// Whether SET changes more than the session: the server's settings, passwords, the role that a user logs in with.
+fn sets_for_all(words: &[&str]) -> bool {
+    let set = |word: &&str| {
+        let scope = word.strip_prefix("@@").unwrap_or(word);
+        matches!(scope, "global" | "persist" | "persist_only") || *word == "password"
+    };
+    words.iter().any(set) || words.windows(3).any(|three| three == ["set", "default", "role"])
 }
 
 /// Words that are followed by an opening bracket.
@@ -213,6 +240,22 @@ mod tests {
             ("set session transaction_read_only = 0", Class::LiftsReadOnly, true),
             ("set global max_connections = 5", Class::Write, true),
             ("set password = password('x')", Class::Write, true),
+            ("set global read_only = 0", Class::Write, true),
+            ("SET PERSIST max_connections = 5", Class::Write, true),
+            ("set @a = 1, @@PERSIST.max_connections = 5", Class::Write, true),
+            ("set @@persist_only.max_connections = 5", Class::Write, true),
+            ("set @@global.max_connections = 5", Class::Write, true),
+            ("set default role r to joe", Class::Write, true),
+            ("set role r", Class::Session, false),
+            ("set @persist = 1, @@session.sql_mode = concat(@@sql_mode, ',ANSI')", Class::Session, false),
+            ("set @a = stored(1)", Class::Session, true),
+            ("SET STATEMENT max_statement_time = 1 FOR SELECT a FROM t", Class::Read, false),
+            ("set statement max_statement_time=1 for select a from t for update", Class::Write, true),
+            ("set statement x = stored(1) for select 1", Class::Read, true),
+            ("set statement format_x=1,y='for'\nfor\ninsert into t values (1)", Class::Write, true),
+            ("set statement tx_read_only = 0 for select 1", Class::LiftsReadOnly, true),
+            ("set statement max_statement_time=1 for set global read_only=0", Class::Write, true),
+            ("set statement max_statement_time=1 for select 1; drop table t", Class::Write, true),
             ("/*!40000 drop table t */", Class::Write, true),
             ("select 1; drop table t", Class::Write, true),
             ("select 1;", Class::Read, false),
@@ -226,6 +269,20 @@ mod tests {
         ] {
             let (shape, summary) = classify(text.as_bytes());
             assert_eq!((summary.class, summary.may_write), (class_of, may_write), "{text}: {shape}");
+        }
+    }
+
+    #[test]
+    fn what_is_about_the_server_itself_is_told() {
+        for (text, told) in [
+            ("KILL QUERY 5", true),
+            ("/* of a pool */ kill 5", true),
+            ("select 1; shutdown", true),
+            ("set statement max_statement_time = 1 for kill 5", true),
+            ("select 'kill 5', kill from t", false),
+            ("set @kill = 5", false),
+        ] {
+            assert_eq!(administers(&classify(text.as_bytes()).0), told, "{text}");
         }
     }
 
@@ -256,6 +313,13 @@ mod tests {
             assert_eq!(summary.alters, alters, "{shape}");
             assert_eq!(summary.creates, creates, "{shape}");
         }
+        let (_, summary) = classify(b"set statement lock_wait_timeout = 1 for alter table t rename to u");
+        assert_eq!(
+            (&summary.alters[..], &summary.creates[..]),
+            (&["t".to_owned()][..], &["u".to_owned()][..])
+        );
+        let (_, summary) = classify(b"set statement lock_wait_timeout = 1 for create table t (a int)");
+        assert_eq!(summary.creates, ["t"]);
         assert!(classify(b"call p()").1.makes_anything);
         assert!(!classify(b"create procedure p() select 1").1.makes_anything);
     }

@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use underpass_mysql::command::COM_QUIT;
 use underpass_mysql::{exchange, packet};
 
-pub(crate) use classify::classify;
+pub(crate) use classify::{administers, classify};
 pub(crate) use player::resets_session;
 pub(crate) use preflight::check;
 

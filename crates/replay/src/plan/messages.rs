@@ -11,12 +11,27 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
+use underpass_wire::frontend::Parse;
+
 use crate::Error;
 
 /// So much is written at once, bytes.
 const WRITE_BYTES: usize = 1 << 20;
 /// Where it is, unless `TMPDIR` says otherwise. Not /tmp, which is memory on many systems.
 const DIRECTORY: &str = "/var/tmp";
+
+/// OIDs below are PostgreSQL's own and the same in every cluster (`FirstNormalObjectId`).
+const FIRST_NORMAL_OID: u32 = 16_384;
+
+/// Where a Parse message names the OID of a type that PostgreSQL does not define itself, and that OID.
+pub(crate) fn type_oids(parse: &[u8]) -> impl Iterator<Item = (usize, u32)> {
+    let body = parse.get(5..).unwrap_or_default();
+    let types = Parse::decode(body).map(|parse| parse.param_types).into_iter().flatten();
+    let count = types.clone().count();
+    let len = parse.len();
+    let places = types.enumerate().map(move |(at, oid)| (len - 4 * (count - at), oid));
+    places.filter(|&(_, oid)| oid >= FIRST_NORMAL_OID)
+}
 
 /// Messages, one behind the other.
 #[derive(Debug)]

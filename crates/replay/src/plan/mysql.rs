@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sessions of MariaDB and MySQL. A unit is a command that is answered, with those before it that are not (COM_STMT_SEND_LONG_DATA,
-//! COM_STMT_CLOSE), and the local file that it made the server ask for.
+//! Sessions of MariaDB and MySQL. A unit is a command that is answered, with the COM_STMT_CLOSEs before it and its COM_STMT_SEND_LONG_DATAs, which are
+//! not, and the local file that it made the server ask for.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -10,17 +10,18 @@ use foldhash::{HashMap, HashSet};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
     self, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION, COM_STMT_BULK_EXECUTE,
-    COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_PREPARE, LAST_PREPARED,
+    COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_PREPARE, COM_STMT_RESET, LAST_PREPARED,
 };
 use underpass_mysql::packet::{self, HEADER_BYTES};
+use underpass_sql::Class;
 use underpass_trace::statements::CAPABILITIES;
 use underpass_trace::{Frontend, Redaction, SessionStart};
 
-use super::build::Script;
-use super::statements::{execute, left_out};
+use super::script::Script;
+use super::statements::{begin, execute, left_out};
 use super::{Barrier, Messages, Options, Reason, Says, Step};
 use crate::Error;
-use crate::classify::Classifier;
+use crate::classify::{Block, Classifier, statements};
 
 /// COM_REFRESH, COM_SHUTDOWN, COM_PROCESS_KILL, COM_DEBUG.
 const ADMINISTRATION: [u8; 4] = [0x07, 0x08, 0x0c, 0x0d];
@@ -55,6 +56,27 @@ struct Types {
     bytes: Option<Vec<u8>>,
 }
 
+/// A COM_STMT_CLOSE.
+#[derive(Debug)]
+struct Close {
+    unit: u32,
+    /// The unit that prepared the statement.
+    prepared: u32,
+    step: Step,
+}
+
+/// Parts of parameters.
+#[derive(Debug)]
+struct LongData {
+    /// Their statement.
+    number: u32,
+    /// The unit that prepared it, if that is known.
+    prepared: Option<usize>,
+    step: Step,
+    /// Some of them may be missing.
+    torn: bool,
+}
+
 /// What is known of a session's commands so far.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
@@ -74,8 +96,12 @@ pub(super) struct Commands {
     pub masked: Vec<u64>,
     /// Query attributes were agreed on: they are among the parameters.
     attributes: bool,
-    /// Commands without an answer that wait for the next one with an answer.
-    held: Vec<Vec<u8>>,
+    /// COM_STMT_CLOSEs that wait for the next command with an answer: the unit that prepared their statement, and they.
+    held: Vec<(Option<usize>, Step)>,
+    /// COM_STMT_CLOSEs of statements that the server has, and with which unit they are sent.
+    closes: Vec<Close>,
+    /// Long data that wait for the execution of their statement.
+    long_data: Vec<LongData>,
     /// COM_CHANGE_USER was seen: as whom the session goes on cannot be had.
     pub changed_user: bool,
     /// Replication began.
@@ -100,6 +126,15 @@ impl Commands {
         was
     }
 
+    /// Takes out the long data of a statement.
+    fn forget_long_data(&mut self, number: u32) -> Vec<LongData> {
+        let prepared = self.unit_of(number);
+        let is_its = |data: &mut LongData| {
+            data.number == number || data.prepared.is_some() && data.prepared == prepared
+        };
+        self.long_data.extract_if(.., is_its).collect()
+    }
+
     /// The unit that prepared the statement of this number.
     fn unit_of(&self, number: u32) -> Option<usize> {
         match number {
@@ -122,7 +157,7 @@ impl Script {
     ) -> Result<(), Error> {
         let gap = self.follow(message.offset, message.wire_len);
         if gap {
-            self.commands.held.clear();
+            self.commands.long_data.iter_mut().for_each(|data| data.torn = true);
         }
         if is_file {
             if !gap && let Some(unit) = self.session.units.last_mut() {
@@ -137,28 +172,23 @@ impl Script {
             return Ok(());
         }
         if !command::is_answered(kind) {
-            if kind == COM_STMT_CLOSE
-                && let Some(number) = command::statement_number(&payload)
-            {
-                let unit = self.commands.numbers.remove(&number);
-                unit.map(|unit| self.commands.prepared.remove(&unit));
-            }
-            self.commands.held.push(message.message.to_vec());
+            self.hold(kind, &payload, &message.message, messages)?;
             return Ok(());
         }
         self.begin(message, when);
         self.session.commands.push(kind);
-        for held in std::mem::take(&mut self.commands.held) {
-            self.append_command(&held, false, messages)?;
-        }
         let at = self.session.units.len() - 1;
+        self.take_held(at, kind, &payload);
+        let begin = begin_that_reads(kind, &payload, classifier, options);
+        let is_other = begin.is_some();
+        let payload = begin.map_or(payload, Cow::Owned);
         let told = self.with_types(at, kind, &payload);
         match &told {
-            Cow::Borrowed(_) => self.append_command(&message.message, true, messages)?,
-            Cow::Owned(payload) => {
+            Cow::Borrowed(_) if !is_other => self.append_command(&message.message, messages)?,
+            payload => {
                 let mut message = Vec::new();
                 packet::put_message(&mut message, 0, payload);
-                self.append_command(&message, true, messages)?;
+                self.append_command(&message, messages)?;
             }
         }
         let unit = &mut self.session.units[at];
@@ -190,12 +220,6 @@ impl Script {
                 execute(unit, &mut self.open, index, classifier);
                 if let Some(reason) = left_out(classifier.get(index), options) {
                     unit.omitted.get_or_insert(reason);
-                }
-                let first = text.trim_ascii_start().split(|byte| !byte.is_ascii_alphabetic()).next();
-                if first.is_some_and(|word| {
-                    [&b"kill"[..], b"shutdown"].iter().any(|one| word.eq_ignore_ascii_case(one))
-                }) {
-                    unit.omitted.get_or_insert(Reason::Administration);
                 }
             }
             COM_STMT_PREPARE => {
@@ -292,7 +316,8 @@ impl Script {
         with
     }
 
-    /// Leaves out commands without those that they need, and COM_STMT_PREPAREs of before the wanted time that nobody needs.
+    /// Leaves out commands without those that they need, and COM_STMT_PREPAREs of before the wanted time that nobody needs. What these had
+    /// closed is closed by later ones.
     pub(super) fn settle_commands(&mut self) {
         let needs = std::mem::take(&mut self.commands.needs);
         let units = &mut self.session.units;
@@ -310,18 +335,85 @@ impl Script {
                 units[at].omitted.get_or_insert(Reason::Filter);
             }
         }
+        let is_played = |unit: usize| units[unit].omitted.is_none();
+        let mut next = 0;
+        for close in std::mem::take(&mut self.commands.closes) {
+            let at = close.unit as usize;
+            if is_played(at) || !is_played(close.prepared as usize) {
+                continue;
+            }
+            // They are in the order of their units.
+            next = (next.max(at)..units.len()).find(|&unit| is_played(unit)).unwrap_or(units.len());
+            if next < units.len() {
+                self.session.closes.entry(next).or_default().push(close.step);
+            }
+        }
     }
 
-    /// Appends a command to the last unit; whether it is the one that is answered.
-    fn append_command(&mut self, message: &[u8], asks: bool, messages: &mut Messages) -> Result<(), Error> {
+    /// Keeps a command that is not answered for the one that it goes with.
+    fn hold(
+        &mut self,
+        kind: u8,
+        payload: &[u8],
+        message: &[u8],
+        messages: &mut Messages,
+    ) -> Result<(), Error> {
+        let Some(number) = command::statement_number(payload) else { return Ok(()) };
+        let step = self.add_command(message, Says::Part, messages)?;
+        let commands = &mut self.commands;
+        if kind == COM_STMT_CLOSE {
+            commands.forget_long_data(number);
+            let prepared = commands.numbers.remove(&number);
+            prepared.map(|unit| commands.prepared.remove(&unit));
+            commands.held.push((prepared, step));
+        } else {
+            let prepared = commands.unit_of(number);
+            commands.long_data.push(LongData { number, prepared, step, torn: false });
+        }
+        Ok(())
+    }
+
+    /// Appends to the last unit, which has nothing yet, what was kept for its command.
+    fn take_held(&mut self, at: usize, kind: u8, payload: &[u8]) {
+        for (prepared, step) in std::mem::take(&mut self.commands.held) {
+            if let Some(prepared) = prepared {
+                let step = step.clone();
+                self.commands.closes.push(Close { unit: at as u32, prepared: prepared as u32, step });
+            }
+            self.add_step(step);
+        }
+        let number = command::statement_number(payload);
+        match (kind, number) {
+            (COM_RESET_CONNECTION, _) => self.commands.long_data.clear(),
+            // The server forgets them.
+            (COM_STMT_RESET, Some(number)) => drop(self.commands.forget_long_data(number)),
+            (COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE, Some(number)) => {
+                for data in self.commands.forget_long_data(number) {
+                    if data.torn {
+                        self.session.units[at].omitted.get_or_insert(Reason::Lost);
+                    }
+                    self.add_step(data.step);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds a command to the messages.
+    fn add_command(&mut self, message: &[u8], says: Says, messages: &mut Messages) -> Result<Step, Error> {
         let bytes = messages.add(message)?;
         // The number of a statement is in the first packet, behind the command.
         let payload = message.get(HEADER_BYTES..).unwrap_or_default();
         if let Some(number) = command::statement_number(payload).filter(|number| *number != LAST_PREPARED) {
             self.session.statement_refs.push((bytes.start + HEADER_BYTES as u64 + 1, number));
         }
-        let says = if asks { Says::Asks } else { Says::Part };
-        self.add_step(Step::new(bytes, Barrier::None, says, 0));
+        Ok(Step::new(bytes, Barrier::None, says, 0))
+    }
+
+    /// Appends the command that is answered to the last unit.
+    fn append_command(&mut self, message: &[u8], messages: &mut Messages) -> Result<(), Error> {
+        let step = self.add_command(message, Says::Asks, messages)?;
+        self.add_step(step);
         Ok(())
     }
 
@@ -339,6 +431,26 @@ impl Script {
 pub(super) fn prepare_tag(tag: &[u8]) -> Option<(u32, u16)> {
     let mut words = std::str::from_utf8(tag).ok()?.strip_prefix("PREPARE ")?.split(' ');
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}
+
+/// In the place of a command that begins a transaction which may write, one with the other modes of its own.
+fn begin_that_reads(
+    kind: u8,
+    payload: &[u8],
+    classifier: &mut Classifier,
+    options: &Options,
+) -> Option<Vec<u8>> {
+    let text = match kind {
+        _ if !options.read_only => return None,
+        COM_QUERY => command::query_text(payload).ok()?,
+        COM_STMT_PREPARE => &payload[1..],
+        _ => return None,
+    };
+    let index = classifier.classify(text);
+    let statement = classifier.get(index);
+    let lifts = statement.summary.class == Class::LiftsReadOnly && statement.block == Some(Block::Begins);
+    let words = statements(&statement.label).next().filter(|_| lifts)?;
+    Some([&payload[..payload.len() - text.len()], begin(&words).as_bytes()].concat())
 }
 
 /// Where a COM_STMT_EXECUTE says whether types of parameters follow, and how many those are; `None` without parameters.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use underpass_sql::Class;
 use underpass_wire::frontend::build;
 
-use super::build::Open;
+use super::script::Open;
 use super::{Options, Reason, Unit};
 use crate::classify::{Block, Classifier, Statement, shape, statements};
 
@@ -70,47 +70,80 @@ pub(super) fn query(
         unit.left_out = reason;
         open.copies = 0;
         open.drop_copy = true;
-        let index = classifier.classify(kept);
+        let index = classifier.classify(&kept);
         execute(unit, open, index, classifier);
     } else {
         execute(unit, open, index, classifier);
     }
     let mut message = Vec::new();
-    build::query(&mut message, kept);
+    build::query(&mut message, &kept);
     Some(Instead { message, is_shorter })
 }
 
+/// What is prepared in the place of a BEGIN that lets its transaction write.
+pub(super) fn prepare(text: &[u8], classifier: &mut Classifier, options: &Options) -> Option<Vec<u8>> {
+    if !options.read_only {
+        return None;
+    }
+    let index = classifier.classify(text);
+    let lifts = classifier.get(index).summary.class == Class::LiftsReadOnly;
+    let (kept, is_shorter) = lifts.then(|| block(text))??;
+    (!is_shorter).then_some(kept)
+}
+
 /// What a text does to the transaction block around it, as a text that does nothing else; and whether that has fewer statements.
-fn block(text: &[u8]) -> Option<(&'static [u8], bool)> {
+fn block(text: &[u8]) -> Option<(Vec<u8>, bool)> {
     let shape = shape(text);
     // The END of a function's body is none of a transaction.
     if statements(&shape).any(|words| words.windows(2).any(|pair| pair == ["begin", "atomic"])) {
         return None;
     }
-    let (mut ends, mut begins) = (None, false);
+    // How it ends the transaction around it, and what then begins one.
+    let (mut ends, mut begins) = (None, None);
     for words in statements(&shape) {
         match Block::of(&words) {
-            Some(Block::Begins) => begins = true,
+            Some(Block::Begins) => begins = Some(begin(&words)),
             Some(Block::Ends) => {
-                let rolls_back = matches!(words[0], "rollback" | "abort");
-                // What the text itself began is over.
-                if !std::mem::take(&mut begins) {
-                    ends.get_or_insert(rolls_back);
+                let chains = words.contains(&"chain") && !words.contains(&"no");
+                match begins.take() {
+                    // What the text itself began is over, and perhaps begins again.
+                    Some(begin) => begins = chains.then_some(begin),
+                    None => {
+                        let rolls_back = matches!(words[0], "rollback" | "abort");
+                        ends.get_or_insert(if rolls_back { "rollback" } else { "commit" });
+                        begins = chains.then(|| CHAIN.to_owned());
+                    }
                 }
-                begins = words.contains(&"chain") && !words.contains(&"no");
             }
             None => {}
         }
     }
-    let kept: &[u8] = match (ends, begins) {
-        (None, false) => return None,
-        (None, true) => b"begin",
-        (Some(false), false) => b"commit",
-        (Some(true), false) => b"rollback",
-        (Some(false), true) => b"commit; begin",
-        (Some(true), true) => b"rollback; begin",
+    let kept = match (ends, begins) {
+        (None, None) => return None,
+        (None, Some(begin)) => begin,
+        (Some(end), None) => end.to_owned(),
+        (Some(end), Some(chain)) if chain == CHAIN => format!("{end} {chain}"),
+        (Some(end), Some(begin)) => format!("{end}; {begin}"),
     };
-    Some((kept, statements(&shape).nth(1).is_some()))
+    Some((kept.into_bytes(), statements(&shape).nth(1).is_some()))
+}
+
+/// What begins a transaction like the one before.
+const CHAIN: &str = "and chain";
+
+/// A statement that begins a transaction with the modes of this one, except that it may write.
+pub(super) fn begin(words: &[&str]) -> String {
+    let mut kept = Vec::new();
+    for word in words {
+        match word {
+            // In front of it, no other mode has READ as its last word.
+            &"write" if kept.last() == Some(&"read") => {
+                kept.pop();
+            }
+            word => kept.push(*word),
+        }
+    }
+    kept.join(" ")
 }
 
 /// The name that `PREPARE name ...` defines.
@@ -195,11 +228,25 @@ mod tests {
             ("begin; insert into t values (1)", Some(("begin", true))),
             ("begin; insert into t values (1); commit", None),
             ("commit; begin; insert into t values (1)", Some(("commit; begin", true))),
-            ("insert into t values (1); commit and chain", Some(("commit; begin", true))),
+            (
+                "start transaction isolation level serializable, read write, not deferrable",
+                Some(("start transaction isolation level serializable not deferrable", false)),
+            ),
+            (
+                "begin work READ WRITE isolation level read committed; insert into t values (1)",
+                Some(("begin work isolation level read committed", true)),
+            ),
+            (
+                "begin deferrable, read write; insert into t values (1); commit and chain",
+                Some(("begin deferrable", true)),
+            ),
+            ("insert into t values (1); commit and chain", Some(("commit and chain", true))),
+            ("insert into t values (1); rollback and no chain", Some(("rollback", true))),
+            ("commit and chain; insert into t values (1); commit; begin", Some(("commit; begin", true))),
             ("insert into t values (1); rollback to a", None),
             ("create function f() returns int begin atomic select 1; select 2; end", None),
         ] {
-            let kept = kept.map(|(text, is_shorter): (&str, bool)| (text.as_bytes(), is_shorter));
+            let kept = kept.map(|(text, is_shorter): (&str, bool)| (text.into(), is_shorter));
             assert_eq!(block(text.as_bytes()), kept, "{text}");
         }
     }

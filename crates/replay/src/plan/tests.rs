@@ -905,3 +905,4 @@ fn prepared_statements_of_mysql_that_were_asked_for_before_the_first_answer_keep
 
 mod missing;
 mod mysql;
+mod read_only;

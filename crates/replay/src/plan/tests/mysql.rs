@@ -174,3 +174,110 @@ fn executions_that_masking_left_out_are_counted() {
     assert_eq!(format!("{:?}", plan.omitted.units), "{Masked: 2}");
     assert_eq!(omitted(&plan), [None, None]);
 }
+
+fn message(payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    packet::put_message(&mut bytes, 0, payload);
+    bytes
+}
+
+/// COM_STMT_SEND_LONG_DATA for the first parameter.
+fn long_data(number: u32, data: &[u8]) -> Vec<u8> {
+    [&[0x18][..], &number.to_le_bytes(), &[0, 0], data].concat()
+}
+
+const INSERT: &[u8] = b"\x03insert into t values (1)";
+const SELECT: &[u8] = b"\x03select 1";
+
+fn read_only() -> Options {
+    Options { read_only: true, ..Options::default() }
+}
+
+#[test]
+fn what_is_closed_ahead_of_a_command_that_is_left_out_is_closed_ahead_of_the_next() {
+    let close = |number: u32| [&[0x19][..], &number.to_le_bytes()].concat();
+    let mut trace = Commands::start(false);
+    for number in 1..=4u8 {
+        let tag = format!("PREPARE {number} 1");
+        trace.run(u64::from(2 * number), b"\x16select ?", &tag, I);
+    }
+    trace.send(11, &close(1));
+    trace.run(11, SELECT, "ROWS 1", I);
+    trace.send(13, &close(2));
+    trace.run(13, INSERT, "OK 1", I);
+    trace.send(15, &close(3));
+    // Of this the server knows nothing.
+    trace.send(15, &close(9));
+    trace.run(15, INSERT, "OK 1", I);
+    trace.run(17, SELECT, "ROWS 1", I);
+    trace.send(19, &close(4));
+    trace.run(19, INSERT, "OK 1", I);
+    let plan = trace.plan(&read_only());
+    let session = &plan.sessions[0];
+    assert_eq!(session.closes.keys().collect::<Vec<_>>(), [&7]);
+    let closed: Vec<_> =
+        session.closes[&7].iter().map(|step| plan.messages.read(&step.bytes()).unwrap()).collect();
+    assert_eq!(closed, [message(&close(2)), message(&close(3))]);
+    assert_eq!(sent(&plan, 0, 4).concat(), [message(&close(1)), message(SELECT)].concat());
+    // What is not prepared need not be closed.
+    let plan = trace.plan(&from(17));
+    assert_eq!(omitted(&plan)[..7], [Some(Reason::Filter); 7]);
+    assert!(plan.sessions[0].closes.is_empty());
+}
+
+#[test]
+fn long_data_go_with_the_execution_of_their_statement() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
+    trace.run(3, b"\x16delete from t where a = ?", "PREPARE 2 1", I);
+    for part in [&b"long"[..], b" data"] {
+        trace.send(5, &long_data(1, part));
+    }
+    trace.send(5, &long_data(2, b"other"));
+    trace.run(5, INSERT, "OK 1", I);
+    trace.run(7, SELECT, "ROWS 1", I);
+    trace.run(9, &execute(1, STRING), "ROWS 1", I);
+    trace.run(11, &execute(2, STRING), "OK 1", I);
+    trace.send(13, &long_data(1, b"forgotten"));
+    trace.run(13, b"\x1a\x01\0\0\0", "OK 0", I);
+    trace.run(15, &execute(1, STRING), "ROWS 1", I);
+    let plan = trace.plan(&read_only());
+    let out = Some(Reason::ReadOnly);
+    assert_eq!(omitted(&plan), [None, None, out, None, None, out, None, None]);
+    assert_eq!(sent(&plan, 0, 3).concat(), message(SELECT));
+    let executed =
+        [message(&long_data(1, b"long")), message(&long_data(1, b" data")), message(&execute(1, STRING))];
+    assert_eq!(sent(&plan, 0, 4).concat(), executed.concat());
+    assert_eq!(sent(&plan, 0, 7).concat(), message(&execute(1, STRING)));
+    // The numbers in them are replaced where they are sent.
+    assert!(plan.sessions[0].statement_refs.is_sorted());
+}
+
+#[test]
+fn an_execution_some_of_whose_long_data_may_be_missing_is_left_out() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
+    trace.send(3, &long_data(1, b"long"));
+    trace.next += 100;
+    trace.run(5, &execute(1, STRING), "ROWS 1", I);
+    trace.run(7, &execute(1, STRING), "ROWS 1", I);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [None, Some(Reason::Lost), None]);
+}
+
+#[test]
+fn a_transaction_that_may_write_reads_in_read_only_mode() {
+    const BEGIN: &[u8] = b"START TRANSACTION WITH CONSISTENT SNAPSHOT, READ WRITE";
+    const KEPT: &[u8] = b"start transaction with consistent snapshot";
+    let mut trace = Commands::start(false);
+    trace.run(1, &[b"\x03", BEGIN].concat(), "OK 0", T);
+    trace.run(3, b"\x03commit", "OK 0", I);
+    trace.run(5, &[b"\x16", BEGIN].concat(), "PREPARE 1 0", I);
+    trace.run(7, b"\x17\x01\0\0\0\0\x01\0\0\0", "OK 0", T);
+    trace.run(9, b"\x03set session transaction read write", "OK 0", T);
+    let plan = trace.plan(&read_only());
+    assert_eq!(omitted(&plan), [None, None, None, None, Some(Reason::ReadOnly)]);
+    assert_eq!(sent(&plan, 0, 0), [message(&[b"\x03", KEPT].concat())]);
+    assert_eq!(sent(&plan, 0, 2), [message(&[b"\x16", KEPT].concat())]);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(sent(&plan, 0, 0), [message(&[b"\x03", BEGIN].concat())]);
+}
