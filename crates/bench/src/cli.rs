@@ -47,9 +47,9 @@ enum Command {
         /// Where they get to, likewise.
         #[arg(long)]
         to: forward::Place,
-        /// By a program in the kernel; without it by a copy in user space.
-        #[arg(long)]
-        kernel: bool,
+        /// By what; after the login of a PostgreSQL client, if on this host.
+        #[arg(long, value_enum, default_value_t)]
+        by: forward::By,
     },
 }
 
@@ -130,8 +130,8 @@ pub fn run() -> Result<ExitCode> {
             report(&Results::read_all(&results)?, &page)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Forward { listen, to, kernel } => {
-            forward::run(&listen, &to, kernel)?;
+        Command::Forward { listen, to, by } => {
+            forward::run(&listen, &to, by)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::List => {

@@ -229,8 +229,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "forward",
         title: "Naive byte forwarding",
         shows: "What a hop costs without any protocol or pool: a copy in user space by one thread and one epoll instance, and a \
-                redirect between the two sockets by a program of one line in the kernel. Each client has a server \
-                connection of its own; empty statements. What separates these two is all that a lane can save. With \
+                redirect by a program of one line in the kernel, between the forwarder's two sockets (lane D's way) or between its \
+                client's and the backend's (lane A's). Each client has a server \
+                connection of its own; empty statements. What separates copy and redirect is all that a lane can save. With \
                 unix sockets too, which have no lane: beside what one could gain is lane A to the same server by TCP.",
         paper: "kpgpool 4.1.3, figure 4.1",
         scale: PaperScale { data: "none (sockperf)", clients: "not given", seconds: "not given" },
@@ -238,6 +239,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "direct",
             "forward-user",
             "forward-kernel",
+            "forward-same-host",
             "forward-user-unix",
             "forward-kernel-unix",
             "pgbouncer",

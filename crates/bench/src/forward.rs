@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A forwarder without a protocol, in its two forms: a copy in user space and a redirect in the kernel. The experiment
-//! `forward` compares them.
+//! A forwarder without a protocol, in its three forms: a copy in user space, a redirect in the kernel between its own two sockets, as lane D does,
+//! and one between the client's socket and the backend's, as lane A does. The experiment `forward` compares them.
 //!
 //! One thread and one epoll instance, as a pooler of one thread has. Sockets block: a write to a full
 //! socket waits, which is enough for requests and answers of a few bytes and nothing for copies.
@@ -25,6 +25,21 @@ const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Events that are taken at once.
 const EVENTS: usize = 256;
+
+/// ReadyForQuery outside of a transaction.
+const READY: &[u8] = b"Z\0\0\0\x05I";
+
+/// Who forwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum By {
+    /// A copy in user space.
+    #[default]
+    User,
+    /// A program in the kernel, between the forwarder's two sockets.
+    Kernel,
+    /// Programs in the kernel, between the client's socket and the backend's on this host; the login by a copy.
+    SameHost,
+}
 
 /// The key of the first listener among the events, the others follow; connections count from 0.
 const LISTENERS: u64 = u64::MAX / 2;
@@ -111,6 +126,7 @@ struct Pairs {
     epoll: OwnedFd,
     sockets: BTreeMap<u64, OwnedFd>,
     next: u64,
+    by: By,
     kernel: Option<Forwarder>,
 }
 
@@ -118,7 +134,7 @@ struct Pairs {
 ///
 /// # Errors
 /// When it cannot listen, or the kernel refuses the program.
-pub fn run(listen: &[Place], to: &Place, kernel: bool) -> Result<()> {
+pub fn run(listen: &[Place], to: &Place, by: By) -> Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut listeners = Vec::new();
     for (key, place) in (LISTENERS..).zip(listen) {
@@ -126,8 +142,12 @@ pub fn run(listen: &[Place], to: &Place, kernel: bool) -> Result<()> {
         epoll::add(&epoll, &listener, EventData::new_u64(key), EventFlags::IN)?;
         listeners.push(listener);
     }
-    let kernel = kernel.then(Forwarder::open).transpose()?;
-    let mut pairs = Pairs { epoll, sockets: BTreeMap::new(), next: 0, kernel };
+    let kernel = match by {
+        By::User => None,
+        By::Kernel => Some(Forwarder::open()?),
+        By::SameHost => Some(Forwarder::open_same_host()?),
+    };
+    let mut pairs = Pairs { epoll, sockets: BTreeMap::new(), next: 0, by, kernel };
     let mut events = Vec::with_capacity(EVENTS);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -157,11 +177,11 @@ impl Pairs {
         self.next += 2;
         // A reader that waits would be woken by each redirect, so in the kernel's form only the end is waited for.
         let flags = match &self.kernel {
-            Some(forwarder) => {
+            Some(forwarder) if self.by == By::Kernel => {
                 forwarder.join(&client, &server)?;
                 EventFlags::RDHUP
             }
-            None => EventFlags::IN | EventFlags::RDHUP,
+            _ => EventFlags::IN | EventFlags::RDHUP,
         };
         for (key, stream) in [(first, &client), (first + 1, &server)] {
             epoll::add(&self.epoll, stream, EventData::new_u64(key), flags)?;
@@ -169,7 +189,7 @@ impl Pairs {
         self.sockets.insert(first, client);
         self.sockets.insert(first + 1, server);
         // The client speaks first and may have done so before the program saw its socket; then it waits for an answer.
-        if self.kernel.is_some() && self.copy(first, buffer).is_err() {
+        if self.by == By::Kernel && self.copy(first, buffer).is_err() {
             self.close(first);
         }
         Ok(())
@@ -184,6 +204,10 @@ impl Pairs {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok((read, _)) => {
                 let mut rest = &buffer[..read];
+                // Before the client hears of it: it speaks next.
+                if self.by == By::SameHost && rest.ends_with(READY) {
+                    self.join_local(key ^ 1)?;
+                }
                 while !rest.is_empty() {
                     rest = &rest[rustix::net::send(to, rest, SendFlags::NOSIGNAL)?..];
                 }
@@ -192,6 +216,20 @@ impl Pairs {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The session of this client goes on without the forwarder.
+    fn join_local(&self, client: u64) -> io::Result<()> {
+        let (Some(near), Some(server), Some(forwarder)) =
+            (self.sockets.get(&client), self.sockets.get(&(client ^ 1)), &self.kernel)
+        else {
+            return Ok(());
+        };
+        forwarder.join_local(near, server).map_err(io::Error::other)?;
+        for (key, socket) in [(client, near), (client ^ 1, server)] {
+            epoll::modify(&self.epoll, socket, EventData::new_u64(key), EventFlags::RDHUP)?;
+        }
+        Ok(())
     }
 
     fn close(&mut self, key: u64) {
@@ -217,22 +255,22 @@ mod tests {
     }
 
     /// A server at an address and one at a unix socket, each behind a forwarder.
-    fn answers(kernel: bool) {
+    fn answers(by: By) {
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let to = Place::Tcp(server.local_addr().unwrap());
         std::thread::spawn(move || server.incoming().for_each(|stream| answer(stream.unwrap())));
-        exchange(to, kernel);
+        exchange(to, by);
 
         let folder = tempfile::tempdir().unwrap();
         let to: Place = format!("{}:5432", folder.path().display()).parse().unwrap();
         assert_eq!(to, Place::Unix(folder.path().join(".s.PGSQL.5432")));
         let server = UnixListener::bind(folder.path().join(".s.PGSQL.5432")).unwrap();
         std::thread::spawn(move || server.incoming().for_each(|stream| answer(stream.unwrap())));
-        exchange(to, kernel);
+        exchange(to, by);
     }
 
     /// Bytes through a forwarder of its own, there and back, of a client by TCP and of one by unix socket.
-    fn exchange(to: Place, kernel: bool) {
+    fn exchange(to: Place, by: By) {
         let folder = tempfile::tempdir().unwrap();
         let port = crate::postgres::free_port().unwrap();
         let listen = [
@@ -240,7 +278,7 @@ mod tests {
             Place::Unix(folder.path().join(".s.PGSQL.1")),
         ];
         let places = listen.clone();
-        std::thread::spawn(move || run(&places, &to, kernel).unwrap());
+        std::thread::spawn(move || run(&places, &to, by).unwrap());
         for place in listen {
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
             let client = loop {
@@ -263,7 +301,7 @@ mod tests {
 
     #[test]
     fn user_space_forwards() {
-        answers(false);
+        answers(By::User);
     }
 
     #[test]
@@ -272,6 +310,6 @@ mod tests {
             eprintln!("skipped: needs root");
             return;
         }
-        answers(true);
+        answers(By::Kernel);
     }
 }

@@ -38,6 +38,9 @@ pub fn reason_to_skip(step: &Step, system: &System, topology: Topology) -> Optio
     if system.is_pooler() && !system.pool_modes.contains(&setup.pool_mode) {
         return Some(format!("{} has no {} pooling", system.title, setup.pool_mode.name()));
     }
+    if system.tcp_only && setup.client_unix {
+        return Some(format!("{}: clients by TCP only", system.title));
+    }
     if setup.rsa && !system.is_pooler() {
         return Some(format!("{}: the server itself has no RSA key", system.title));
     }

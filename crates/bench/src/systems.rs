@@ -94,6 +94,9 @@ pub struct System {
     /// Reaches PostgreSQL by unix socket.
     #[serde(default)]
     pub server_unix: bool,
+    /// Serves clients at addresses only: no unix socket.
+    #[serde(default)]
+    pub tcp_only: bool,
     /// Started as root, told to switch itself.
     #[serde(default)]
     pub as_root: bool,

@@ -10,6 +10,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use crate::attach::{self, Attachment};
 use crate::datapath::{self, cookie_of};
 use crate::error::Error;
+use crate::holder::{Found, holder_of};
 use crate::skel::forward::{ForwardSkel, ForwardSkelBuilder};
 
 /// linux/bpf.h: a redirect into the receive queue of its target.
@@ -18,7 +19,7 @@ const BPF_F_INGRESS: u64 = 1;
 /// Pairs of TCP or unix stream sockets between which the kernel forwards. Everything ends with the value.
 pub struct Forwarder {
     // Before the programs: what is attached goes first.
-    _attachment: Attachment,
+    _attachments: Vec<Attachment>,
     skel: ForwardSkel<'static>,
 }
 
@@ -34,7 +35,7 @@ impl Forwarder {
     /// # Errors
     /// When the kernel refuses it; carries the verifier's log.
     pub fn open() -> Result<Self, Error> {
-        Self::load(false)
+        Self::load(0, false)
     }
 
     /// As [`Self::open`], but what arrives at one socket of a pair becomes readable at the other.
@@ -42,21 +43,33 @@ impl Forwarder {
     /// # Errors
     /// As of [`Self::open`].
     pub fn open_inward() -> Result<Self, Error> {
-        Self::load(true)
+        Self::load(BPF_F_INGRESS, false)
     }
 
-    fn load(inward: bool) -> Result<Self, Error> {
+    /// For [`Self::join_local`]: the two ways of lane A.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub fn open_same_host() -> Result<Self, Error> {
+        Self::load(0, true)
+    }
+
+    fn load(redirect_flags: u64, same_host: bool) -> Result<Self, Error> {
         let log = attach::capture_log();
         // The skeleton borrows this storage for its whole life; it is a pointer in size and opened once.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = ForwardSkelBuilder::default().open(storage).map_err(|e| log.error(&e))?;
         let rodata =
             open.maps.rodata_data.as_deref_mut().ok_or(Error::State("the object has no settings"))?;
-        rodata.redirect_flags = if inward { BPF_F_INGRESS } else { 0 };
+        rodata.redirect_flags = redirect_flags;
+        rodata.same_host = same_host.into();
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
-        let attachment = attach::skb_verdict(&skel.progs.forward_skb, &skel.maps.peers)?;
-        Ok(Self { _attachment: attachment, skel })
+        let mut attachments = vec![attach::skb_verdict(&skel.progs.forward_skb, &skel.maps.peers)?];
+        if same_host {
+            attachments.push(attach::msg_verdict(&skel.progs.forward_msg, &skel.maps.backends)?);
+        }
+        Ok(Self { _attachments: attachments, skel })
     }
 
     /// Joins two connected sockets: what arrives at one from now on is forwarded to the other. What arrived before stays
@@ -71,6 +84,22 @@ impl Forwarder {
         if of_a == of_b { Ok(()) } else { self.insert(of_a, b) }
     }
 
+    /// Joins a client with the process on this host that `server` leads to: what arrives at the client becomes readable in that process, and what
+    /// that sends is sent to the client. Nothing may be under way, and the process must not be asleep in `recv()`: a backend that has said
+    /// ReadyForQuery is asleep in epoll.
+    ///
+    /// # Errors
+    /// As of [`Self::join`]; when no process on this host is found at the other end.
+    pub fn join_local(&self, client: impl AsFd, server: impl AsFd) -> Result<(), Error> {
+        let client = client.as_fd();
+        let backend = holder_of(server.as_fd(), None, None).and_then(Found::socket);
+        let backend = backend.map_err(Error::system("looking for the backend's socket"))?;
+        let key = cookie_of(client)?.to_ne_bytes();
+        datapath::insert(&self.skel.maps.backends, &key, &value_of(backend.as_fd()))
+            .map_err(Error::system("putting a backend's socket into the map"))?;
+        self.insert(cookie_of(backend.as_fd())?, client)
+    }
+
     /// Runs the program on what arrives at a connected socket, without a peer: it all goes to user space.
     ///
     /// # Errors
@@ -82,8 +111,11 @@ impl Forwarder {
     }
 
     fn insert(&self, key: u64, socket: BorrowedFd<'_>) -> Result<(), Error> {
-        let value = u64::try_from(socket.as_raw_fd()).expect("a descriptor is not negative");
-        let inserted = datapath::insert(&self.skel.maps.peers, &key.to_ne_bytes(), &value.to_ne_bytes());
+        let inserted = datapath::insert(&self.skel.maps.peers, &key.to_ne_bytes(), &value_of(socket));
         inserted.map_err(Error::system("putting a socket into the map"))
     }
+}
+
+fn value_of(socket: BorrowedFd<'_>) -> [u8; 8] {
+    u64::try_from(socket.as_raw_fd()).expect("a descriptor is not negative").to_ne_bytes()
 }
