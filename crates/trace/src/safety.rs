@@ -5,6 +5,7 @@
 //! On request: literals and parameters are masked ([`mask`]). All of it keeps the length of a message, so that
 //! offsets stay true.
 
+mod connection;
 mod covered;
 mod fold;
 pub(crate) mod lexer;
