@@ -9,6 +9,7 @@
 mod mysql;
 
 pub use mysql::LocalFiles;
+pub(crate) use mysql::prepared_tag;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

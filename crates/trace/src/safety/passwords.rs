@@ -57,7 +57,8 @@ fn is_named(text: &[u8]) -> bool {
 pub(crate) struct Told {
     /// It had one, which is overwritten.
     pub(crate) covered: bool,
-    /// It puts together SQL that sets one, or a connection string, which then is in one of its other strings, or in a parameter.
+    /// It puts together SQL that sets one, or a connection string, which then is in one of its other strings, or in a parameter. Or it is a
+    /// parameter itself.
     pub(crate) composes: bool,
 }
 
@@ -68,11 +69,41 @@ pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> Told {
     }
     let mut found = Found::default();
     find(text, 0, dialect, 0, &mut found);
-    let composes = found.composed;
-    if composes {
+    let composes = found.composed || found.asked;
+    if found.composed {
         strings(text, 0, dialect, 0, &mut found.places);
     }
     Told { covered: overwrite(text, found.places), composes }
+}
+
+/// Whether the rows that answer a text of MySQL's have passwords in them, or their hashes.
+pub(crate) fn shows_passwords(text: &[u8]) -> bool {
+    let mut before: [&[u8]; 2] = [b"", b""];
+    for Token { kind, inner } in Lexer::new(text, Protocol::Mysql) {
+        let content = &text[inner];
+        let is_after =
+            |words: [&[u8]; 2]| before.iter().zip(words).all(|(have, word)| have.eq_ignore_ascii_case(word));
+        let is = |word: &[u8]| content.eq_ignore_ascii_case(word);
+        let shows = match kind {
+            Kind::Word => {
+                is_after([b"show", b"create"]) && is(b"user")
+                    || is_after([b"mysql", b"."]) && is(b"user")
+                    || before[1].eq_ignore_ascii_case(b"show") && is(b"grants")
+                    || before[1].eq_ignore_ascii_case(b"random") && is(b"password")
+                    || before[1].eq_ignore_ascii_case(b"to") && is(b"random")
+                    || is(b"global_priv")
+                    || is(b"authentication_string")
+            }
+            Kind::Comment if is_run(content, Protocol::Mysql) && shows_passwords(&content[1..]) => true,
+            Kind::Comment => continue,
+            _ => false,
+        };
+        if shows {
+            return true;
+        }
+        before = [before[1], content];
+    }
+    false
 }
 
 /// Overwrites all passwords in a value, which may be a connection string or an SQL text; `true` if there was one.
@@ -184,6 +215,8 @@ struct Found {
     alters: bool,
     /// The password of such a string, or of a connection string, is not in it: it ends before, or has a `%L` in its place.
     composed: bool,
+    /// A parameter is a password.
+    asked: bool,
 }
 
 /// Words of which two behind each other make a statement about somebody who may have a password.
@@ -302,6 +335,7 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
             {
                 found.composed = true;
             }
+            Kind::Symbol(b'?') if mysql && expect != Expect::Nothing => found.asked = true,
             Kind::Symbol(b'@' | b'%' | b'.' | b':' | b'$') if sets && expect == Expect::Password => {}
             Kind::Number
                 if mysql && expect != Expect::Nothing && matches!(content, [b'0', b'x' | b'X', ..]) =>
@@ -564,6 +598,38 @@ mod tests {
         ] {
             let text = covered(statement, Protocol::Mysql);
             assert!(!text.contains("S3cret"), "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_that_are_passwords_are_known() {
+        for (text, composes) in [
+            ("set @s = concat('alter user a identified by ', quote(?))", true),
+            ("alter user a identified by ?", true),
+            ("insert into users values ('x', password(?))", true),
+            ("update users set password = ? where id = ?", false),
+            ("select ? from users where password = ?", false),
+        ] {
+            assert_eq!(cover(&mut text.as_bytes().to_vec(), Protocol::Mysql).composes, composes, "{text}");
+        }
+    }
+
+    #[test]
+    fn rows_with_passwords_are_known() {
+        for text in [
+            "show create user a@b",
+            "SHOW /* x */ CREATE USER CURRENT_USER()",
+            "/*!50700 show create user a */",
+            "show grants for a",
+            "select * from `mysql`.`user`",
+            "select authentication_string from user",
+            "create user a identified by random password",
+            "set password for a to random",
+        ] {
+            assert!(shows_passwords(text.as_bytes()), "{text}");
+        }
+        for text in ["show create table user", "select user, 'to random' from t", "select * from app.user"] {
+            assert!(!shows_passwords(text.as_bytes()), "{text}");
         }
     }
 

@@ -197,7 +197,7 @@ impl Statements {
 }
 
 /// Number and parameters in the tag `PREPARE 1 2`.
-fn prepared_tag(tag: &[u8]) -> Option<(u32, u16)> {
+pub(crate) fn prepared_tag(tag: &[u8]) -> Option<(u32, u16)> {
     let mut words = std::str::from_utf8(tag).ok()?.strip_prefix("PREPARE ")?.split(' ');
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
 }
