@@ -17,7 +17,8 @@ use std::sync::{Arc, Weak};
 
 use underpass_trace::statements::{Event, Parameters, Request, Statement, Statements};
 use underpass_trace::{
-    Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart, TransactionStatus, strip_literals,
+    Direction, Loss, Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart,
+    TransactionStatus, strip_literals,
 };
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
@@ -104,6 +105,10 @@ struct Copy {
     len: u64,
     /// The client broke it off with CopyFail.
     given_up: bool,
+    /// The client said that it was over.
+    is_over: bool,
+    /// Some of it is lost.
+    is_lost: bool,
 }
 
 impl Scripts {
@@ -127,6 +132,14 @@ impl Scripts {
                 if self.protocol == Protocol::Postgres && r.message.first() == Some(&frontend::COPY_FAIL) =>
             {
                 self.copies.entry(r.session).or_default().given_up = true;
+            }
+            Record::Frontend(r)
+                if self.protocol == Protocol::Postgres && r.message.first() == Some(&frontend::COPY_DONE) =>
+            {
+                self.copies.entry(r.session).or_default().is_over = true;
+            }
+            Record::Loss(Loss { session: Some(session), direction: Direction::Frontend, .. }) => {
+                self.copies.entry(*session).or_default().is_lost = true;
             }
             _ => {}
         }
@@ -283,6 +296,10 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
             (Some(Copy { given_up: true, .. }), _) => Err("a COPY that its client gave up".into()),
             (Some(_), Outcome::Error(error)) => {
                 Err(format!("a COPY that failed with {}", shown(&error.sqlstate)))
+            }
+            (Some(Copy { is_lost: true, .. }), _) => Err("a COPY of whose data some may be lost".into()),
+            (Some(Copy { is_over: false, .. }), Outcome::Unknown) => {
+                Err("a COPY whose end is not in the trace".into())
             }
             (Some(copy), _) => copy_script(&text, copy),
             (None, Outcome::Complete { tag }) if **tag == *b"COPY 0" => copy_script(&text, &Copy::default()),

@@ -416,10 +416,23 @@ fn a_copy_without_its_data_is_left_out() {
     r.answer(1, lost, 7_000, 0, complete("COPY 9"));
     r.ready(1, lost, 7_000);
     r.query(1, 8_000, "select 1", complete("SELECT 1"));
+    // Recording ended within this one.
+    let unfinished = r.send(1, 9_000, |out| build::query(out, b"copy gone from stdin"));
+    r.send(1, 9_100, |out| build::copy_data(out, b"stray\n"));
+    r.answer(1, unfinished, 9_200, 0, Outcome::Unknown);
+    r.write(Record::SessionEnd(SessionEnd {
+        session: SessionId(1),
+        time_ns: 9_200,
+        reason: EndReason::RecordingEnded,
+        frontend: ByteTotals::default(),
+        backend: ByteTotals::default(),
+    }));
     r.writer.finish().unwrap();
     let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
     let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
-    assert_eq!((summary.statements, summary.left_out), (3, 5), "{script}");
+    assert_eq!((summary.statements, summary.left_out), (3, 7), "{script}");
+    assert!(script.contains("-- left out: a COPY of whose data some may be lost\n"), "{script}");
+    assert!(script.contains("-- left out: a COPY whose end is not in the trace\n"), "{script}");
     assert!(script.contains("-- left out: a COPY whose data is not in the trace\n"), "{script}");
     assert!(!script.contains("gone") && !script.contains("stray"), "{script}");
     assert!(script.contains("copy (select a from stdin) to stdout\n;\n"), "{script}");

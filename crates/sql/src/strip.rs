@@ -35,9 +35,8 @@ fn strip(text: &[u8], key: &mut Vec<u8>) -> bool {
                 continue;
             }
             b'0'..=b'9' if !after_name => {
-                let length = text[at..].iter().take_while(|&&b| is_name(b) || b == b'.').count();
                 key.push(b'0');
-                at += length;
+                at += number_length(&text[at..]);
                 continue;
             }
             _ => key.push(byte),
@@ -45,6 +44,17 @@ fn strip(text: &[u8], key: &mut Vec<u8>) -> bool {
         at += 1;
     }
     true
+}
+
+/// The length of a number at the beginning of a text, with the sign of its exponent: without, `1e-3` would have the key of `5-3`.
+fn number_length(text: &[u8]) -> usize {
+    let length = |from: usize| text[from..].iter().take_while(|&&b| is_name(b) || b == b'.').count();
+    let mantissa = length(0);
+    let is_decimal = text[..mantissa - 1].iter().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'_'));
+    match text[mantissa - 1..] {
+        [b'e' | b'E', b'+' | b'-', b'0'..=b'9', ..] if is_decimal => mantissa + 1 + length(mantissa + 1),
+        _ => mantissa,
+    }
 }
 
 /// Bytes of names, numbers and parameters.
@@ -81,6 +91,7 @@ mod tests {
     #[test]
     fn literals_go() {
         assert_eq!(key("update t1 set v = 'it''s' where id=-12.5e3"), "update t1 set v = '' where id=-0");
+        assert_eq!(key("select 1e-3, 1.5E+10-2, 5-3, 0x1e-3, 1e-a"), "select 0, 0-0, 0-0, 0-0, 0-a");
         assert_eq!(key("select $1, a1, \"b 2\", 3"), "select $1, a1, \"b 2\", 0");
     }
 

@@ -5,11 +5,13 @@
 //! On request: literals and parameters are masked ([`mask`]). All of it keeps the length of a message, so that
 //! offsets stay true.
 
+mod connection;
 mod covered;
 mod fold;
 pub(crate) mod lexer;
 mod mask;
 pub(crate) mod passwords;
+mod prepared;
 mod strip;
 
 use std::borrow::Cow;
@@ -18,11 +20,12 @@ use underpass_mysql::command::{
     self, COM_CHANGE_USER, COM_QUERY, COM_REGISTER_SLAVE, COM_STMT_BULK_EXECUTE, COM_STMT_EXECUTE,
     COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA,
 };
-use underpass_mysql::{packet, response};
+use underpass_mysql::packet;
 use underpass_wire::frontend::{Bind, FunctionCall, bind_names};
 use underpass_wire::tag::{backend, frontend};
 
 use covered::Covered;
+use prepared::{Prepared, Secret};
 
 pub use fold::fold;
 pub use mask::{KeyError, Masker};
@@ -41,8 +44,12 @@ pub(crate) struct Safety {
     masker: Option<Masker>,
     /// Sessions that have said a password, which answers might quote.
     covered: foldhash::HashMap<SessionId, Covered>,
+    /// Sessions of MySQL's protocol that have prepared a statement with a password elsewhere than in its text.
+    prepared: foldhash::HashMap<SessionId, Prepared>,
     /// Whether the trace tells errors: at level none it does not.
     tells_errors: bool,
+    /// Whether it has rows: only at level full.
+    tells_rows: bool,
     /// Sessions of MySQL's protocol whose client is sending something that is not a command.
     sending: foldhash::HashMap<SessionId, Sending>,
 }
@@ -68,7 +75,9 @@ impl Safety {
             protocol,
             masker,
             covered: foldhash::HashMap::default(),
+            prepared: foldhash::HashMap::default(),
             tells_errors: level != Level::None,
+            tells_rows: level == Level::Full,
             sending: foldhash::HashMap::default(),
         }
     }
@@ -115,6 +124,7 @@ impl Safety {
             }
             Record::SessionEnd(r) => {
                 self.covered.remove(&r.session);
+                self.prepared.remove(&r.session);
                 None
             }
             _ => None,
@@ -177,7 +187,7 @@ impl Safety {
                     _ => passwords::cover_binary(&mut changed[value], self.protocol),
                 };
             }
-            if let Some(COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA) = command
+            if command.is_some_and(has_values)
                 && let Some(values) = changed.get_mut(HEADER + STATEMENT_BYTES..)
             {
                 covered |= passwords::cover_values(values, self.protocol);
@@ -189,6 +199,16 @@ impl Safety {
         }
         if self.protocol == Protocol::Postgres {
             hides |= self.composed(r, &mut message);
+        }
+        if let Some(command) = command {
+            let secret = self.follow_prepared(r, command, &message, text.clone(), composes);
+            if secret.rows || secret.parameters {
+                self.covered.entry(r.session).or_default().request(r.offset);
+            }
+            if secret.parameters && has_values(command) {
+                // Which of the bytes are a value is not known without the number of parameters: all of them go.
+                return withhold(WithheldReason::Authentication);
+            }
         }
         if hides {
             self.covered.entry(r.session).or_default().request(r.offset);
@@ -211,6 +231,12 @@ impl Safety {
         {
             match (self.protocol, tag) {
                 (Protocol::Postgres, frontend::COPY_DATA) => return withhold(WithheldReason::Masking),
+                // It says why the client gave up, often with a row.
+                (Protocol::Postgres, frontend::COPY_FAIL) => {
+                    let end = message.len().saturating_sub(1);
+                    masker.value(message.to_mut().get_mut(HEADER..end).unwrap_or_default());
+                    redaction = Redaction::Masked;
+                }
                 (Protocol::Postgres, frontend::BIND) => {
                     mask_bind(masker, message.to_mut());
                     redaction = Redaction::Masked;
@@ -220,12 +246,7 @@ impl Safety {
                     redaction = Redaction::Masked;
                 }
                 // Parameters of MySQL's binary protocol cannot be told apart without the statement: all of them go.
-                (Protocol::Mysql, _)
-                    if matches!(
-                        command,
-                        Some(COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA)
-                    ) =>
-                {
+                (Protocol::Mysql, _) if command.is_some_and(has_values) => {
                     return withhold(WithheldReason::Masking);
                 }
                 // Where the values of an unknown command are is not known.
@@ -260,6 +281,28 @@ impl Safety {
                 }),
             })),
         }
+    }
+
+    /// What a command of MySQL's protocol has to do with a password besides its text.
+    fn follow_prepared(
+        &mut self,
+        r: &Frontend<'_>,
+        command: u8,
+        message: &[u8],
+        text: Option<std::ops::Range<usize>>,
+        composes: bool,
+    ) -> Secret {
+        let rows = self.tells_rows && text.is_some_and(|text| passwords::shows_passwords(&message[text]));
+        let secret = Secret { parameters: composes && command == COM_STMT_PREPARE, rows };
+        if secret == Secret::default() && !self.prepared.contains_key(&r.session) {
+            return secret;
+        }
+        let prepared = self.prepared.entry(r.session).or_default();
+        let secret = prepared.follow(r.offset, &message[packet::HEADER_BYTES..], secret);
+        if prepared.is_empty() {
+            self.prepared.remove(&r.session);
+        }
+        secret
     }
 
     /// Overwrites all values that a Bind gives to a statement which puts SQL with a password together; `true` if it did.
@@ -380,7 +423,8 @@ impl Safety {
                         | backend::COPY_DATA
                 )
             }
-            Protocol::Mysql => r.message.get(packet::HEADER_BYTES) == Some(&response::ERR),
+            // What a packet is, only what came before it tells: any may be a row.
+            Protocol::Mysql => true,
         };
         (quotes && self.covered.get(&r.session).is_some_and(Covered::is_asked)).then_some(Record::Withheld(
             Withheld {
@@ -421,6 +465,9 @@ impl Safety {
     }
 
     fn response(&mut self, r: &Response<'_>) -> Option<Record<'static>> {
+        if let Some(prepared) = self.prepared.get_mut(&r.session) {
+            prepared.answered(r.request, &r.outcome);
+        }
         if matches!(r.outcome, Outcome::Error(_) | Outcome::Unknown)
             && let Some(covered) = self.covered.get_mut(&r.session)
         {
@@ -452,6 +499,11 @@ fn format_of(formats: &[u16], at: usize) -> u16 {
         [one] => *one,
         each => each.get(at).copied().unwrap_or(TEXT_FORMAT),
     }
+}
+
+/// Whether a command of MySQL's protocol has parameters of a prepared statement.
+const fn has_values(command: u8) -> bool {
+    matches!(command, COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE | COM_STMT_SEND_LONG_DATA)
 }
 
 /// Whether a message of MySQL's protocol is in several packets.

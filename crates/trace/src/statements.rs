@@ -9,6 +9,7 @@
 mod mysql;
 
 pub use mysql::LocalFiles;
+pub(crate) use mysql::prepared_tag;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -159,6 +160,8 @@ struct Pending {
     time_ns: u64,
     what: What,
     answer: Option<Answer>,
+    /// When something was lost before it was answered: it may have ended then.
+    doubted_ns: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -183,10 +186,22 @@ enum What {
         portal: Arc<[u8]>,
         max_rows: i32,
     },
+    /// An Execute before a loss.
+    Ran(Box<Ran>),
     CloseStatement(Arc<[u8]>),
     ClosePortal(Arc<[u8]>),
     Sync,
     Mysql(mysql::What),
+}
+
+/// What an Execute ran.
+#[derive(Debug, Default)]
+struct Ran {
+    text: Option<Arc<[u8]>>,
+    name: Arc<[u8]>,
+    parameters: Arc<Parameters>,
+    max_rows: i32,
+    redaction: Redaction,
 }
 
 /// What was said to a request so far.
@@ -239,6 +254,7 @@ impl Statements {
                         time_ns: r.time_ns,
                         what,
                         answer: None,
+                        doubted_ns: None,
                     });
                 }
             }
@@ -259,13 +275,14 @@ impl Statements {
                 }
             }
             Record::Loss(r) => {
-                // What was under way is not known any more; what is prepared is.
                 if let Some(session) = r.session.and_then(|session| self.sessions.get_mut(&session)) {
-                    session.pending.clear();
+                    session.doubt(r.time_ns);
                 }
             }
             Record::SessionEnd(r) => {
-                self.sessions.remove(&r.session);
+                if let Some(mut session) = self.sessions.remove(&r.session) {
+                    session.process_until(r.session, u64::MAX, r.time_ns, out);
+                }
             }
             _ => {}
         }
@@ -290,10 +307,13 @@ impl Session {
         answer.answers = answer.answers.saturating_add(1);
         answer.outcome = r.outcome.clone().into_owned();
         let failed = matches!(r.outcome, Outcome::Error(_));
+        // What was sent behind it up to Sync was skipped, a Query too.
+        let skips = failed
+            && !matches!(front.what, What::Query { .. } | What::Function | What::Mysql(_) | What::Sync);
         match front.what {
             // More may follow; Ready ends them.
             What::Query { .. } | What::Function | What::Mysql(_) => {}
-            What::Execute { .. } => {
+            What::Execute { .. } | What::Ran(_) => {
                 if let Some(pending) = self.pending.pop_front() {
                     self.end(r.session, pending, r.last_ns, out);
                 }
@@ -304,11 +324,7 @@ impl Session {
             _ if failed => drop(self.pending.pop_front()),
             _ => {}
         }
-        if failed
-            && !self.pending.front().is_some_and(|front| {
-                matches!(front.what, What::Query { .. } | What::Function | What::Mysql(_))
-            })
-        {
+        if skips {
             while self.pending.front().is_some_and(|front| !matches!(front.what, What::Sync)) {
                 self.pending.pop_front();
             }
@@ -335,6 +351,50 @@ impl Session {
         }
     }
 
+    /// Something was lost. What is under way may have been done or not, and is told with whatever outcome is told of it; names that it may
+    /// have given are not known any more. MySQL's have numbers that only an answer gives.
+    fn doubt(&mut self, now_ns: u64) {
+        let (mut statements, mut portals) = (Vec::new(), Vec::new());
+        for mut pending in std::mem::take(&mut self.pending) {
+            pending.doubted_ns.get_or_insert(now_ns);
+            match pending.what {
+                What::Parse { name, prepared } => {
+                    self.prepared.insert(Arc::clone(&name), prepared);
+                    statements.push(name);
+                    continue;
+                }
+                What::Bind { portal, statement, values, formats, redaction } => {
+                    self.bind(Arc::clone(&portal), statement, values, formats, redaction);
+                    portals.push(portal);
+                    continue;
+                }
+                What::CloseStatement(_) | What::ClosePortal(_) => continue,
+                What::Execute { portal, max_rows } => {
+                    pending.what = What::Ran(Box::new(self.ran(&portal, max_rows)));
+                }
+                _ => {}
+            }
+            self.pending.push_back(pending);
+        }
+        for name in statements {
+            self.prepared.remove(&name);
+        }
+        for name in portals {
+            self.portals.remove(&name);
+        }
+    }
+
+    fn ran(&self, portal: &[u8], max_rows: i32) -> Ran {
+        let Some(portal) = self.portals.get(portal) else { return Ran { max_rows, ..Ran::default() } };
+        Ran {
+            text: portal.text.clone(),
+            name: Arc::clone(&portal.name),
+            parameters: Arc::clone(&portal.parameters),
+            max_rows,
+            redaction: portal.redaction,
+        }
+    }
+
     /// The server has processed everything before this offset.
     fn process_until(&mut self, session: SessionId, offset: u64, now_ns: u64, out: &mut Vec<Event>) {
         while self.pending.front().is_some_and(|front| front.offset < offset) {
@@ -345,8 +405,9 @@ impl Session {
     }
 
     fn end(&mut self, session: SessionId, pending: Pending, now_ns: u64, out: &mut Vec<Event>) {
-        let Pending { offset, time_ns, what, answer } = pending;
-        let (kind, text, name, parameters, max_rows, redaction) = match what {
+        let Pending { offset, time_ns, what, answer, doubted_ns } = pending;
+        let now_ns = doubted_ns.map_or(now_ns, |doubted_ns| doubted_ns.clamp(time_ns, now_ns.max(time_ns)));
+        let (kind, ran) = match what {
             What::Parse { name, prepared } => return drop(self.prepared.insert(name, prepared)),
             What::Bind { portal, statement, values, formats, redaction } => {
                 return self.bind(portal, statement, values, formats, redaction);
@@ -355,29 +416,19 @@ impl Session {
             What::ClosePortal(name) => return drop(self.portals.remove(&name)),
             What::Sync => return,
             What::Mysql(what) => match self.mysql.end(what, answer.as_ref().map(|answer| &answer.outcome)) {
-                Some(mysql::Ran { text, name, parameters, max_rows, redaction }) => {
-                    (Request::Extended, text, name, parameters, max_rows, redaction)
-                }
+                Some(ran) => (Request::Extended, ran),
                 None => return,
             },
             What::Query { text, redaction } => {
                 // The simple protocol replaces the unnamed statement and portal.
                 self.portals.remove(&b""[..]);
-                (Request::Simple, Some(text), Arc::default(), Arc::default(), 0, redaction)
+                (Request::Simple, Ran { text: Some(text), redaction, ..Ran::default() })
             }
-            What::Function => (Request::Function, None, Arc::default(), Arc::default(), 0, Redaction::None),
-            What::Execute { portal, max_rows } => match self.portals.get(&portal) {
-                Some(portal) => (
-                    Request::Extended,
-                    portal.text.clone(),
-                    Arc::clone(&portal.name),
-                    Arc::clone(&portal.parameters),
-                    max_rows,
-                    portal.redaction,
-                ),
-                None => (Request::Extended, None, Arc::default(), Arc::default(), max_rows, Redaction::None),
-            },
+            What::Function => (Request::Function, Ran::default()),
+            What::Execute { portal, max_rows } => (Request::Extended, self.ran(&portal, max_rows)),
+            What::Ran(ran) => (Request::Extended, *ran),
         };
+        let Ran { text, name, parameters, max_rows, redaction } = ran;
         self.requests += 1;
         let answer = answer.unwrap_or(Answer {
             first_ns: now_ns,

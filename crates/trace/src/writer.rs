@@ -88,6 +88,8 @@ const HURRIED_LEVEL: i32 = -50;
 /// Kept free for index and trailer, so that a full disk does not take them: bytes.
 const RESERVE_BYTES: usize = 256 << 10;
 const RESERVE_NAME: &str = "reserve";
+/// The longest index that is written.
+const INDEX_BYTES_MAX: usize = BLOCK_RAW_MAX;
 
 /// Writes one trace.
 #[derive(Debug)]
@@ -205,7 +207,7 @@ impl Writer {
 
     fn write_safe(&mut self, record: &Record<'_>) -> Result<(), Error> {
         let time_ns = record.time_ns();
-        self.end_what_is_old(time_ns)?;
+        self.end_what_is_old(time_ns).inspect_err(|_| self.stats.dropped_records += 1)?;
         if let Record::Clock(clock) = record {
             self.clock = Some(*clock);
         }
@@ -251,8 +253,7 @@ impl Writer {
             self.end_block()?;
             // While there is a segment in which the trace can end in good order.
             self.syncer.failure().or_else(|(path, error)| self.stop(error, &path))?;
-            self.end_segment(false)?;
-            self.begin_segment()?;
+            self.change_segment()?;
             if let Some(clock) = self.clock {
                 self.append(&Record::Clock(clock), clock.monotonic_ns);
             }
@@ -287,6 +288,25 @@ impl Writer {
     }
 
     fn begin_segment(&mut self) -> Result<(), Error> {
+        let segment = self.new_segment().or_else(|(path, error)| self.stop(error, &path).map(|()| None))?;
+        self.enter(segment);
+        Ok(())
+    }
+
+    /// The next segment is on the disk before the old one ends: if there is no room for it, the old one is the last.
+    fn change_segment(&mut self) -> Result<(), Error> {
+        let next = self.new_segment().or_else(|(path, error)| self.stop(error, &path).map(|()| None))?;
+        let ended = self.end_segment(false);
+        match (&ended, &next) {
+            (Ok(()), _) => self.enter(next),
+            (Err(_), Some(next)) => discard(&next.path),
+            (Err(_), None) => {}
+        }
+        ended
+    }
+
+    /// Makes the file of the next segment, with its head and META; an error leaves nothing of it.
+    fn new_segment(&self) -> Result<Option<Segment>, (PathBuf, io::Error)> {
         let number = self.stats.segments + 1;
         let path = self.directory.join(format!("{number:06}.{SEGMENT_EXTENSION}"));
         let head = Head {
@@ -295,19 +315,29 @@ impl Writer {
             segment: number,
             trace_id: self.trace_id,
         };
-        let mut file = create_file(&path)?;
-        if let Err(error) = file.write_all(&head.encode()) {
-            return self.stop(error, &path);
-        }
-        self.stats.segments = number;
-        self.stats.file_bytes += HEAD_LEN as u64;
-        self.segment =
-            Some(Segment { path, file, len: HEAD_LEN as u64, blocks: 0, first_ns: None, index: Vec::new() });
-        let meta = std::mem::take(&mut self.meta);
         let header = BlockHeader { kind: block_kind::META, ..BlockHeader::default() };
-        let written = self.write_block(header, &meta, false);
-        self.meta = meta;
-        written
+        let header = about(header, &self.meta, &self.meta, &self.stats);
+        let mut file = match open_new(&path) {
+            Ok(file) => file,
+            Err(error) => return Err((path, error)),
+        };
+        let begun = [&head.encode()[..], &header.encode()].concat();
+        if let Err(error) = write_both(&mut file, &begun, &self.meta) {
+            discard(&path);
+            return Err((path, error));
+        }
+        let mut index = Vec::new();
+        index_entry(&mut index, HEAD_LEN as u64, &header);
+        let len = (begun.len() + self.meta.len()) as u64;
+        Ok(Some(Segment { path, file, len, blocks: 1, first_ns: None, index }))
+    }
+
+    fn enter(&mut self, segment: Option<Segment>) {
+        let Some(segment) = segment else { return };
+        self.stats.segments += 1;
+        self.stats.file_bytes += segment.len;
+        self.stats.blocks += u64::from(segment.blocks);
+        self.segment = Some(segment);
     }
 
     fn end_block(&mut self) -> Result<(), Error> {
@@ -349,16 +379,8 @@ impl Writer {
     fn write_block(&mut self, header: BlockHeader, raw: &[u8], compress: bool) -> Result<(), Error> {
         let Some(segment) = &mut self.segment else { return Err(Error::Stopped(Stopped::Failed)) };
         let (codec, payload) = if compress { self.compressor.block(raw) } else { (block_codec::NONE, raw) };
-        let header = BlockHeader {
-            codec,
-            number: segment.blocks,
-            raw_len: raw.len() as u32, // at most BLOCK_RAW_MAX
-            stored_len: payload.len() as u32,
-            losses: self.stats.losses,
-            lost_bytes: self.stats.lost_bytes,
-            payload_crc: crc32c::crc32c(payload),
-            ..header
-        };
+        let header = BlockHeader { codec, number: segment.blocks, ..header };
+        let header = about(header, raw, payload, &self.stats);
         let len = (BLOCK_HEADER_LEN + payload.len()) as u64;
         let limit = self.options.max_bytes.unwrap_or(u64::MAX);
         if compress && self.stats.file_bytes.saturating_add(len) > limit {
@@ -385,13 +407,12 @@ impl Writer {
     fn end_segment(&mut self, last: bool) -> Result<(), Error> {
         let Some(segment) = &mut self.segment else { return Ok(()) };
         let index_offset = segment.len;
-        let index = std::mem::take(&mut segment.index);
-        // An index that is longer than a block (hundreds of thousands of blocks) is left out: readers scan.
-        if index.len() <= BLOCK_RAW_MAX {
-            let flags = if last { block_flags::LAST_SEGMENT } else { 0 };
-            let header = BlockHeader { kind: block_kind::INDEX, flags, ..BlockHeader::default() };
-            self.write_block(header, &index, false)?;
-        }
+        // An index that is longer than a block (hundreds of thousands of blocks) is left empty: readers scan. It stays as it is until
+        // it is written: if that fails, the end of the trace needs it.
+        let index = if segment.index.len() <= INDEX_BYTES_MAX { segment.index.clone() } else { Vec::new() };
+        let flags = if last { block_flags::LAST_SEGMENT } else { 0 };
+        let header = BlockHeader { kind: block_kind::INDEX, flags, ..BlockHeader::default() };
+        self.write_block(header, &index, false)?;
         let Some(segment) = &mut self.segment else { return Ok(()) };
         let trailer = format::encode_trailer(index_offset);
         if let Err(error) = segment.file.write_all(&trailer) {
@@ -492,6 +513,18 @@ impl Compressor {
     }
 }
 
+/// The header of a block with what it tells about its contents.
+fn about(header: BlockHeader, raw: &[u8], payload: &[u8], stats: &WriterStats) -> BlockHeader {
+    BlockHeader {
+        raw_len: raw.len() as u32, // at most BLOCK_RAW_MAX
+        stored_len: payload.len() as u32,
+        losses: stats.losses,
+        lost_bytes: stats.lost_bytes,
+        payload_crc: crc32c::crc32c(payload),
+        ..header
+    }
+}
+
 /// One entry of the index: where a block is and what it holds.
 fn index_entry(out: &mut Vec<u8>, offset: u64, header: &BlockHeader) {
     put(out, offset);
@@ -542,6 +575,14 @@ fn random_id(directory: &Path) -> Result<[u8; 16], Error> {
 }
 
 fn create_file(path: &Path) -> Result<File, Error> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600).open(path).map_err(Error::io(path, "create"))
+    open_new(path).map_err(Error::io(path, "create"))
+}
+
+fn open_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Removes a segment that has nothing in it. If that fails, it is one: nothing depends on it but its length.
+fn discard(path: &Path) {
+    let _ = std::fs::remove_file(path);
 }

@@ -339,3 +339,47 @@ fn a_full_disk_ends_a_trace_in_good_order() {
     assert_eq!(read.len() as u64, stats.records);
     assert_eq!(stats.records + stats.dropped_records, offered + 1);
 }
+
+#[test]
+fn a_full_disk_at_the_change_of_segments_ends_a_trace_in_good_order() {
+    let Some(disk) = SmallDisk::mount(512, 0).unwrap() else { return };
+    let directory = disk.path().join("trace");
+    // Each block has a segment of its own, which needs a page of the disk.
+    let options = Options { segment_bytes: 1, zstd_level: 0, ..small_blocks() };
+    let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
+    let (offered, reason) = write_until_stopped(&mut writer);
+    assert_eq!(reason, Stopped::DiskFull);
+    let stats = writer.finish().unwrap();
+    let (read, damage) = read_all(&directory);
+    assert!(damage.none(), "{damage:?}");
+    assert_eq!((read.len() as u64, segments(&directory).len() as u32), (stats.records, stats.segments));
+    assert_eq!(stats.records + stats.dropped_records, offered + 1);
+    let bytes: u64 = segments(&directory).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    assert_eq!(stats.file_bytes, bytes);
+}
+
+#[test]
+fn a_trace_whose_index_is_too_long_ends_in_good_order() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    let options = Options {
+        block_bytes: 1,
+        block_time: Duration::MAX,
+        segment_time: None,
+        zstd_level: 0,
+        ..Options::default()
+    };
+    let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
+    // An entry of the index has 15 bytes at least.
+    for at in 0..80_000 {
+        let mut record = message(at);
+        if let Record::Frontend(frontend) = &mut record {
+            frontend.time_ns += 1 << 60;
+        }
+        writer.write(&record).unwrap();
+    }
+    assert_eq!(writer.finish().unwrap().blocks, 80_002);
+    let (read, damage) = read_all(&directory);
+    assert!(damage.none(), "{damage:?}");
+    assert_eq!(read.len(), 80_000);
+}

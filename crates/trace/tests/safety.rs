@@ -436,6 +436,7 @@ fn masking_hides_values_and_keeps_equality() {
         frontend(400, |out| build::copy_data(out, SECRET)),
         error(0),
         response_error(message(|out| backend::data_row(out, [Some(SECRET)]))),
+        frontend(500, |out| build::copy_fail(out, b"bad row S3cretS3cret")),
     ];
     let directory = parent.path().join("trace");
     let read = write(&directory, Some(Masker::new(b"key")), &records);
@@ -646,5 +647,76 @@ fn parameters_of_mysql_are_searched() {
         assert_eq!(stored.message.len(), given.message.len());
         let expected = if at == 5 { Redaction::None } else { Redaction::Password };
         assert_eq!(stored.redaction, expected, "{at}");
+    }
+}
+
+fn mysql_row(value: &[u8]) -> Record<'static> {
+    let message = message(|out| _ = put_message(out, 1, &[b"\x0c", value].concat()));
+    Record::Backend(Backend { session: SessionId(1), time_ns: 9, offset: 70, message: message.into() })
+}
+
+fn answer(request: u64, tag: &'static [u8]) -> Record<'static> {
+    let Record::Response(response) = error(request) else { unreachable!() };
+    Record::Response(Response { outcome: Outcome::Complete { tag: tag.into() }, ..response })
+}
+
+#[test]
+fn parameters_that_mysql_puts_sql_together_with_are_never_stored() {
+    let execute = |number: [u8; 4], value: &[u8]| {
+        [&[0x17], &number[..], b"\0\x01\0\0\0\0\x01\xfd\0\x0c", value].concat()
+    };
+    let (last, other) = ([0xff; 4], b"a harmless 1");
+    let records = [
+        mysql(0, 0, b"\x16set @s = concat('alter user a identified by ', quote(?))"),
+        mysql(100, 0, &execute(last, SECRET)),
+        answer(0, b"PREPARE 5 1"),
+        ready(0),
+        mysql(200, 0, b"\x16select ?"),
+        answer(200, b"PREPARE 6 1"),
+        ready(200),
+        mysql(300, 0, &execute([5, 0, 0, 0], SECRET)),
+        mysql_row(SECRET),
+        ready(300),
+        mysql(400, 0, &[b"\x18\x05\0\0\0\0\0", SECRET].concat()),
+        ready(400),
+        mysql(500, 0, &execute([6, 0, 0, 0], other)),
+        mysql_row(other),
+        mysql(600, 0, &execute(last, other)),
+    ];
+    let read = stored_mysql(None, &records);
+    for at in [1, 7, 8, 10] {
+        assert_eq!(reason(&read[at]), WithheldReason::Authentication, "{at}");
+    }
+    for at in [4, 12, 13, 14] {
+        assert_eq!(read[at], records[at], "{at}");
+    }
+}
+
+#[test]
+fn rows_that_show_passwords_of_mysql_are_never_stored() {
+    let records = [
+        mysql(0, 0, b"\x03show create user a"),
+        mysql_row(SECRET),
+        ready(0),
+        mysql(100, 0, b"\x03select 1"),
+        mysql_row(b"a harmless 1"),
+        ready(100),
+        mysql(200, 0, b"\x03create user a identified by random password"),
+        mysql_row(SECRET),
+        ready(200),
+        mysql(300, 0, b"\x16show grants"),
+        answer(300, b"PREPARE 7 0"),
+        ready(300),
+        mysql(400, 0, b"\x17\x07\0\0\0\0\x01\0\0\0"),
+        mysql_row(SECRET),
+        ready(400),
+    ];
+    let parent = tempfile::tempdir().unwrap();
+    let read = write_at(Protocol::Mysql, Level::Full, &parent.path().join("trace"), None, &records);
+    for at in [1, 7, 13] {
+        assert_eq!(reason(&read[at]), WithheldReason::Authentication, "{at}");
+    }
+    for at in [3, 4, 12] {
+        assert_eq!(read[at], records[at], "{at}");
     }
 }

@@ -178,23 +178,73 @@ fn without_summaries_statements_still_count() {
     assert_eq!(s.found[0].outcome, Outcome::Unknown);
 }
 
+fn loss(time_ns: u64) -> Record<'static> {
+    Record::Loss(Loss {
+        session: Some(SESSION),
+        time_ns,
+        direction: Direction::Backend,
+        offset: 0,
+        len: 1,
+        reason: LossReason::RingFull,
+    })
+}
+
 #[test]
-fn a_loss_forgets_what_was_under_way_and_nothing_else() {
+fn what_was_under_way_at_a_loss_has_no_known_outcome() {
     let mut s = Session::new();
     s.send(|out| build::parse(out, b"s", b"select kept", []));
     let sync = s.send(build::sync);
     s.ready(sync, TransactionStatus::Idle);
     s.send(|out| build::query(out, b"lost"));
-    s.push(&Record::Loss(Loss {
-        session: Some(SESSION),
-        time_ns: 0,
-        direction: Direction::Backend,
-        offset: 0,
-        len: 1,
-        reason: LossReason::RingFull,
-    }));
+    s.push(&loss(s.now + 1));
+    s.now += 1000;
     s.send(|out| build::bind(out, b"", b"s", [], [], []));
     let execute = s.send(|out| build::execute(out, b"", 0));
     s.complete(execute, 0);
-    assert_eq!(s.texts(), ["select kept"]);
+    assert_eq!(s.texts(), ["lost", "select kept"]);
+    assert_eq!((&s.found[0].outcome, s.found[0].end_ns - s.found[0].time_ns), (&Outcome::Unknown, 1));
+}
+
+#[test]
+fn what_is_told_of_a_statement_behind_a_loss_counts() {
+    let mut s = Session::new();
+    s.send(|out| build::parse(out, b"", b"select $1", []));
+    s.send(|out| build::bind(out, b"", b"", [], [Some(&b"x"[..])], []));
+    let first = s.send(|out| build::execute(out, b"", 0));
+    s.push(&loss(s.now));
+    let second = s.send(|out| build::execute(out, b"", 0));
+    s.complete(first, 7);
+    s.complete(second, 1);
+    // The Bind may have failed: whose portal that of the second is nobody knows.
+    assert_eq!(s.texts(), ["select $1", "?"]);
+    assert_eq!((s.found[0].rows, &s.found[0].parameters.values[..]), (7, &[Some(b"x".to_vec())][..]));
+}
+
+#[test]
+fn what_was_not_answered_at_the_end_of_a_session_has_no_known_outcome() {
+    let mut s = Session::new();
+    let query = s.send(|out| build::query(out, b"select pg_terminate_backend(pg_backend_pid())"));
+    s.fail(query);
+    s.send(|out| build::query(out, b"select 2"));
+    s.push(&Record::SessionEnd(SessionEnd {
+        session: SESSION,
+        time_ns: s.now,
+        reason: EndReason::ServerClosed,
+        frontend: ByteTotals::default(),
+        backend: ByteTotals::default(),
+    }));
+    assert_eq!(s.texts(), ["select pg_terminate_backend(pg_backend_pid())", "select 2"]);
+    assert!(matches!(s.found[0].outcome, Outcome::Error(_)));
+    assert_eq!(s.found[1].outcome, Outcome::Unknown);
+}
+
+#[test]
+fn a_query_behind_a_parse_that_failed_did_not_happen() {
+    let mut s = Session::new();
+    let parse = s.send(|out| build::parse(out, b"", b"selekt", []));
+    s.send(|out| build::query(out, b"skipped"));
+    let sync = s.send(build::sync);
+    s.fail(parse);
+    s.ready(sync, TransactionStatus::Idle);
+    assert_eq!(s.texts(), [""; 0]);
 }

@@ -79,6 +79,8 @@ impl Masker {
     pub(crate) fn sql(&self, text: &mut [u8], dialect: Protocol) {
         let mut previous = Vec::new();
         let (mut settings, mut dotted, mut first) = (false, false, true);
+        // MariaDB's SET STATEMENT: settings up to FOR, and a statement behind it.
+        let mut prefixed = false;
         let tokens: Vec<_> = Lexer::new(text, dialect).collect();
         for token in tokens {
             let at = token.inner.start;
@@ -86,8 +88,14 @@ impl Masker {
             let content = &mut text[token.inner];
             match token.kind {
                 Kind::Word => {
+                    let is_second = settings && previous == b"set";
                     previous = content.to_ascii_lowercase();
-                    if first {
+                    // A setting's name in quotes has its dot in them.
+                    dotted |= settings && content.contains(&b'.');
+                    prefixed |= is_second && previous == b"statement" && dialect == Protocol::Mysql;
+                    if prefixed && previous == b"for" {
+                        (settings, prefixed, first) = (false, false, true);
+                    } else if first {
                         settings = previous == b"set" || previous == b"show" || previous == b"reset";
                         (dotted, first) = (false, false);
                     }
@@ -311,6 +319,7 @@ mod tests {
         assert!(!text.contains("Smith") && !text.contains("4711"), "{text}");
         assert_eq!(masked("set client_encoding = 'LATIN1'"), "set client_encoding = 'LATIN1'");
         assert!(!masked("set app.customer = 'Smith'").contains("Smith"));
+        assert!(!masked("set \"app.customer\" = 'Smith'").contains("Smith"));
         assert_eq!(
             masked("select now() - interval '15 days', 3, $1 order by 1"),
             "select now() - interval '15 days', 3, $1 order by 1"
@@ -324,12 +333,17 @@ mod tests {
             Masker::new(b"key").sql(&mut bytes, Protocol::Mysql);
             String::from_utf8(bytes).unwrap()
         };
-        for setting in
-            ["set names 'latin1'", "set @@sql_mode = 'ANSI'", "set session sql_mode='ANSI', @@x='y'"]
-        {
+        for setting in [
+            "set names 'latin1'",
+            "set statement sql_mode='ANSI' for select 1",
+            "set @@sql_mode = 'ANSI'",
+            "set session sql_mode='ANSI', @@x='y'",
+        ] {
             assert_eq!(masked(setting), setting);
         }
         for text in [
+            "set statement max_statement_time=1 for select 'Smith'",
+            "set statement sql_mode='ANSI' for set @mail = 'Smith'",
             "set @mail = 'Smith'",
             "set @a := 1, @mail='Smith'",
             "create procedure p() begin set x = 1; set y = 'Smith'; end",

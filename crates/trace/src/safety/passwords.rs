@@ -9,8 +9,8 @@
 //!   SUBSCRIPTION`, `dblink_connect`;
 //! * MySQL: `IDENTIFIED BY`, `SET PASSWORD`, `PASSWORD('...')`, `MASTER_PASSWORD = '...'`, `START REPLICA PASSWORD = '...'`,
 //!   their numbers like `0x...`, too;
-//! * SQL that a statement puts together, `format('alter role %I password %L', ...)` or `'... password ' || quote_literal(...)`: which
-//!   of its strings is the password only the server knows, so all of them are overwritten ([`Told::composes`]). A password that is a bare
+//! * SQL that a statement puts together, `format('alter role %I password %L', ...)` or `'... password ' || quote_literal(...)`, and connection
+//!   strings (`'host=h password=' || ...`): which of its strings is the password only the server knows, so all of them are overwritten ([`Told::composes`]). A password that is a bare
 //!   number there (`format('... %L', 123456)`) is no string, and stays.
 //!
 //! It looks at tokens, not at grammar, so that a statement with an error in it gives nothing away either. What
@@ -21,6 +21,7 @@
 
 use std::ops::Range;
 
+use super::connection;
 use super::lexer::{Kind, Lexer, Token};
 use crate::Protocol;
 
@@ -56,7 +57,8 @@ fn is_named(text: &[u8]) -> bool {
 pub(crate) struct Told {
     /// It had one, which is overwritten.
     pub(crate) covered: bool,
-    /// It puts together SQL that sets one, which then is in one of its other strings, or in a parameter.
+    /// It puts together SQL that sets one, or a connection string, which then is in one of its other strings, or in a parameter. Or it is a
+    /// parameter itself.
     pub(crate) composes: bool,
 }
 
@@ -67,11 +69,41 @@ pub(crate) fn cover(text: &mut [u8], dialect: Protocol) -> Told {
     }
     let mut found = Found::default();
     find(text, 0, dialect, 0, &mut found);
-    let composes = found.composed;
-    if composes {
+    let composes = found.composed || found.asked;
+    if found.composed {
         strings(text, 0, dialect, 0, &mut found.places);
     }
     Told { covered: overwrite(text, found.places), composes }
+}
+
+/// Whether the rows that answer a text of MySQL's have passwords in them, or their hashes.
+pub(crate) fn shows_passwords(text: &[u8]) -> bool {
+    let mut before: [&[u8]; 2] = [b"", b""];
+    for Token { kind, inner } in Lexer::new(text, Protocol::Mysql) {
+        let content = &text[inner];
+        let is_after =
+            |words: [&[u8]; 2]| before.iter().zip(words).all(|(have, word)| have.eq_ignore_ascii_case(word));
+        let is = |word: &[u8]| content.eq_ignore_ascii_case(word);
+        let shows = match kind {
+            Kind::Word => {
+                is_after([b"show", b"create"]) && is(b"user")
+                    || is_after([b"mysql", b"."]) && is(b"user")
+                    || before[1].eq_ignore_ascii_case(b"show") && is(b"grants")
+                    || before[1].eq_ignore_ascii_case(b"random") && is(b"password")
+                    || before[1].eq_ignore_ascii_case(b"to") && is(b"random")
+                    || is(b"global_priv")
+                    || is(b"authentication_string")
+            }
+            Kind::Comment if is_run(content, Protocol::Mysql) && shows_passwords(&content[1..]) => true,
+            Kind::Comment => continue,
+            _ => false,
+        };
+        if shows {
+            return true;
+        }
+        before = [before[1], content];
+    }
+    false
 }
 
 /// Overwrites all passwords in a value, which may be a connection string or an SQL text; `true` if there was one.
@@ -80,7 +112,7 @@ pub(crate) fn cover_value(value: &mut [u8], dialect: Protocol) -> bool {
         return false;
     }
     let mut found = Found::default();
-    connection_string(value, 0, &mut found.places);
+    connection::find(value, 0, &mut found.places);
     find(value, 0, dialect, 1, &mut found);
     overwrite(value, found.places)
 }
@@ -181,8 +213,10 @@ struct Found {
     places: Vec<Range<usize>>,
     /// A string has `ALTER ROLE` or its like in it.
     alters: bool,
-    /// The password of such a string is not in it: it ends before, or has a `%L` in its place.
+    /// The password of such a string, or of a connection string, is not in it: it ends before, or has a `%L` in its place.
     composed: bool,
+    /// A parameter is a password.
+    asked: bool,
 }
 
 /// Words of which two behind each other make a statement about somebody who may have a password.
@@ -240,7 +274,8 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
                 }
             }
             Kind::String => {
-                connection_string(content, base + inner.start, &mut found.places);
+                connection::find(content, base + inner.start, &mut found.places);
+                found.composed |= connection::is_open(content);
                 if depth < DEPTH_MAX && (may_have_password(content, dialect) || may_alter(content)) {
                     find(content, base + inner.start, dialect, depth + 1, found);
                 }
@@ -300,6 +335,7 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
             {
                 found.composed = true;
             }
+            Kind::Symbol(b'?') if mysql && expect != Expect::Nothing => found.asked = true,
             Kind::Symbol(b'@' | b'%' | b'.' | b':' | b'$') if sets && expect == Expect::Password => {}
             Kind::Number
                 if mysql && expect != Expect::Nothing && matches!(content, [b'0', b'x' | b'X', ..]) =>
@@ -376,7 +412,7 @@ fn strings(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut
             }
             Kind::String => {
                 let quotes = memchr::memchr(b'\'', content).is_some();
-                if quotes || !is_sql(content, dialect) {
+                if (quotes || !is_sql(content, dialect)) && !connection::is_open_piece(content) {
                     places.push(base + inner.start..base + inner.end);
                 }
             }
@@ -387,65 +423,6 @@ fn strings(text: &[u8], base: usize, dialect: Protocol, depth: u32, places: &mut
 
 fn ends_in_password(word: &[u8]) -> bool {
     word.len() >= 8 && word[word.len() - 8..].eq_ignore_ascii_case(b"password")
-}
-
-/// Passwords in libpq's connection strings and in URLs.
-pub(crate) fn connection_string(text: &[u8], base: usize, places: &mut Vec<Range<usize>>) {
-    // The end of the last value without quotes: one that begins in it ends with it, and is not looked at again.
-    let mut bare_end = 0;
-    for at in memchr::memchr2_iter(b'd', b'D', text) {
-        let named = at >= 7 && text[at - 7..=at].eq_ignore_ascii_case(b"password");
-        if !named {
-            continue;
-        }
-        let blank = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        let equals = at + 1 + blank(at + 1);
-        if text.get(equals) != Some(&b'=') {
-            continue;
-        }
-        let start = equals + 1 + blank(equals + 1);
-        if start < bare_end {
-            continue;
-        }
-        let len = value_len(&text[start..]);
-        if text.get(start) != Some(&b'\'') {
-            bare_end = start + len;
-        }
-        places.push(base + start..base + start + len);
-    }
-    for slashes in memchr::memmem::find_iter(text, b"://") {
-        let authority = &text[slashes + 3..];
-        let end = authority
-            .iter()
-            .position(|byte| matches!(byte, b'/' | b'?' | b'#') || byte.is_ascii_whitespace())
-            .unwrap_or(authority.len());
-        let Some(host) = authority[..end].iter().rposition(|&byte| byte == b'@') else { continue };
-        if let Some(colon) = authority[..host].iter().position(|&byte| byte == b':') {
-            let from = base + slashes + 3;
-            places.push(from + colon + 1..from + host);
-        }
-    }
-}
-
-/// The length of a value in a connection string: quoted, with the quotes doubled if it stands in an SQL string, or
-/// up to a blank or the next parameter of a URL.
-fn value_len(text: &[u8]) -> usize {
-    if text.first() != Some(&b'\'') {
-        let end = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'\'' | b'"' | b'&' | b';');
-        return text.iter().position(end).unwrap_or(text.len());
-    }
-    let quote: &[u8] = if text.get(1) == Some(&b'\'') { b"''" } else { b"'" };
-    let mut at = quote.len();
-    while at < text.len() {
-        if text[at] == b'\\' {
-            at += 2;
-        } else if text[at..].starts_with(quote) {
-            return at + quote.len();
-        } else {
-            at += 1;
-        }
-    }
-    text.len()
 }
 
 #[cfg(test)]
@@ -477,6 +454,28 @@ mod tests {
             "CREATE SUBSCRIPTION s CONNECTION 'host=h password = ''S3cret'' dbname=d' PUBLICATION p",
             "select dblink_connect('c', 'postgresql://u:S3cret@h/d')",
             "select dblink('postgresql://u@h/d?password=S3cret&x=y', 'select 1')",
+            "select dblink_connect('c', 'postgresql://u:S3c?ret@h/d')",
+            "select dblink_connect('c', 'postgresql://u:#S3cret@h')",
+            "select dblink_connect('c', 'MySQL+pymysql://u:x@S3c#ret@h/d')",
+            "select dblink_connect('host=h password=ab&S3cret user=u')",
+            "select dblink_connect('host=h password=ab;S3cret user=u')",
+            "select dblink_connect('host=h password=ab\"S3cret user=u')",
+            "select dblink_connect('host=h password=ab\\ S3cret user=u')",
+            "select dblink_connect(E'host=h password=ab\\\\ S3cret user=u')",
+            "select dblink_connect('host=h password=ab''S3cret user=u')",
+            "do $$ begin perform dblink_connect('host=h password=ab''S3cret user=u'); end $$",
+            "select dblink_connect('Server=h;Password={ab;S3cret};User=u')",
+            "select dblink('postgresql://u@h/d?password=ab;S3cret&x=y', 'select 1')",
+            "select dblink_connect('host=h password=' || 'S3cret')",
+            "select dblink_connect('host=h password=''' || 'S3cret' || '''')",
+            "select dblink_connect(concat('password=', 'S3cret'))",
+            "select dblink_connect(format('host=h password=%s', 'S3cret'))",
+            "select dblink_connect(format('host=%s password=%2$s user=u', 'h', 'S3cret'))",
+            "select dblink_connect(format('postgresql://u:%s@h/d', 'S3cret'))",
+            "select dblink_connect('postgresql://u:' || 'S3cret' || '@h/d')",
+            "do $$ begin perform dblink_connect('host=h password=' || 'S3cret'); end $$",
+            "do $$ begin perform dblink_connect(format('host=h password=%L', 'S3cret')); end $$",
+            "do 'begin perform dblink_connect(''host=h password='' || ''S3cret''); end'",
             "do $$ begin execute 'alter role a password ''S3cret'''; end $$",
             "select $$ E'alter role a password \\'S3cret\\'' $$",
             "do $a$ begin execute 'execute ''alter role a password ''''S3cret'''' '''; end $a$",
@@ -542,11 +541,18 @@ mod tests {
         let raises = "create function f(u text, p text) returns void language plpgsql as $$ begin \
                       execute format('alter role %I password %L', u, p); raise exception 'no'; end $$";
         assert_eq!(covered(raises, Protocol::Postgres), raises.replace("'no'", "'**'"));
+        let connects = "create function f(p text) returns void language plpgsql as $$ begin \
+                        perform dblink_connect(format('host=h password=%s', p)); end $$";
+        assert_eq!(covered(connects, Protocol::Postgres), connects);
         for (text, composes) in [
             (function, true),
+            (connects, true),
             ("select format('alter user %I password %L', $1::text, $2::text)", true),
             ("alter role a password 'x'", false),
             ("select format('%s has no password %s', 'a', 'b')", false),
+            ("select dblink_connect('host=h password=' || $1)", true),
+            ("select dblink_connect(format('host=h password=%s', $1))", true),
+            ("select 'x' from log where message like '%password=%' and name = 'y'", false),
             ("insert into mail values ('user a has no password', 'x')", false),
             ("select 'x'", false),
         ] {
@@ -596,6 +602,38 @@ mod tests {
     }
 
     #[test]
+    fn parameters_that_are_passwords_are_known() {
+        for (text, composes) in [
+            ("set @s = concat('alter user a identified by ', quote(?))", true),
+            ("alter user a identified by ?", true),
+            ("insert into users values ('x', password(?))", true),
+            ("update users set password = ? where id = ?", false),
+            ("select ? from users where password = ?", false),
+        ] {
+            assert_eq!(cover(&mut text.as_bytes().to_vec(), Protocol::Mysql).composes, composes, "{text}");
+        }
+    }
+
+    #[test]
+    fn rows_with_passwords_are_known() {
+        for text in [
+            "show create user a@b",
+            "SHOW /* x */ CREATE USER CURRENT_USER()",
+            "/*!50700 show create user a */",
+            "show grants for a",
+            "select * from `mysql`.`user`",
+            "select authentication_string from user",
+            "create user a identified by random password",
+            "set password for a to random",
+        ] {
+            assert!(shows_passwords(text.as_bytes()), "{text}");
+        }
+        for text in ["show create table user", "select user, 'to random' from t", "select * from app.user"] {
+            assert!(!shows_passwords(text.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
     fn other_statements_stay() {
         for statement in [
             "select * from users where name = 'password'",
@@ -612,6 +650,7 @@ mod tests {
             "/* create user: check password */ insert into t values ('a', $1)",
             "-- create user: check password\ninsert into t values ('a', $1)",
             "do $$ begin -- create user: check password \n raise notice 'x'; end $$",
+            "select 'https://example.org?a:b@c', 'http://h:' || '80'",
         ] {
             let told = cover(&mut statement.as_bytes().to_vec(), Protocol::Postgres);
             assert_eq!(told, Told::default(), "{statement}");
@@ -648,6 +687,23 @@ mod tests {
             covered("create subscription s connection 'host=h password=x user=u'", Protocol::Postgres),
             "create subscription s connection 'host=h password=* user=u'"
         );
+        for (before, after) in [
+            (
+                "do $$ begin perform f('password=y'); execute 'select f(''password=y'')'; end $$",
+                "do $$ begin perform f('password=*'); execute 'select f(''password=*'')'; end $$",
+            ),
+            (
+                "select '{\"a\": \"host=h password=x\", \"b\": 1}'",
+                "select '{\"a\": \"host=h password=*\", \"b\": 1}'",
+            ),
+            (
+                "select 'postgresql://h/d?password=x&a=b', 'Server=h;Password=x;User=u'",
+                "select 'postgresql://h/d?password=*&a=b', 'Server=h;Password=*;User=u'",
+            ),
+            ("select f('host=h password=' || 'x')", "select f('host=h password=' || '*')"),
+        ] {
+            assert_eq!(covered(before, Protocol::Postgres), after);
+        }
     }
 
     /// A text that is one value in another must not take time that grows with its square: 4 MB would take hours.

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The shape of a statement: its text without literals, comments and needless blanks.
 
+use std::ops::Range;
+
 use super::lexer::{Kind, Lexer};
 use crate::Protocol;
 
-/// The text with `?` for every literal, one blank between tokens and no comments.
+/// The text with `?` for every literal, one blank between tokens and no comments. Names keep PostgreSQL's quotes, which make others of them,
+/// and lose MySQL's.
 ///
 /// Cheap, and total: a key under which to remember what an expensive parser says, and a name for texts that it
 /// refuses. Texts of one shape have one libpg_query fingerprint; the converse does not hold.
 pub fn strip_literals(text: &[u8], dialect: Protocol) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len().min(1024));
     let mut end = 0;
-    for token in Lexer::new(text, dialect) {
+    for mut token in Lexer::new(text, dialect) {
+        if token.kind == Kind::Word && dialect == Protocol::Postgres {
+            token.inner = with_quotes(text, token.inner, end);
+        }
         if token.kind == Kind::Comment {
             end = token.inner.end;
             continue;
@@ -35,6 +41,14 @@ pub fn strip_literals(text: &[u8], dialect: Protocol) -> Vec<u8> {
     out
 }
 
+/// A name with its quotes, if it has any, and the `U&` before them; `from` is where the token before it ends.
+fn with_quotes(text: &[u8], name: Range<usize>, from: usize) -> Range<usize> {
+    let Some(before) = text[from..name.start].strip_suffix(b"\"") else { return name };
+    let prefix =
+        if before.len() >= 2 && before[before.len() - 2..].eq_ignore_ascii_case(b"U&") { 2 } else { 0 };
+    from + before.len() - prefix..(name.end + 1).min(text.len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,7 +64,9 @@ mod tests {
             "select a from t where b = ? and c=?"
         );
         assert_eq!(shape("select $1, $12"), "select $1, $12");
-        assert_eq!(shape("select \"A b\", $$x$$"), "select A b, ?");
+        assert_eq!(shape("select \"A b\", $$x$$"), "select \"A b\", ?");
+        assert_eq!(shape("select \"a\"b"), "select \"a\"b");
+        assert_eq!(shape("select a.\"b\"\"c\" , U&\"d\", \"e"), "select a.\"b\"\"c\", U&\"d\", \"e");
         assert_eq!(shape(""), "");
     }
 }

@@ -13,7 +13,7 @@ use underpass_mysql::command::{
 use underpass_mysql::packet;
 use underpass_mysql::value::Parameter;
 
-use super::{CAPABILITIES, Parameters, What as Any};
+use super::{CAPABILITIES, Parameters, Ran, What as Any};
 use crate::model::*;
 
 /// Which sessions of a trace are sending a local file. The first packet of a file has a number other than 0, which no command has;
@@ -58,15 +58,6 @@ pub(super) enum What {
     /// The payload of a COM_STMT_EXECUTE, COM_STMT_BULK_EXECUTE or COM_STMT_FETCH.
     Run(Vec<u8>),
     Close(u32),
-}
-
-/// What was run.
-pub(super) struct Ran {
-    pub text: Option<Arc<[u8]>>,
-    pub name: Arc<[u8]>,
-    pub parameters: Arc<Parameters>,
-    pub max_rows: i32,
-    pub redaction: Redaction,
 }
 
 /// The prepared statements of a session.
@@ -197,7 +188,7 @@ impl Statements {
 }
 
 /// Number and parameters in the tag `PREPARE 1 2`.
-fn prepared_tag(tag: &[u8]) -> Option<(u32, u16)> {
+pub(crate) fn prepared_tag(tag: &[u8]) -> Option<(u32, u16)> {
     let mut words = std::str::from_utf8(tag).ok()?.strip_prefix("PREPARE ")?.split(' ');
     Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
 }

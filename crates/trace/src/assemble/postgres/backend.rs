@@ -16,6 +16,9 @@ use crate::{
 
 /// Bytes of a body that are kept for summaries; ErrorResponses with longer texts lose the end of the text.
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// Bytes of what was passed over that are kept, so that the end of a response is found in more than one chunk: a CommandComplete or an
+/// ErrorResponse of usual length.
+const PASSED_BYTES_MAX: usize = 512;
 
 /// A response that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub(super) struct Back {
     kept: Vec<u8>,
     /// Some of it is missing.
     damaged: bool,
+    /// The last bytes that were looked at while the boundary was not known.
+    passed: Vec<u8>,
     response: Option<Begun>,
     /// The last thing the server said was that it is ready.
     idle: bool,
@@ -149,6 +154,7 @@ impl Postgres {
     fn pass_over(&mut self, time_ns: u64, position: u64, len: u64, why: Boundary, sink: &mut dyn Sink) {
         self.uncertain = false;
         self.back.idle = false;
+        self.back.passed.clear();
         if self.back.boundary != Boundary::Known {
             // A loss among what was left out makes it a loss.
             if why == Boundary::Lost {
@@ -163,6 +169,11 @@ impl Postgres {
                 self.whole(time_ns, position + len, sink);
             }
             return;
+        }
+        if why == Boundary::Skipped && self.back.head_len == Header::SIZE && self.back.head[0] == b'D' {
+            // It is a row whatever is in it.
+            let (at, first_ns) = (self.back.at, self.back.first_ns);
+            self.begin(at, first_ns).rows += 1;
         }
         self.back.boundary = why;
         self.back.head_len = 0;
@@ -500,7 +511,7 @@ impl Postgres {
                 } else {
                     self.frontend_boundary()
                 };
-                Pending { offset, tag: 0, after_copy: false, several: false }
+                Pending::new(offset, 0)
             }
         };
         self.respond(request, begun, self.back.position, last_ns, outcome, sink);
@@ -512,7 +523,7 @@ impl Postgres {
 
     /// After an error the server ignores what was sent before the next Sync.
     fn skip_until_sync(&mut self) {
-        while self.pending.front().is_some_and(|request| !matches!(request.tag, b'S' | b'Q' | b'F')) {
+        while self.pending.front().is_some_and(|request| request.tag != b'S') {
             self.pending.pop_front();
         }
         self.skip_to_sync = self.pending.is_empty();
@@ -578,7 +589,18 @@ impl Postgres {
                 self.accounts.missing(Direction::Backend, time_ns, position, bytes.len() as u64, why, sink);
             }
         }
-        let Some(tail) = shape::backend_tail(bytes) else { return };
+        let mut passed = std::mem::take(&mut self.back.passed);
+        let position = position - passed.len() as u64;
+        let from = passed.len();
+        passed.extend_from_slice(bytes);
+        let Some((tail, position)) = shape::backend_tail(&passed)
+            .map(|tail| (tail, position))
+            .or_else(|| Some((shape::backend_tail(bytes)?, position + from as u64)))
+        else {
+            passed.drain(..passed.len().saturating_sub(PASSED_BYTES_MAX));
+            self.back.passed = passed;
+            return;
+        };
         self.back.boundary = Boundary::Known;
         self.back.head_len = 0;
         self.back.position = end;
@@ -612,7 +634,10 @@ impl Postgres {
         while let Some(&request) = self.pending.front() {
             if matches!(request.tag, b'Q' | b'F' | b'E') {
                 let mut this = begun.take().unwrap_or(Begun { offset: position, first_ns: time_ns, rows: 0 });
-                let outcome = if certain { outcome(tail.closing, &mut this.rows) } else { Outcome::Unknown };
+                let outcome = match certain {
+                    true => outcome(tail.closing, request, &mut this.rows),
+                    false => Outcome::Unknown,
+                };
                 self.respond(request, this, end, time_ns, outcome, sink);
             }
             if matches!(request.tag, b'Q' | b'S' | b'F') {
@@ -624,17 +649,22 @@ impl Postgres {
 }
 
 /// The outcome that the last message tells, and its own count of rows, since not all of them were seen.
-fn outcome<'a>(closing: Closing<'a>, rows: &mut u64) -> Outcome<'a> {
+fn outcome<'a>(closing: Closing<'a>, request: Pending, rows: &mut u64) -> Outcome<'a> {
     match closing {
         Closing::Complete(tag) => {
             let sends_rows = [&b"SELECT"[..], b"FETCH", b"COPY"].iter().any(|verb| tag.starts_with(verb));
-            if let (true, Some(count)) = (sends_rows, (CommandComplete { tag }).rows()) {
+            // INSERT and its like send as many rows as they count, if any: by RETURNING.
+            if let (true, Some(count)) = (sends_rows || *rows > 0, (CommandComplete { tag }).rows()) {
                 *rows = count;
             }
             Outcome::Complete { tag: tag.into() }
         }
         Closing::Empty => Outcome::Empty,
-        Closing::Suspended => Outcome::Suspended,
+        Closing::Suspended => {
+            // It has sent all that were asked for.
+            *rows = request.rows_max.max(*rows);
+            Outcome::Suspended
+        }
         Closing::Error(body) => error_outcome(body),
         Closing::Other => Outcome::Unknown,
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The client's stream: whole messages become records, and requests that the server will answer.
 
-use underpass_wire::frontend::{Bind, Close, Parse, Target, bind_names};
+use underpass_wire::frontend::{Bind, Close, Execute, Parse, Target, bind_names};
 use underpass_wire::startup::{self, FirstPacket};
 use underpass_wire::{Header, MAX_MESSAGE_LEN, tag};
 
@@ -265,17 +265,27 @@ impl Postgres {
             self.follow_statements(time_ns, tag, &message[Header::SIZE..]);
         }
         self.expect(at, tag);
-        if tag == tag::frontend::QUERY
-            && self.origin.level == Level::Summary
-            && let Some(request) = self.pending.back_mut()
-        {
-            request.several = has_several_statements(&message[Header::SIZE..]);
+        self.look_closer(at, tag, &message[Header::SIZE..]);
+    }
+
+    /// Notes of a request that will be answered what tells its answer where only the end of that is known.
+    fn look_closer(&mut self, at: u64, tag: u8, body: &[u8]) {
+        let Some(request) = self.pending.back_mut().filter(|request| request.offset == at) else { return };
+        match tag {
+            tag::frontend::QUERY if self.origin.level != Level::None => {
+                request.several = has_several_statements(body);
+            }
+            tag::frontend::EXECUTE => {
+                let rows_max = Execute::decode(body).map_or(0, |execute| execute.max_rows);
+                request.rows_max = u64::try_from(rows_max).unwrap_or(0);
+            }
+            _ => {}
         }
     }
 
     /// Notes that the server will answer.
     pub(super) fn expect(&mut self, offset: u64, tag: u8) {
-        let request = Pending { offset, tag, after_copy: self.copy_in.sent, several: false };
+        let request = Pending { after_copy: self.copy_in.sent, ..Pending::new(offset, tag) };
         match tag {
             b'c' | b'f' => self.copy_in.sent = true,
             b'S' if self.copy_in.running && !self.copy_in.sent => self.copy_in.sync_ahead(request),
@@ -283,7 +293,8 @@ impl Postgres {
                 self.skip_to_sync = false;
                 self.pending.push_back(request);
             }
-            b'Q' | b'F' => self.pending.push_back(request),
+            // A Query is skipped like the others.
+            b'Q' | b'F' if !self.skip_to_sync => self.pending.push_back(request),
             b'P' | b'B' | b'D' | b'E' | b'C' if !self.skip_to_sync => {
                 self.copy_in.sent &= tag != b'E';
                 self.pending.push_back(request);

@@ -58,6 +58,14 @@ struct Pending {
     after_copy: bool,
     /// A Query with more than one statement, each of which is answered.
     several: bool,
+    /// Of an Execute: the most rows that it asks for; 0 for all.
+    rows_max: u64,
+}
+
+impl Pending {
+    fn new(offset: u64, tag: u8) -> Self {
+        Self { offset, tag, after_copy: false, several: false, rows_max: 0 }
+    }
 }
 
 /// COPY from the client by the extended protocol. A Sync that comes before its data are over is ignored by the server (manual, "COPY

@@ -444,6 +444,97 @@ fn a_long_response_that_was_left_out_still_tells_its_end() {
     assert!(out.end().is_some_and(|end| end.backend.add_up() && end.backend.lost == 0));
 }
 
+/// What a response with a long part left out says: rows and outcome.
+fn left_out(level: Level, request: &[u8], begin: &[u8], tail: &[&[u8]]) -> (u64, Outcome<'static>) {
+    let mut session = Postgres::new(origin(level));
+    let mut out = Records::default();
+    let (front, back) = login();
+    session.piece(Direction::Frontend, 1, Piece::Bytes(&front), &mut out);
+    session.piece(Direction::Backend, 1, Piece::Bytes(&back), &mut out);
+    session.piece(Direction::Frontend, 2, Piece::Bytes(request), &mut out);
+    session.piece(Direction::Backend, 3, Piece::Bytes(begin), &mut out);
+    let missing = match level {
+        Level::Summary => Piece::Skipped(100_000),
+        _ => Piece::Lost(100_000, LossReason::Gap),
+    };
+    session.piece(Direction::Backend, 4, missing, &mut out);
+    for (at, bytes) in (5..).zip(tail) {
+        session.piece(Direction::Backend, at, Piece::Bytes(bytes), &mut out);
+    }
+    assert_eq!(out.readies(), 1);
+    let [Record::Response(response)] =
+        &out.0.iter().filter(|r| matches!(r, Record::Response(_))).collect::<Vec<_>>()[..]
+    else {
+        panic!("{:?}", out.responses());
+    };
+    (response.rows, response.outcome.clone())
+}
+
+#[test]
+fn the_end_of_a_response_that_was_left_out_tells_its_rows() {
+    let extended = |rows_max: u32| {
+        let execute = message(b'E', &[&b"\0"[..], &rows_max.to_be_bytes()].concat());
+        [message(b'P', b"\0x\0\0\0"), message(b'B', b"\0\0\0\0\0\0\0\0"), execute, message(b'S', b"")]
+            .concat()
+    };
+    let begin = [message(b'1', b""), message(b'2', b""), row(b"1"), row(b"2")].concat();
+    let suspended = [&b"of a row"[..], &message(b's', b""), &ready(b'T')].concat();
+    assert_eq!(left_out(Level::Summary, &extended(500), &begin, &[&suspended]), (500, Outcome::Suspended));
+
+    // The first of its rows is not whole.
+    let part = [message(b'1', b""), message(b'2', b""), row(&[b'x'; 50])[..40].to_vec()].concat();
+    let inserted = [&b"of a row"[..], &complete("INSERT 0 500"), &ready(b'I')].concat();
+    for begin in [&begin, &part] {
+        let (rows, outcome) = left_out(Level::Summary, &extended(0), begin, &[&inserted]);
+        assert_eq!((rows, outcome), (500, Outcome::Complete { tag: b"INSERT 0 500"[..].into() }));
+    }
+}
+
+#[test]
+fn the_end_of_a_response_that_was_left_out_may_be_in_several_segments() {
+    let end = [complete("SELECT 500"), ready(b'I')].concat();
+    let tail = [&[b'x'; 3000][..], &end].concat();
+    for cut in 1..end.len() {
+        let (before, behind) = tail.split_at(tail.len() - cut);
+        let (rows, outcome) = left_out(Level::Summary, &query("select"), &row(b"1"), &[before, behind]);
+        assert_eq!((rows, outcome), (500, Outcome::Complete { tag: b"SELECT 500"[..].into() }), "{cut}");
+    }
+}
+
+#[test]
+fn what_was_lost_of_several_statements_is_not_guessed() {
+    let tail = [&b"part of a row"[..], &complete("SELECT 7"), &ready(b'I')].concat();
+    let (_, outcome) = left_out(Level::Full, &query("select 1; select 2"), &row(b"1"), &[&tail]);
+    assert_eq!(outcome, Outcome::Unknown);
+}
+
+#[test]
+fn a_query_behind_an_error_is_skipped_like_the_rest() {
+    for together in [true, false] {
+        let mut session = Postgres::new(origin(Level::Summary));
+        let mut out = Records::default();
+        let (front, back) = login();
+        session.piece(Direction::Frontend, 1, Piece::Bytes(&front), &mut out);
+        session.piece(Direction::Backend, 1, Piece::Bytes(&back), &mut out);
+        let error = message(b'E', b"SERROR\0VERROR\0C42601\0Mno\0\0");
+        let parse = message(b'P', b"\0selekt\0\0\0");
+        session.piece(Direction::Frontend, 2, Piece::Bytes(&parse), &mut out);
+        if !together {
+            session.piece(Direction::Backend, 3, Piece::Bytes(&error), &mut out);
+        }
+        session.piece(Direction::Frontend, 4, Piece::Bytes(&query("select 1")), &mut out);
+        if together {
+            session.piece(Direction::Backend, 5, Piece::Bytes(&error), &mut out);
+        }
+        session.piece(Direction::Frontend, 6, Piece::Bytes(&message(b'S', b"")), &mut out);
+        session.piece(Direction::Backend, 7, Piece::Bytes(&ready(b'I')), &mut out);
+        let request = front.len() as u64 + (parse.len() + query("select 1").len()) as u64;
+        let ready =
+            out.0.iter().rev().find_map(|r| if let Record::Ready(r) = r { Some(r.request) } else { None });
+        assert_eq!((out.responses().len(), ready), (1, Some(request)), "{together}: the Sync");
+    }
+}
+
 #[test]
 fn what_was_left_out_of_several_statements_is_not_guessed() {
     for (text, is_certain) in [
