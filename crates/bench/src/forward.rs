@@ -269,6 +269,17 @@ mod tests {
         exchange(to, by);
     }
 
+    /// To a forwarder that may not listen yet.
+    fn connect(place: &Place) -> OwnedFd {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        loop {
+            match place.connect() {
+                Ok(client) => return client,
+                Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
+            }
+        }
+    }
+
     /// Bytes through a forwarder of its own, there and back, of a client by TCP and of one by unix socket.
     fn exchange(to: Place, by: By) {
         let folder = tempfile::tempdir().unwrap();
@@ -280,15 +291,8 @@ mod tests {
         let places = listen.clone();
         std::thread::spawn(move || run(&places, &to, by).unwrap());
         for place in listen {
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-            let client = loop {
-                match place.connect() {
-                    Ok(client) => break client,
-                    Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
-                }
-            };
             // A stream of any kind: nothing but reads and writes follow.
-            let mut client = UnixStream::from(client);
+            let mut client = UnixStream::from(connect(&place));
             client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
             for sent in 0..100 {
                 client.write_all(&[sent]).unwrap();
@@ -311,5 +315,47 @@ mod tests {
             return;
         }
         answers(By::Kernel);
+    }
+
+    /// As a backend does: it says that it is ready, and waits for what comes without being asleep in a read.
+    fn answer_as_backend(mut stream: TcpStream) {
+        stream.write_all(READY).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut byte = [0];
+        loop {
+            let mut wanted = [rustix::event::PollFd::new(&stream, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut wanted, None).unwrap();
+            match stream.read(&mut byte) {
+                Ok(0) => return,
+                Ok(_) => stream.write_all(&[byte[0] + 1]).unwrap(),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+    }
+
+    #[test]
+    fn root_the_kernel_forwards_into_a_backend() {
+        if !nix::unistd::Uid::effective().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let to = Place::Tcp(server.local_addr().unwrap());
+        std::thread::spawn(move || server.incoming().for_each(|stream| answer_as_backend(stream.unwrap())));
+        let port = crate::postgres::free_port().unwrap();
+        let listen = [Place::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))];
+        let place = listen[0].clone();
+        std::thread::spawn(move || run(&listen, &to, By::SameHost).unwrap());
+        let mut client = TcpStream::from(connect(&place));
+        client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+        let mut ready = [0; READY.len()];
+        client.read_exact(&mut ready).unwrap();
+        assert_eq!(ready, READY);
+        for sent in 0..100 {
+            client.write_all(&[sent]).unwrap();
+            let mut got = [0];
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(got[0], sent + 1);
+        }
     }
 }
