@@ -166,6 +166,9 @@ impl Scripts {
         if let Outcome::Error(error) = &statement.outcome {
             text += &format!(", failed with {}", shell::comment(&shown(&error.sqlstate)));
         }
+        if statement.outcome == Outcome::Unknown {
+            text += ", outcome not known";
+        }
         match statement.redaction {
             Redaction::None => {}
             Redaction::Password => text += ", redacted",
@@ -304,6 +307,7 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
             (Some(copy), _) => copy_script(&text, copy),
             (None, Outcome::Complete { tag }) if **tag == *b"COPY 0" => copy_script(&text, &Copy::default()),
             (None, Outcome::Complete { .. }) => Err("a COPY whose data is not in the trace".into()),
+            (None, Outcome::Unknown) => Err("a COPY whose data and end are not in the trace".into()),
             (None, _) => Err("a COPY that failed before it got its data".into()),
         };
     }

@@ -416,6 +416,8 @@ fn a_copy_without_its_data_is_left_out() {
     r.answer(1, lost, 7_000, 0, complete("COPY 9"));
     r.ready(1, lost, 7_000);
     r.query(1, 8_000, "select 1", complete("SELECT 1"));
+    r.query(1, 8_100, "update t set a = 2", Outcome::Unknown);
+    r.query(1, 8_200, "copy never from stdin", Outcome::Unknown);
     // Recording ended within this one.
     let unfinished = r.send(1, 9_000, |out| build::query(out, b"copy gone from stdin"));
     r.send(1, 9_100, |out| build::copy_data(out, b"stray\n"));
@@ -430,7 +432,9 @@ fn a_copy_without_its_data_is_left_out() {
     r.writer.finish().unwrap();
     let summary = sql::export(&mut Reader::open(&directory).unwrap(), &folder.path().join("sql")).unwrap();
     let script = fs::read_to_string(folder.path().join("sql/session-000001.sql")).unwrap();
-    assert_eq!((summary.statements, summary.left_out), (3, 7), "{script}");
+    assert_eq!((summary.statements, summary.left_out), (4, 8), "{script}");
+    assert!(script.contains(", outcome not known\nupdate t set a = 2"), "{script}");
+    assert!(script.contains("-- left out: a COPY whose data and end are not in the trace\n"), "{script}");
     assert!(script.contains("-- left out: a COPY of whose data some may be lost\n"), "{script}");
     assert!(script.contains("-- left out: a COPY whose end is not in the trace\n"), "{script}");
     assert!(script.contains("-- left out: a COPY whose data is not in the trace\n"), "{script}");

@@ -77,9 +77,13 @@ impl Calls {
         for (at, _) in statement.match_indices('(') {
             let is_word = |c: char| c.is_alphanumeric() || c == '_';
             let before = statement[..at].trim_end();
-            let name = before.rsplit(|c| !is_word(c)).next().unwrap_or("");
+            let (before, name) = match before.strip_suffix('"') {
+                // In quotes it is the same function.
+                Some(quoted) => quoted.rsplit_once('"').unwrap_or(("", quoted)),
+                None => before.split_at(before.trim_end_matches(is_word).len()),
+            };
             // It is defined here.
-            if before[..before.len() - name.len()].trim_end().ends_with("function") {
+            if before.trim_end().ends_with("function") {
                 continue;
             }
             self.administer |= ADMINISTRATION.contains(&name);
@@ -114,6 +118,10 @@ mod tests {
             ("select set_config(?, $1, true)", none),
             ("grant execute on function pg_terminate_backend(integer) to joe", none),
             ("create or replace function pg_notify(text, text) returns void", none),
+            ("select \"pg_terminate_backend\"(?)", administer),
+            ("select pg_catalog.\"pg_notify\" (?, ?)", write),
+            ("create function \"pg_notify\"(text, text) returns void", none),
+            ("select \"my pg_notify\"(?)", none),
             ("select pg_notify from t where (a = ?)", none),
             ("select my_pg_notify(?)", none),
         ] {

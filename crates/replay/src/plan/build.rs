@@ -111,6 +111,13 @@ impl<'o> Builder<'o> {
                     }
                 }
             }
+            Record::ParameterStatus(status)
+                if self.protocol == Protocol::Mysql && *status.name == *b"user" =>
+            {
+                if let Some(script) = self.sessions.get_mut(&status.session) {
+                    script.commands.change_user();
+                }
+            }
             Record::PreparedFill(fill) => {
                 let Some(script) = self.sessions.get_mut(&fill.session) else { return Ok(()) };
                 script.fill(fill, &mut self.classifier, self.options);
@@ -235,8 +242,8 @@ impl<'o> Builder<'o> {
         let Some(script) = self.sessions.get_mut(&ready.session) else { return };
         script.joining &= ready.status != TransactionStatus::Idle;
         let Some(index) = script.unit_of(ready.request) else {
-            if script.commands.was_masked(ready.request) {
-                self.omitted.unit(Reason::Masked);
+            if let Some(reason) = script.commands.why_withheld(ready.request) {
+                self.omitted.unit(reason);
             }
             return;
         };

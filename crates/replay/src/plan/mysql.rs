@@ -92,8 +92,8 @@ pub(super) struct Commands {
     early: Vec<usize>,
     /// Units that cannot be played without an earlier one: that which prepared their statement, or told the types of its parameters.
     needs: Vec<(u32, u32)>,
-    /// Offsets of what masking withheld: executions, and long data, which has no answer.
-    pub masked: Vec<u64>,
+    /// Offsets of what was withheld, and why: executions, long data, which has no answer, and COM_CHANGE_USER.
+    pub withheld: Vec<(u64, Reason)>,
     /// Query attributes were agreed on: they are among the parameters.
     attributes: bool,
     /// COM_STMT_CLOSEs that wait for the next command with an answer: the unit that prepared their statement, and they.
@@ -102,7 +102,7 @@ pub(super) struct Commands {
     closes: Vec<Close>,
     /// Long data that wait for the execution of their statement.
     long_data: Vec<LongData>,
-    /// COM_CHANGE_USER was seen: as whom the session goes on cannot be had.
+    /// A COM_CHANGE_USER succeeded: as whom the session goes on cannot be had.
     pub changed_user: bool,
     /// Replication began.
     is_replica: bool,
@@ -118,12 +118,18 @@ impl Commands {
         Self { attributes, ..Self::default() }
     }
 
-    /// Whether what was answered is a command that masking withheld.
-    pub(super) fn was_masked(&mut self, request: u64) -> bool {
-        let was = self.masked.contains(&request);
+    /// Why what was answered was withheld, if it is a command that was.
+    pub(super) fn why_withheld(&mut self, request: u64) -> Option<Reason> {
+        let why = self.withheld.iter().find(|(offset, _)| *offset == request).map(|(_, reason)| *reason);
         // The server answers in order.
-        self.masked.retain(|&offset| offset > request);
-        was
+        self.withheld.retain(|&(offset, _)| offset > request);
+        why
+    }
+
+    /// The server told who the user is: what was withheld for its password was a COM_CHANGE_USER, which is what is left out behind it.
+    pub(super) fn change_user(&mut self) {
+        self.changed_user = true;
+        self.withheld.retain(|(_, reason)| *reason != Reason::Password);
     }
 
     /// Takes out the long data of a statement.

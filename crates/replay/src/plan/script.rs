@@ -266,9 +266,9 @@ impl Script {
     pub(super) fn withheld_command(&mut self, withheld: &Withheld, classifier: &Classifier) {
         let gap = self.follow(withheld.offset, withheld.len);
         match withheld.reason {
-            // Behind the login, a COM_CHANGE_USER.
+            // A COM_CHANGE_USER, or an execution whose parameters may be passwords: its answer tells.
             WithheldReason::Authentication => {
-                self.commands.changed_user |= !self.session.midstream || !self.session.units.is_empty();
+                self.commands.withheld.push((withheld.offset, Reason::Password));
             }
             WithheldReason::Masking => {
                 let loads = self.open.executes.last().is_some_and(|&index| {
@@ -280,7 +280,7 @@ impl Script {
                     Some(unit) if loads && !gap && unit.ready_ns().is_none() => {
                         unit.omitted.get_or_insert(Reason::Masked);
                     }
-                    _ => self.commands.masked.push(withheld.offset),
+                    _ => self.commands.withheld.push((withheld.offset, Reason::Masked)),
                 }
             }
             _ => {}

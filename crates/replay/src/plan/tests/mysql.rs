@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use underpass_mysql::packet;
-use underpass_trace::{Withheld, WithheldReason};
+use underpass_trace::{ParameterStatus, Withheld, WithheldReason};
 
 use super::*;
 
@@ -29,6 +29,13 @@ impl Commands {
         self.next += bytes.len() as u64;
         self.records.push(Record::Frontend(Frontend::new(SessionId(1), time_ns, at, bytes)));
         at
+    }
+
+    fn withhold(&mut self, time_ns: u64, reason: WithheldReason) -> u64 {
+        let (session, direction, offset, len) = (SessionId(1), Direction::Frontend, self.next, 20);
+        self.next += len;
+        self.records.push(Record::Withheld(Withheld { session, time_ns, direction, offset, len, reason }));
+        offset
     }
 
     /// A command and its answer, a nanosecond later.
@@ -157,22 +164,32 @@ fn executions_that_masking_left_out_are_counted() {
     let mut trace = Commands::start(false);
     trace.run(1, b"\x16select ?", "PREPARE 1 1", I);
     for time_ns in [3, 5] {
-        let (offset, len) = (trace.next, 20);
-        trace.next += len;
-        trace.records.push(Record::Withheld(Withheld {
-            session: SessionId(1),
-            time_ns,
-            direction: Direction::Frontend,
-            offset,
-            len,
-            reason: WithheldReason::Masking,
-        }));
+        let offset = trace.withhold(time_ns, WithheldReason::Masking);
         trace.answer(time_ns + 1, offset, "ROWS 1", I);
     }
     trace.run(7, b"\x03select 1", "ROWS 1", I);
     let plan = trace.plan(&Options::default());
     assert_eq!(format!("{:?}", plan.omitted.units), "{Masked: 2}");
     assert_eq!(omitted(&plan), [None, None]);
+}
+
+/// Both are withheld for a password; behind one of them the session is another user's.
+#[test]
+fn an_execution_with_a_password_is_told_from_a_change_of_user() {
+    let mut trace = Commands::start(false);
+    trace.run(1, b"\x03begin", "OK 0", TransactionStatus::Transaction);
+    let offset = trace.withhold(3, WithheldReason::Authentication);
+    trace.answer(4, offset, "OK 1", TransactionStatus::Transaction);
+    trace.run(5, b"\x03commit", "OK 0", I);
+    let offset = trace.withhold(7, WithheldReason::Authentication);
+    let (session, time_ns) = (SessionId(1), 8);
+    let (name, value) = (b"user"[..].into(), b"bob"[..].into());
+    trace.records.push(Record::ParameterStatus(ParameterStatus { session, time_ns, name, value }));
+    trace.answer(8, offset, "OK 0", I);
+    trace.run(9, b"\x03select 1", "ROWS 1", I);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [None, None, Some(Reason::ChangedUser)]);
+    assert_eq!(plan.omitted.units.get(&Reason::Password), Some(&1));
 }
 
 fn message(payload: &[u8]) -> Vec<u8> {
