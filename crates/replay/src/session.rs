@@ -25,6 +25,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
 /// What is said to a server that wants data of a COPY which the trace does not have.
 const NO_COPY_DATA: &str = "the replay has no data for this COPY";
+/// A Sync message. Neither a Query nor a FunctionCall ends in these bytes: with a zero the one, with a format code the other.
+const SYNC: [u8; 5] = [frontend_tag::SYNC, 0, 0, 0, 4];
 /// Below this a wait for commits was none.
 const ORDER_WAIT_MIN: Duration = Duration::from_micros(100);
 /// Error messages are cut to this many characters.
@@ -91,6 +93,10 @@ pub(crate) struct Flight {
     copy_given_up: bool,
     /// How often ReadyForQuery has been asked for: a second time where a Sync came ahead of the data of a COPY.
     asked: u16,
+    /// One of these was by Sync.
+    syncs: bool,
+    /// An error ended a request of the extended protocol: the server skips everything to Sync, a Query too.
+    skips: bool,
     /// It is a Sync alone, the only unit that ReadyForQuery and nothing else may answer.
     is_sync: bool,
     /// The server has said something to it.
@@ -99,6 +105,13 @@ pub(crate) struct Flight {
     cancel_at: Option<Instant>,
     pub rows: u64,
     pub hash: Option<RowHash>,
+}
+
+impl Flight {
+    /// Its Query, or its FunctionCall, is skipped as well, and no Sync follows in it: nothing ends its answer.
+    fn is_skipped(&self) -> bool {
+        self.skips && !self.syncs
+    }
 }
 
 pub(crate) struct Player<'r> {
@@ -256,6 +269,7 @@ impl Player<'_> {
             self.send(unit, first, connection).await?;
             // What has come while it was sent is taken without waiting.
             self.take_messages(connection)?;
+            self.go_on(connection).await?;
         }
         while !self.flights.is_empty() {
             self.receive(connection).await?;
@@ -312,6 +326,8 @@ impl Player<'_> {
             failed: false,
             copy_given_up: false,
             asked: 0,
+            syncs: false,
+            skips: false,
             is_sync: false,
             is_heard: false,
             cancel_at: None,
@@ -385,7 +401,10 @@ impl Player<'_> {
                 Barrier::None => {}
                 Barrier::CopyIn => {
                     // After an error the server is ready by itself, if it was asked to be; else it waits for Sync.
-                    let waits = |flight: &Flight| flight.copy_in == 0 && (!flight.failed || flight.asked > 0);
+                    let answers = |flight: &Flight| {
+                        !flight.failed || (flight.asked > 0 && !flight.is_skipped())
+                    };
+                    let waits = |flight: &Flight| flight.copy_in == 0 && answers(flight);
                     while self.flights.back().is_some_and(waits) {
                         self.receive(connection).await?;
                     }
@@ -414,6 +433,7 @@ impl Player<'_> {
             };
             if let Some(flight) = self.flights.back_mut() {
                 flight.is_sync = is_first && bytes.first() == Some(&frontend_tag::SYNC);
+                flight.syncs |= step.says == Says::Asks && bytes.ends_with(&SYNC);
             }
             self.renumber(step, &mut bytes, connection);
             self.write(&bytes, connection).await?;
@@ -422,7 +442,7 @@ impl Player<'_> {
         if let Some(flight) = self.flights.back_mut() {
             flight.sent_all = true;
         }
-        self.end_copy(connection).await
+        self.go_on(connection).await
     }
 
     async fn write(&mut self, mut bytes: &[u8], connection: &mut Connection) -> Result<(), Break> {
@@ -452,9 +472,31 @@ impl Player<'_> {
             Some(0) => return Err(Break::Lost("the server closed the connection".into())),
             Some(_) => {
                 self.take_messages(connection)?;
-                self.end_copy(connection).await?;
+                self.go_on(connection).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Says what the server waits for, and the trace does not have.
+    async fn go_on(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        self.end_skipping(connection).await?;
+        self.end_copy(connection).await
+    }
+
+    /// The server skips to a Sync that the unit does not have: its Query was answered at capture, because what is before it had not failed.
+    async fn end_skipping(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        let is_last = self.flights.len() == 1;
+        let skipped = |flight: &&mut Flight| flight.sent_all && flight.is_skipped();
+        let Some(flight) = self.flights.front_mut().filter(skipped) else { return Ok(()) };
+        if !is_last {
+            // It skips these as well, or takes the Sync of one of them.
+            return Err(Break::Lost(
+                "a request without Sync failed here, and the server skips what was sent behind it".into(),
+            ));
+        }
+        flight.syncs = true;
+        connection.write_all(&SYNC).await?;
         Ok(())
     }
 
@@ -564,6 +606,7 @@ impl Player<'_> {
                     Ok(Message::PortalSuspended) => End::Suspended,
                     Ok(Message::ErrorResponse(fields)) => {
                         flight.failed = true;
+                        flight.skips |= flight.owed > 0;
                         match std::mem::take(&mut flight.copy_given_up) {
                             // It is not the server's: the COPY was under way.
                             true => End::Complete(NO_COPY_DATA.as_bytes().into()),
