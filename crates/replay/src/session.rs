@@ -25,6 +25,10 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
 /// What is said to a server that wants data of a COPY which the trace does not have.
 const NO_COPY_DATA: &str = "the replay has no data for this COPY";
+/// Why a session is given up whose server skipped more than one unit, or took the Sync of another for that of the first.
+const SKIPPED: &str = "a request without Sync failed here, and the server skips what was sent behind it";
+/// What a server tells of the user as whom the session runs.
+const SESSION_USER: &[u8] = b"session_authorization";
 /// A Sync message. Neither a Query nor a FunctionCall ends in these bytes: with a zero the one, with a format code the other.
 const SYNC: [u8; 5] = [frontend_tag::SYNC, 0, 0, 0, 4];
 /// Below this a wait for commits was none.
@@ -401,9 +405,8 @@ impl Player<'_> {
                 Barrier::None => {}
                 Barrier::CopyIn => {
                     // After an error the server is ready by itself, if it was asked to be; else it waits for Sync.
-                    let answers = |flight: &Flight| {
-                        !flight.failed || (flight.asked > 0 && !flight.is_skipped())
-                    };
+                    let answers =
+                        |flight: &Flight| !flight.failed || (flight.asked > 0 && !flight.is_skipped());
                     let waits = |flight: &Flight| flight.copy_in == 0 && answers(flight);
                     while self.flights.back().is_some_and(waits) {
                         self.receive(connection).await?;
@@ -491,9 +494,7 @@ impl Player<'_> {
         let Some(flight) = self.flights.front_mut().filter(skipped) else { return Ok(()) };
         if !is_last {
             // It skips these as well, or takes the Sync of one of them.
-            return Err(Break::Lost(
-                "a request without Sync failed here, and the server skips what was sent behind it".into(),
-            ));
+            return Err(Break::Lost(SKIPPED.into()));
         }
         flight.syncs = true;
         connection.write_all(&SYNC).await?;
@@ -608,6 +609,10 @@ impl Player<'_> {
                         flight.failed = true;
                         flight.skips |= flight.owed > 0;
                         match std::mem::take(&mut flight.copy_given_up) {
+                // By the Sync of a later one, which came before we could say ours.
+                if flight.is_skipped() {
+                    return Err(Break::Lost(SKIPPED.into()));
+                }
                             // It is not the server's: the COPY was under way.
                             true => End::Complete(NO_COPY_DATA.as_bytes().into()),
                             false => error_end(fields),

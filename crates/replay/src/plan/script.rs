@@ -315,7 +315,7 @@ impl Script {
     }
 
     pub(super) fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
-        self.open = Open { simple: message.message.first() == Some(&tag::QUERY), ..Open::default() };
+        self.open = Open::default();
         let omitted = match (self.session.units.last(), when) {
             (_, Ordering::Less | Ordering::Greater) => Some(Reason::Filter),
             // A transaction whose beginning is not played is not played at all.
@@ -381,6 +381,7 @@ impl Script {
                 let text = statements::prepare(parse.query, classifier, options);
                 let index = classifier.classify(text.as_deref().unwrap_or(parse.query));
                 if let Some(text) = text {
+                self.open.simple = true;
                     let mut message = Vec::new();
                     build::parse(&mut message, parse.name, &text, parse.param_types);
                     instead = Some(Instead { message, is_shorter: false });
