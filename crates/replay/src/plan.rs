@@ -41,6 +41,8 @@ pub struct Options {
     pub read_only: bool,
     /// Compare rows by hash, if the trace has them.
     pub rows: Rows,
+    /// Captured database to database of the target, for sessions that go to another one: MySQL's COM_INIT_DB and USE.
+    pub databases: BTreeMap<String, String>,
 }
 
 /// How rows are compared beyond their number.
