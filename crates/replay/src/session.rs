@@ -49,6 +49,7 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
         last_ready: None,
         last_sent: None,
         become_user: None,
+        login_user: String::new(),
         status: None,
         mysql_status: TransactionStatus::Idle,
         reset: false,
@@ -131,7 +132,10 @@ pub(crate) struct Player<'r> {
     last_ready: Option<Instant>,
     /// When the last unit was sent.
     last_sent: Option<Instant>,
+    /// As whom it runs, if that is another than who logs in.
     become_user: Option<String>,
+    /// Who logs in.
+    login_user: String,
     /// The transaction status after the last answer.
     status: Option<TransactionStatus>,
     /// The transaction status, in MySQL's protocol: an error leaves it.
@@ -222,6 +226,7 @@ impl Player<'_> {
             return Ok(connection);
         }
         self.become_user = login.become_user;
+        self.login_user = login.user;
         Ok(connection)
     }
 
@@ -556,7 +561,15 @@ impl Player<'_> {
 
     fn message(&mut self, kind: u8, body: &[u8]) -> Result<(), Break> {
         // These come at any time.
-        if matches!(kind, tag::NOTICE_RESPONSE | tag::NOTIFICATION_RESPONSE | tag::PARAMETER_STATUS) {
+        if kind == tag::PARAMETER_STATUS {
+            if let Ok(Message::ParameterStatus(status)) = Message::decode(kind, body)
+                && status.name == SESSION_USER
+            {
+                self.note_user(status.value);
+            }
+            return Ok(());
+        }
+        if matches!(kind, tag::NOTICE_RESPONSE | tag::NOTIFICATION_RESPONSE) {
             return Ok(());
         }
         if self.ready_again {
@@ -596,6 +609,10 @@ impl Player<'_> {
                 let status = TransactionStatus::decode(body).map_err(|error| {
                     Break::Lost(format!("the server does not speak the protocol: {error}"))
                 })?;
+                // By the Sync of a later one, which came before we could say ours.
+                if flight.is_skipped() {
+                    return Err(Break::Lost(SKIPPED.into()));
+                }
                 self.ready_again |= flight.failed && flight.asked > 1;
                 self.ready(status);
             }
@@ -609,10 +626,6 @@ impl Player<'_> {
                         flight.failed = true;
                         flight.skips |= flight.owed > 0;
                         match std::mem::take(&mut flight.copy_given_up) {
-                // By the Sync of a later one, which came before we could say ours.
-                if flight.is_skipped() {
-                    return Err(Break::Lost(SKIPPED.into()));
-                }
                             // It is not the server's: the COPY was under way.
                             true => End::Complete(NO_COPY_DATA.as_bytes().into()),
                             false => error_end(fields),
@@ -629,13 +642,24 @@ impl Player<'_> {
         Ok(())
     }
 
+    /// The server tells as whom the session runs. It may be the login user's again, whatever made it so: a function, for one, or a statement
+    /// that was prepared before recording.
+    fn note_user(&mut self, user: &[u8]) {
+        let Some(become_user) = &self.become_user else { return };
+        if user == self.login_user.as_bytes() {
+            self.reset = true;
+        } else if user == become_user.as_bytes() {
+            self.reset = false;
+        }
+    }
+
     /// The oldest unit is answered.
     pub(crate) fn ready(&mut self, status: TransactionStatus) {
         let Some(flight) = self.flights.pop_front() else { return };
         let now = Instant::now();
         self.last_ready = Some(now);
-        // These make the session the login user's again.
-        let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if [&b"DISCARD ALL"[..], b"RESET"].contains(&&**tag));
+        // This makes the session the login user's again. RESET may be of anything: what it did, the server has told.
+        let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if **tag == *b"DISCARD ALL");
         self.reset |=
             flight.sending.statements.iter().any(resets) || self.session.resets.contains(&flight.unit);
         self.status = Some(status);

@@ -390,3 +390,51 @@ fn a_session_does_not_go_on_as_the_superuser() {
     assert_eq!(original.sql_value(names).expect("names"), "joe4");
     assert_eq!(copy.sql_value(names).expect("names"), "joe4");
 }
+
+/// What the server tells of the session's user counts, not the words: RESET leaves a role, and a function may make the session the login user's.
+#[test]
+fn a_reset_of_a_setting_leaves_the_role_and_a_hidden_one_of_the_user_is_seen() {
+    let (original, copy) = (server(), server());
+    for server in [&original, &copy] {
+        server
+            .sql(
+                "create role joe login; create role worker; grant worker to joe; \
+                 create table who (step text, name text default session_user, role text default current_user); \
+                 grant all on who to joe, worker",
+            )
+            .expect("setup");
+    }
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "joe", "postgres")).expect("connect");
+    for query in [
+        "set role worker",
+        "reset work_mem",
+        "insert into who values ('1 reset')",
+        "reset all",
+        "insert into who values ('2 reset all')",
+        "reset role",
+        "insert into who values ('3 reset role')",
+        "select set_config('session_authorization', null, false)",
+        "insert into who values ('4 hidden')",
+        // Refused to joe; here a superuser has logged in.
+        "set session authorization postgres",
+        "insert into who values ('5 refused')",
+    ] {
+        client.exchange(&Batch::new().query(query)).expect("answer");
+    }
+    client.terminate().expect("terminate");
+
+    let meta = recorder::meta(&original, Level::Summary);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    assert!(plan.sessions[0].resets.is_empty());
+    let target = recorder::target(copy.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+    assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
+    assert_eq!(report.kinds, [(Kind::NoError, 1)].into(), "{}", report.text());
+    let steps = "select string_agg(concat_ws(' ', step, name, role), ', ' order by step) from who";
+    let there = original.sql_value(steps).expect("steps");
+    assert!(there.starts_with("1 reset joe worker, 2 reset all joe worker, 3 reset role joe joe"), "{there}");
+    assert_eq!(copy.sql_value(steps).expect("steps"), there);
+}
