@@ -91,6 +91,8 @@ pub struct Plan {
     pub close_commits: usize,
     /// Blocks of the trace that could not be read.
     pub damaged_blocks: u64,
+    /// Records that could not be understood. What is left of the block behind each is missing, too.
+    pub malformed_records: u64,
     /// The trace has no regular end: what came last may be missing.
     pub is_torn: bool,
     /// Places where messages of clients are missing: which units those were nobody knows.
