@@ -127,6 +127,8 @@ pub struct Session {
     pub end: Option<EndReason>,
     /// Whether recording joined it in its middle.
     pub midstream: bool,
+    /// Whether it is from a log, which tells less than a capture: no data of COPY, no numbers of rows, one outcome for a Query of several statements.
+    pub is_imported: bool,
     /// The user; `None` when the trace does not know.
     pub user: Option<Vec<u8>>,
     /// The database; `None` when the trace does not know.

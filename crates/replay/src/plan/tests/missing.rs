@@ -124,6 +124,41 @@ fn a_copy_that_the_server_refused_needs_no_data() {
     assert!(matches!(end, Some(End::Error(_, message)) if message.len() == 300));
 }
 
+/// The server would begin it and wait.
+#[test]
+fn a_copy_whose_data_the_trace_never_had_is_not_played() {
+    let reason = Some(Reason::NoCopyData);
+    let cases: [(Build, bool, &str, Option<Reason>); 5] = [
+        (copy, false, "COPY 5", reason),
+        (copy_extended, false, "COPY 5", reason),
+        (copy, true, "COPY", reason),
+        // Of a log nobody knows whether it was refused, or its data.
+        (copy, true, "", reason),
+        (copy, false, "", None),
+    ];
+    for (send, imported, outcome, omitted_for) in cases {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        if let Some(Record::SessionStart(start)) = trace.records.last_mut() {
+            start.source = if imported { Source::Import } else { Source::Synthetic };
+        }
+        let request = trace.send(1, 1, send);
+        trace.complete(1, 2, request, outcome);
+        if let Some(Record::Response(response)) = trace.records.last_mut().filter(|_| outcome.is_empty()) {
+            let error = ErrorOutcome { sqlstate: *b"42P01", fatal: false, message: b""[..].into() };
+            response.outcome = Outcome::Error(error);
+        }
+        trace.ready(1, 2, request, I);
+        trace.query(1, 3, 4, "select 1", I);
+        // Also as the last of its session.
+        let request = trace.send(1, 5, send);
+        trace.complete(1, 6, request, "COPY 5");
+        trace.ready(1, 6, request, I);
+        let plan = trace.plan(&Options::default());
+        assert_eq!(omitted(&plan), [omitted_for, None, reason], "{outcome} {imported}");
+    }
+}
+
 /// Nor do they keep that unit open, so that the next query would become a part of it.
 #[test]
 fn data_of_a_copy_that_was_lost_belong_to_no_other_unit() {
