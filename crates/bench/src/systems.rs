@@ -24,6 +24,8 @@ const TABLE: &str = include_str!("../../../bench/systems.toml");
 /// Ends a pooler. SIGINT would be PgBouncer's and Pgpool-II's wait for clients; at the end of a run there is nothing to
 /// wait for.
 const END: Signal = Signal::SIGTERM;
+/// A login that takes longer is none, seconds.
+const LOGIN_SECONDS: &str = "10";
 
 /// How a configuration spells its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -501,6 +503,8 @@ impl Instance {
         command.args(["-X", "-q", "-A", "-t", "-c", sql]);
         self.endpoint.apply(&mut command);
         command.env("PGDATABASE", database);
+        // One that accepts and says nothing is not waited for without an end.
+        command.env("PGCONNECT_TIMEOUT", LOGIN_SECONDS);
         crate::procs::output(command, "psql")
     }
 

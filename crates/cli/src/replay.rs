@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `underpass replay`: plays a trace against another server.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -212,10 +213,14 @@ impl Replay {
         }
     }
 
+    fn databases(&self) -> BTreeMap<String, String> {
+        self.map_database.iter().cloned().collect()
+    }
+
     fn identities(&self) -> Result<Identities, Error> {
         let mut identities = Identities {
             users: self.map_user.iter().cloned().collect(),
-            databases: self.map_database.iter().cloned().collect(),
+            databases: self.databases(),
             one_user: self.one_user,
             ..Identities::default()
         };
@@ -231,7 +236,12 @@ pub(crate) fn run(replay: &Replay) -> anyhow::Result<ExitCode> {
     let identities = replay.identities()?;
     let target = Target::new(&replay.to, identities.clone())?;
     let baseline = replay.baseline.as_ref().map(|dsn| Target::new(dsn, identities)).transpose()?;
-    let options = plan::Options { filter: replay.filter(), read_only: replay.read_only, rows: replay.rows() };
+    let options = plan::Options {
+        filter: replay.filter(),
+        read_only: replay.read_only,
+        rows: replay.rows(),
+        databases: replay.databases(),
+    };
     let plan = plan::read(&replay.trace, &options)
         .with_context(|| format!("cannot read the trace {}", replay.trace.display()))?;
     let has_rows = plan.meta.level == Level::Full

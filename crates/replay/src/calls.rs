@@ -18,8 +18,12 @@ const ADMINISTRATION: [&str; 13] = [
     "pg_xlog_replay_resume",
 ];
 /// Functions that change something else.
-const WRITES: [&str; 26] = [
+const WRITES: [&str; 37] = [
+    // What dblink runs, it runs in another session, which may write.
+    "dblink",
     "dblink_exec",
+    "dblink_fetch",
+    "dblink_open",
     "dblink_send_query",
     "lo_creat",
     "lo_create",
@@ -31,6 +35,8 @@ const WRITES: [&str; 26] = [
     "lo_truncate64",
     "lo_unlink",
     "lowrite",
+    "pg_backup_start",
+    "pg_backup_stop",
     "pg_copy_logical_replication_slot",
     "pg_copy_physical_replication_slot",
     "pg_create_logical_replication_slot",
@@ -44,7 +50,13 @@ const WRITES: [&str; 26] = [
     "pg_logical_slot_get_binary_changes",
     "pg_logical_slot_get_changes",
     "pg_notify",
+    "pg_replication_origin_advance",
+    "pg_replication_origin_create",
+    "pg_replication_origin_drop",
     "pg_replication_slot_advance",
+    "pg_start_backup",
+    "pg_stat_statements_reset",
+    "pg_stop_backup",
 ];
 
 /// What the calls in a text do that the server refuses to nobody.
@@ -113,6 +125,14 @@ mod tests {
             ("select ?; select * from pg_stat_reset_shared(?)", write),
             ("select pg_notify(?, $1)", write),
             ("select lo_unlink(a) from t", write),
+            ("select * from dblink(?, ?) as t(a integer)", write),
+            ("select * from public.dblink_fetch(?, ?) as t(a integer)", write),
+            ("select dblink_connect(?)", none),
+            ("select pg_stat_statements_reset()", write),
+            ("select pg_start_backup(?, true)", write),
+            ("select * from pg_stop_backup(false)", write),
+            ("select pg_backup_start(?); select pg_backup_stop()", write),
+            ("select pg_replication_origin_create(?)", write),
             ("select set_config($1, ?, true)", set_anything),
             ("select set_config(? || ?, ?, true)", set_anything),
             ("select set_config(?, $1, true)", none),

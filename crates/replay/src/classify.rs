@@ -180,7 +180,8 @@ fn classify(text: &str) -> Statement {
 /// Whether a statement makes a session the login user's again.
 fn resets_user(words: &[&str]) -> bool {
     match words {
-        ["discard", "all"] | ["reset", "all" | "session_authorization"] => true,
+        // RESET ALL leaves the user and the role.
+        ["discard", "all"] | ["reset", "session_authorization"] => true,
         ["reset", "session", "authorization"] => true,
         ["set", "session" | "local", rest @ ..] | ["set", rest @ ..] => matches!(
             rest,

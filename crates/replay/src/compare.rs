@@ -112,6 +112,7 @@ pub fn with_capture(plan: &Plan, played: &Played) -> Compared {
     let mut compared = Compared::default();
     for (session, actual) in plan.sessions.iter().zip(&played.sessions) {
         let mut walk = Walk::new(&mut compared, session.id.0);
+        walk.is_imported = session.is_imported;
         for (unit, outcome) in session.units.iter().zip(&actual.units) {
             match outcome {
                 UnitOutcome::NotSent => {}
@@ -208,6 +209,8 @@ struct Root {
 struct Walk<'c> {
     compared: &'c mut Compared,
     session: u64,
+    /// What was there is from a log, which tells less.
+    is_imported: bool,
     /// The divergence that put the transaction into its failed state on one side only, while that lasts on either.
     root: Option<Root>,
     /// The first divergence of the unit that is compared.
@@ -216,7 +219,7 @@ struct Walk<'c> {
 
 impl<'c> Walk<'c> {
     fn new(compared: &'c mut Compared, session: u64) -> Self {
-        Self { compared, session, root: None, first: None }
+        Self { compared, session, is_imported: false, root: None, first: None }
     }
 
     fn broken(&mut self, unit: &Unit, how: &str) {
@@ -286,6 +289,11 @@ impl<'c> Walk<'c> {
         self.first = None;
         self.compared.units += 1;
         let mut folded = false;
+        // Of a Query of several statements a log tells how the last one ended that was executed.
+        let actual = match (self.is_imported, expected.len()) {
+            (true, 1) => &actual[actual.len().saturating_sub(1)..],
+            _ => actual,
+        };
         let count = expected.len().max(actual.len());
         for at in 0..count {
             let (there, here) = (expected.get(at), actual.get(at).map(Side::actual));
@@ -319,7 +327,8 @@ impl<'c> Walk<'c> {
         let differs = self.first.is_some();
         if !differs && !folded && self.root.is_none() {
             match (expected_status, status) {
-                (Some(there), Some(here)) if there != here => {
+                // A log does not tell it: it is inferred from the words.
+                (Some(there), Some(here)) if there != here && !self.is_imported => {
                     self.add(unit, Kind::Status, format!("{there:?}"), format!("{here:?}"));
                 }
                 _ => self.compared.equal += 1,
@@ -338,16 +347,24 @@ impl<'c> Walk<'c> {
             (_, Some(End::Error(READ_ONLY_TRANSACTION, _))) => Kind::RefusedWrite,
             (_, Some(End::Error(..))) => Kind::Error,
             (Some(End::Error(..)), _) => Kind::NoError,
+            // What the process had been called before it was given nothing to do.
+            (Some(End::Complete(_)), Some(End::Empty)) if self.is_imported => return,
             (Some(End::Complete(was)), Some(End::Complete(is))) => {
-                let ((was, was_rows), (is, is_rows)) = (split_tag(was), split_tag(is));
+                let ((was, was_rows), (is, mut is_rows)) = (split_tag(was), split_tag(is));
+                let mut is_same = was == is;
+                if self.is_imported {
+                    is_same = is_in_log(was, is);
+                    // It has no numbers.
+                    is_rows = was_rows.and(is_rows);
+                }
                 // COMMIT of a transaction that failed on one side says ROLLBACK there; its reason is reported already.
-                if was != is && self.root.is_some() {
+                if !is_same && self.root.is_some() {
                     if let Some(root) = self.root {
                         self.follows(root);
                     }
                     return;
                 }
-                match (was == is, was_rows == is_rows) {
+                match (is_same, was_rows == is_rows) {
                     (false, _) => Kind::Tag,
                     (true, false) => Kind::Rows,
                     (true, true) => return self.rows(unit, there, here, was_rows.is_some()),
@@ -364,7 +381,7 @@ impl<'c> Walk<'c> {
     /// Compares the rows of results that ended in the same way. Where that tells their number already, the rows that were seen may be fewer
     /// (a trace does not have all of a long response) or more (COPY sends a header, too).
     fn rows(&mut self, unit: &Unit, there: &Side<'_>, here: &Side<'_>, is_number_told: bool) {
-        if there.rows != here.rows && is_number_told {
+        if self.is_imported || there.rows != here.rows && is_number_told {
             return;
         }
         if there.rows != here.rows {
@@ -383,6 +400,21 @@ fn split_tag(tag: &[u8]) -> (&[u8], Option<u64>) {
             None => (tag, None),
         },
         None => (tag, None),
+    }
+}
+
+/// Whether a log calls a statement so that ended with a tag of these words. It has the title of the process: what the statement is, not how
+/// it ended.
+fn is_in_log(title: &[u8], tag: &[u8]) -> bool {
+    let words = |text| <[u8]>::strip_suffix(text, b" 0").unwrap_or(text);
+    match (words(title), words(tag)) {
+        (title, tag) if title == tag => true,
+        // Another title, `idle` for one, where the server does not keep it (`update_process_title`).
+        (title, _) if title.is_empty() || title.iter().any(u8::is_ascii_lowercase) => true,
+        (b"EXECUTE", _) => true,
+        (b"CREATE TABLE AS" | b"CREATE MATERIALIZED VIEW" | b"SELECT INTO", b"SELECT") => true,
+        (b"COMMIT" | b"PREPARE TRANSACTION", b"ROLLBACK") => true,
+        _ => false,
     }
 }
 
@@ -451,6 +483,43 @@ mod tests {
         assert_eq!(kinds(&compared), [(Kind::Results, 0)]);
         let compared = compare(&[(&[complete("A")], Status::Idle, &[complete("A")], Status::Transaction)]);
         assert_eq!(kinds(&compared), [(Kind::Status, 0)]);
+    }
+
+    #[test]
+    fn what_a_log_does_not_tell_is_no_difference() {
+        let compare = |there: &Actual, here: &[Actual], status| {
+            let mut compared = Compared::default();
+            let mut walk = Walk::new(&mut compared, 1);
+            walk.is_imported = true;
+            let expected = [Side::actual(there)];
+            walk.unit(&unit(), &expected, Some(Status::Idle), here, Some(status));
+            assert_eq!((compared.units, compared.equal), (1, u64::from(compared.kinds.is_empty())));
+            kinds(&compared).first().map(|one| one.0)
+        };
+        let rows = |tag, rows| Actual { rows, ..complete(tag) };
+        let empty = Actual { end: End::Empty, ..complete("") };
+        for (there, here, kind) in [
+            (complete("SELECT"), rows("SELECT 5", 5), None),
+            (complete("INSERT"), complete("INSERT 0 1"), None),
+            (complete("INSERT 0 1"), complete("INSERT 0 2"), Some(Kind::Rows)),
+            (complete("EXPLAIN"), rows("EXPLAIN", 5), None),
+            (complete("EXECUTE"), complete("UPDATE 1"), None),
+            (complete("SELECT INTO"), complete("SELECT 1"), None),
+            (complete("COMMIT"), complete("ROLLBACK"), None),
+            (complete("idle"), complete("SELECT 1"), None),
+            (complete("idle"), empty, None),
+            (complete("INSERT"), complete("UPDATE 1"), Some(Kind::Tag)),
+            (complete("SELECT"), error(b"42P01"), Some(Kind::Error)),
+            (error(b"42P01"), complete("SELECT 1"), Some(Kind::NoError)),
+        ] {
+            assert_eq!(compare(&there, &[here], Status::Idle), kind);
+        }
+        // Of several statements it tells of the last that was executed; the status it does not tell at all.
+        let all = [complete("BEGIN"), rows("SELECT 5", 5), complete("UPDATE 1")];
+        assert_eq!(compare(&complete("UPDATE"), &all, Status::Transaction), None);
+        assert_eq!(compare(&complete("SELECT"), &all, Status::Transaction), Some(Kind::Tag));
+        let failed = [complete("BEGIN"), error(b"22012")];
+        assert_eq!(compare(&error(b"22012"), &failed, Status::Failed), None);
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct Options {
     pub read_only: bool,
     /// Compare rows by hash, if the trace has them.
     pub rows: Rows,
+    /// Captured database to database of the target, for sessions that go to another one: MySQL's COM_INIT_DB and USE.
+    pub databases: BTreeMap<String, String>,
 }
 
 /// How rows are compared beyond their number.
@@ -89,6 +91,8 @@ pub struct Plan {
     pub close_commits: usize,
     /// Blocks of the trace that could not be read.
     pub damaged_blocks: u64,
+    /// Records that could not be understood. What is left of the block behind each is missing, too.
+    pub malformed_records: u64,
     /// The trace has no regular end: what came last may be missing.
     pub is_torn: bool,
     /// Places where messages of clients are missing: which units those were nobody knows.
@@ -123,6 +127,8 @@ pub struct Session {
     pub end: Option<EndReason>,
     /// Whether recording joined it in its middle.
     pub midstream: bool,
+    /// Whether it is from a log, which tells less than a capture: no data of COPY, no numbers of rows, one outcome for a Query of several statements.
+    pub is_imported: bool,
     /// The user; `None` when the trace does not know.
     pub user: Option<Vec<u8>>,
     /// The database; `None` when the trace does not know.

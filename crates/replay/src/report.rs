@@ -472,6 +472,12 @@ fn notes(plan: &Plan, options: &Options, played: &Played, has_baseline: bool) ->
     if plan.damaged_blocks > 0 {
         notes.push(format!("{} blocks of the trace could not be read", plan.damaged_blocks));
     }
+    if plan.malformed_records > 0 {
+        notes.push(format!(
+            "{} records of the trace could not be understood: they are not played, nor is the rest of their blocks",
+            plan.malformed_records
+        ));
+    }
     if plan.is_torn {
         notes.push("the trace has no regular end: the recorder was killed, or is still at work, and what came last is not played".into());
     }

@@ -25,6 +25,12 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
 /// What is said to a server that wants data of a COPY which the trace does not have.
 const NO_COPY_DATA: &str = "the replay has no data for this COPY";
+/// Why a session is given up whose server skipped more than one unit, or took the Sync of another for that of the first.
+const SKIPPED: &str = "a request without Sync failed here, and the server skips what was sent behind it";
+/// What a server tells of the user as whom the session runs.
+const SESSION_USER: &[u8] = b"session_authorization";
+/// A Sync message. Neither a Query nor a FunctionCall ends in these bytes: with a zero the one, with a format code the other.
+const SYNC: [u8; 5] = [frontend_tag::SYNC, 0, 0, 0, 4];
 /// Below this a wait for commits was none.
 const ORDER_WAIT_MIN: Duration = Duration::from_micros(100);
 /// Error messages are cut to this many characters.
@@ -43,6 +49,7 @@ pub(crate) async fn play(run: &Run, messages: &Messages, session: &Session) -> S
         last_ready: None,
         last_sent: None,
         become_user: None,
+        login_user: String::new(),
         status: None,
         mysql_status: TransactionStatus::Idle,
         reset: false,
@@ -91,6 +98,10 @@ pub(crate) struct Flight {
     copy_given_up: bool,
     /// How often ReadyForQuery has been asked for: a second time where a Sync came ahead of the data of a COPY.
     asked: u16,
+    /// One of these was by Sync.
+    syncs: bool,
+    /// An error ended a request of the extended protocol: the server skips everything to Sync, a Query too.
+    skips: bool,
     /// It is a Sync alone, the only unit that ReadyForQuery and nothing else may answer.
     is_sync: bool,
     /// The server has said something to it.
@@ -99,6 +110,13 @@ pub(crate) struct Flight {
     cancel_at: Option<Instant>,
     pub rows: u64,
     pub hash: Option<RowHash>,
+}
+
+impl Flight {
+    /// Its Query, or its FunctionCall, is skipped as well, and no Sync follows in it: nothing ends its answer.
+    fn is_skipped(&self) -> bool {
+        self.skips && !self.syncs
+    }
 }
 
 pub(crate) struct Player<'r> {
@@ -114,7 +132,10 @@ pub(crate) struct Player<'r> {
     last_ready: Option<Instant>,
     /// When the last unit was sent.
     last_sent: Option<Instant>,
+    /// As whom it runs, if that is another than who logs in.
     become_user: Option<String>,
+    /// Who logs in.
+    login_user: String,
     /// The transaction status after the last answer.
     status: Option<TransactionStatus>,
     /// The transaction status, in MySQL's protocol: an error leaves it.
@@ -205,6 +226,7 @@ impl Player<'_> {
             return Ok(connection);
         }
         self.become_user = login.become_user;
+        self.login_user = login.user;
         Ok(connection)
     }
 
@@ -256,6 +278,7 @@ impl Player<'_> {
             self.send(unit, first, connection).await?;
             // What has come while it was sent is taken without waiting.
             self.take_messages(connection)?;
+            self.go_on(connection).await?;
         }
         while !self.flights.is_empty() {
             self.receive(connection).await?;
@@ -312,6 +335,8 @@ impl Player<'_> {
             failed: false,
             copy_given_up: false,
             asked: 0,
+            syncs: false,
+            skips: false,
             is_sync: false,
             is_heard: false,
             cancel_at: None,
@@ -385,7 +410,9 @@ impl Player<'_> {
                 Barrier::None => {}
                 Barrier::CopyIn => {
                     // After an error the server is ready by itself, if it was asked to be; else it waits for Sync.
-                    let waits = |flight: &Flight| flight.copy_in == 0 && (!flight.failed || flight.asked > 0);
+                    let answers =
+                        |flight: &Flight| !flight.failed || (flight.asked > 0 && !flight.is_skipped());
+                    let waits = |flight: &Flight| flight.copy_in == 0 && answers(flight);
                     while self.flights.back().is_some_and(waits) {
                         self.receive(connection).await?;
                     }
@@ -414,6 +441,7 @@ impl Player<'_> {
             };
             if let Some(flight) = self.flights.back_mut() {
                 flight.is_sync = is_first && bytes.first() == Some(&frontend_tag::SYNC);
+                flight.syncs |= step.says == Says::Asks && bytes.ends_with(&SYNC);
             }
             self.renumber(step, &mut bytes, connection);
             self.write(&bytes, connection).await?;
@@ -422,7 +450,7 @@ impl Player<'_> {
         if let Some(flight) = self.flights.back_mut() {
             flight.sent_all = true;
         }
-        self.end_copy(connection).await
+        self.go_on(connection).await
     }
 
     async fn write(&mut self, mut bytes: &[u8], connection: &mut Connection) -> Result<(), Break> {
@@ -452,9 +480,29 @@ impl Player<'_> {
             Some(0) => return Err(Break::Lost("the server closed the connection".into())),
             Some(_) => {
                 self.take_messages(connection)?;
-                self.end_copy(connection).await?;
+                self.go_on(connection).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Says what the server waits for, and the trace does not have.
+    async fn go_on(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        self.end_skipping(connection).await?;
+        self.end_copy(connection).await
+    }
+
+    /// The server skips to a Sync that the unit does not have: its Query was answered at capture, because what is before it had not failed.
+    async fn end_skipping(&mut self, connection: &mut Connection) -> Result<(), Break> {
+        let is_last = self.flights.len() == 1;
+        let skipped = |flight: &&mut Flight| flight.sent_all && flight.is_skipped();
+        let Some(flight) = self.flights.front_mut().filter(skipped) else { return Ok(()) };
+        if !is_last {
+            // It skips these as well, or takes the Sync of one of them.
+            return Err(Break::Lost(SKIPPED.into()));
+        }
+        flight.syncs = true;
+        connection.write_all(&SYNC).await?;
         Ok(())
     }
 
@@ -513,7 +561,15 @@ impl Player<'_> {
 
     fn message(&mut self, kind: u8, body: &[u8]) -> Result<(), Break> {
         // These come at any time.
-        if matches!(kind, tag::NOTICE_RESPONSE | tag::NOTIFICATION_RESPONSE | tag::PARAMETER_STATUS) {
+        if kind == tag::PARAMETER_STATUS {
+            if let Ok(Message::ParameterStatus(status)) = Message::decode(kind, body)
+                && status.name == SESSION_USER
+            {
+                self.note_user(status.value);
+            }
+            return Ok(());
+        }
+        if matches!(kind, tag::NOTICE_RESPONSE | tag::NOTIFICATION_RESPONSE) {
             return Ok(());
         }
         if self.ready_again {
@@ -553,6 +609,10 @@ impl Player<'_> {
                 let status = TransactionStatus::decode(body).map_err(|error| {
                     Break::Lost(format!("the server does not speak the protocol: {error}"))
                 })?;
+                // By the Sync of a later one, which came before we could say ours.
+                if flight.is_skipped() {
+                    return Err(Break::Lost(SKIPPED.into()));
+                }
                 self.ready_again |= flight.failed && flight.asked > 1;
                 self.ready(status);
             }
@@ -564,6 +624,7 @@ impl Player<'_> {
                     Ok(Message::PortalSuspended) => End::Suspended,
                     Ok(Message::ErrorResponse(fields)) => {
                         flight.failed = true;
+                        flight.skips |= flight.owed > 0;
                         match std::mem::take(&mut flight.copy_given_up) {
                             // It is not the server's: the COPY was under way.
                             true => End::Complete(NO_COPY_DATA.as_bytes().into()),
@@ -581,13 +642,24 @@ impl Player<'_> {
         Ok(())
     }
 
+    /// The server tells as whom the session runs. It may be the login user's again, whatever made it so: a function, for one, or a statement
+    /// that was prepared before recording.
+    fn note_user(&mut self, user: &[u8]) {
+        let Some(become_user) = &self.become_user else { return };
+        if user == self.login_user.as_bytes() {
+            self.reset = true;
+        } else if user == become_user.as_bytes() {
+            self.reset = false;
+        }
+    }
+
     /// The oldest unit is answered.
     pub(crate) fn ready(&mut self, status: TransactionStatus) {
         let Some(flight) = self.flights.pop_front() else { return };
         let now = Instant::now();
         self.last_ready = Some(now);
-        // These make the session the login user's again.
-        let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if [&b"DISCARD ALL"[..], b"RESET"].contains(&&**tag));
+        // This makes the session the login user's again. RESET may be of anything: what it did, the server has told.
+        let resets = |actual: &Actual| matches!(&actual.end, End::Complete(tag) if **tag == *b"DISCARD ALL");
         self.reset |=
             flight.sending.statements.iter().any(resets) || self.session.resets.contains(&flight.unit);
         self.status = Some(status);

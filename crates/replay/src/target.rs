@@ -42,7 +42,7 @@ pub struct Identities {
     pub users: BTreeMap<String, String>,
     /// Captured database to database of the target; what is not in it keeps the name.
     pub databases: BTreeMap<String, String>,
-    /// Passwords of users of the target. Who is not in it is reached through the connection string's user and
+    /// Passwords of users of the target, or PostgreSQL's md5 hashes of them. Who is not in it is reached through the connection string's user and
     /// SET SESSION AUTHORIZATION.
     pub passwords: BTreeMap<String, String>,
     /// All sessions run as the connection string's user.
@@ -51,6 +51,9 @@ pub struct Identities {
 
 impl Identities {
     /// Reads passwords from a file of PgBouncer's `auth_file` form: `"user" "password"`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a secret in it is of a kind by which nobody can log in.
     pub fn load_passwords(&mut self, path: &Path) -> Result<(), Error> {
         let fault =
             |error: &dyn std::fmt::Display| Error::Credentials(format!("{}: {error}", path.display()));
@@ -58,8 +61,14 @@ impl Identities {
         if let Some(error) = list.errors.first() {
             return Err(fault(error));
         }
-        let pairs = list.value.iter().map(|(user, secret)| (user.to_owned(), secret.expose().to_owned()));
-        self.passwords.extend(pairs);
+        for (user, secret) in list.value.iter() {
+            if matches!(Secret::parse(secret.expose()), Secret::Scram(_)) {
+                return Err(fault(&format_args!(
+                    "user {user}: by a SCRAM verifier nobody can log in; give the password, or leave the user out"
+                )));
+            }
+            self.passwords.insert(user.to_owned(), secret.expose().to_owned());
+        }
         Ok(())
     }
 }
@@ -134,6 +143,12 @@ impl Target {
         identities: Identities,
         environment: &impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
+        let is_hash = |password: &String| !matches!(Secret::parse(password), Secret::Plain(_));
+        if let Some((user, _)) = identities.passwords.iter().find(|(_, password)| is_hash(password)) {
+            return Err(Error::Credentials(format!(
+                "user {user}: MariaDB and MySQL have no use for hashes that PostgreSQL stores; give the password in --credentials, or leave the user out"
+            )));
+        }
         let upstream = Upstream::parse(url)?;
         let host = upstream.host.as_ref().and_then(|hosts| hosts.hosts().first()).cloned();
         let host = host.unwrap_or_else(|| Host::parse("127.0.0.1"));
@@ -189,7 +204,7 @@ impl Target {
         let user = mapped(&self.identities.users, user);
         match self.identities.passwords.get(&user) {
             Some(password) => {
-                Login { user, database, secret: Some(plain(password.clone())), become_user: None }
+                Login { user, database, secret: Some(Secret::parse(password)), become_user: None }
             }
             None if user == self.user => own,
             None => Login { become_user: Some(user), ..own },
@@ -255,6 +270,28 @@ mod tests {
         let login = target("host=h user=admin", identities).login(Some(b"joe"), Some(b"shop"));
         assert_eq!((login.user.as_str(), login.database.as_str()), ("joe_test", "shop_copy"));
         assert_eq!((login.become_user, login.secret), (None, Some(plain("pw".into()))));
+    }
+
+    #[test]
+    fn hashes_by_which_nobody_can_log_in_are_refused() {
+        let loaded = |secret: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), format!("\"admin\" \"pw\"\n\"joe\" \"{secret}\"\n")).unwrap();
+            let mut identities = Identities::default();
+            identities.load_passwords(file.path()).map(|()| identities)
+        };
+        let key = "A".repeat(43) + "=";
+        let error = loaded(&format!("SCRAM-SHA-256$4096:c2FsdA==${key}:{key}")).unwrap_err().to_string();
+        assert!(error.contains("user joe") && error.contains("SCRAM") && !error.contains("4096"), "{error}");
+        let identities = loaded(&format!("md5{}", "0".repeat(32))).unwrap();
+        let error = Target::new("mysql://h", identities.clone()).unwrap_err().to_string();
+        assert!(error.contains("user joe"), "{error}");
+        let secret =
+            |user: &[u8]| target("host=h user=root", identities.clone()).login(Some(user), None).secret;
+        assert_eq!(
+            (secret(b"joe"), secret(b"admin")),
+            (Some(Secret::Md5([0; 16])), Some(plain("pw".into())))
+        );
     }
 
     #[test]

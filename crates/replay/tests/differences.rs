@@ -285,6 +285,28 @@ fn passwords_and_tls() {
 }
 
 #[test]
+fn a_stored_md5_hash_logs_in() {
+    let (meta, records) = record(&server(), &["select current_user, v from t where id = 1"]);
+    let copy = Postgres::builder().auth(AuthMethod::Md5).user("joe", "p w").start().expect("PostgreSQL");
+    copy.sql("create table t (id int, v text); insert into t values (1, 'v'); grant all on t to joe")
+        .expect("setup");
+    let hash = copy.sql_value("select rolpassword from pg_authid where rolname = 'joe'").expect("a hash");
+    assert!(hash.starts_with("md5"), "{hash}");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), format!("\"joe\" \"{hash}\"\n")).expect("a file");
+    let mut identities = Identities::default();
+    identities.load_passwords(file.path()).expect("credentials");
+    let dsn = format!(
+        "host=127.0.0.1 port={} user=joe password='p w' dbname=postgres sslmode=disable",
+        copy.port()
+    );
+    let target = Target::new(&dsn, identities).expect("target");
+    let plan = recorder::plan(&meta, &records, &plan::Options::default());
+    let (_, _, report) = recorder::play(plan, target, asap());
+    assert!(report.is_equal() && report.counts.equal == 1, "{}", report.text());
+}
+
+#[test]
 fn connections_that_are_kept_for_superusers_are_free_for_them_only() {
     let (meta, records) = record(&server(), &["select 1"]);
     let copy = Postgres::builder()

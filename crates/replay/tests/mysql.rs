@@ -15,8 +15,8 @@ use recorder::Recorder;
 use underpass_mysql::auth::native_password;
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
-    COM_CHANGE_USER, COM_QUERY, COM_QUIT, COM_RESET_CONNECTION, COM_STMT_CLOSE, COM_STMT_EXECUTE,
-    COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA, statement_number,
+    COM_CHANGE_USER, COM_INIT_DB, COM_QUERY, COM_QUIT, COM_RESET_CONNECTION, COM_STMT_CLOSE,
+    COM_STMT_EXECUTE, COM_STMT_PREPARE, COM_STMT_SEND_LONG_DATA, statement_number,
 };
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
 use underpass_mysql::handshake::{AUTH_SWITCH, Greeting, Login, NATIVE_PASSWORD};
@@ -609,6 +609,39 @@ fn what_has_no_answer_is_played_where_the_next_command_is_not() {
     let options = Options { read_only: true, ..asap() };
     let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), options);
     assert!(report.is_equal() && report.counts.equal == 10, "{}", report.text());
+}
+
+#[test]
+fn a_database_has_another_name_also_for_sessions_that_go_to_it_later() {
+    if missing() {
+        return;
+    }
+    let (original, copy) = (server(), server());
+    original.sql("create table shop.named (a int); create database other").expect("tables");
+    copy.sql(
+        "create database shop_copy; create database other; create table shop.named (a int); create table shop_copy.named (a int)",
+    )
+    .expect("tables");
+    let records = record(&original, Level::Summary, |port| {
+        let mut client = Client::connect(port, "bob", "");
+        client.query("insert into named values (1)").expect("a row");
+        for (value, database) in [(2, "use `shop`"), (3, "shop")] {
+            client.query("use other").expect("a database");
+            let command = if value == 2 { COM_QUERY } else { COM_INIT_DB };
+            client.command(&[&[command][..], database.as_bytes()].concat()).expect("a database");
+            client.query(&format!("insert into named values ({value})")).expect("a row");
+        }
+        client.quit();
+    });
+    let databases: BTreeMap<_, _> = [("shop".to_owned(), "shop_copy".to_owned())].into();
+    let plan = plan_of(&records, &plan::Options { databases: databases.clone(), ..Default::default() });
+    let identities = Identities { databases, ..Identities::default() };
+    let (_, _, report) = recorder::play(plan, target(copy.port(), identities), asap());
+    assert!(report.is_equal(), "{}", report.text());
+    let rows = |table: &str| {
+        copy.sql(&format!("select ifnull(group_concat(a order by a), '') from {table}")).expect("rows")
+    };
+    assert_eq!((rows("shop_copy.named"), rows("shop.named")), ("1,2,3".to_owned(), String::new()));
 }
 
 fn fs_write(path: &std::path::Path, text: &str) {

@@ -293,6 +293,64 @@ fn a_copy_that_fails_before_it_reads_is_ready_twice() {
     assert!(report.broken_sessions.is_empty(), "{}", report.text());
 }
 
+/// A Parse fails here, in a transaction that failed, and no Sync follows: the server skips the Query, the COPY and the data behind it.
+#[test]
+fn a_query_behind_a_request_that_fails_is_not_waited_for() {
+    let (original, copy) = (server(), server());
+    copy.sql("insert into t values (100, 'taken')").expect("a row");
+    let recorder = Recorder::start(original.port(), Level::Full);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "postgres", "postgres")).expect("connect");
+    let without_sync = |query: &str| Batch::new().parse("", "select 1").query(query);
+    for query in ["begin", "insert into t values (100, 'x')"] {
+        client.query(query).expect("answer");
+    }
+    client.exchange(&without_sync("select 2")).expect("a row");
+    client.send(&without_sync("copy t from stdin")).expect("copy");
+    until_copy_in(&mut client);
+    client.send(&Batch::new().copy_data(b"200\tx\n").copy_done()).expect("data");
+    client.response().expect("copied");
+    client.query("rollback").expect("the end");
+    client.query("select 3").expect("a row");
+    client.terminate().expect("terminate");
+
+    let meta = recorder::meta(&original, Level::Full);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    let target = recorder::target(copy.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+    assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
+    assert!(report.broken_sessions.is_empty(), "{}", report.text());
+    // What follows from the insert that failed is not counted on its own.
+    assert_eq!(report.kinds.get(&Kind::Error), Some(&1), "{}", report.text());
+    assert_eq!((report.cascades, report.counts.equal), (2, 3), "{}", report.text());
+}
+
+/// The same with more behind it: whether the server skipped that, too, cannot always be told, and nothing is waited for that will not come.
+#[test]
+fn what_was_sent_behind_a_query_that_is_skipped_is_answered_or_lost() {
+    let (original, copy) = (server(), server());
+    copy.sql("insert into t values (100, 'taken')").expect("a row");
+    let recorder = Recorder::start(original.port(), Level::Full);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "postgres", "postgres")).expect("connect");
+    for query in ["begin", "insert into t values (100, 'x')"] {
+        client.query(query).expect("answer");
+    }
+    let pipeline = Batch::new().parse("", "select 1").query("select 2").query("select 3").sync();
+    assert_eq!(client.exchange(&pipeline).expect("pipeline").len(), 3);
+    client.terminate().expect("terminate");
+    let meta = recorder::meta(&original, Level::Full);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    let target = recorder::target(copy.port(), Identities::default());
+    let (plan, played, report) =
+        recorder::play(plan, target, Options { pace: Pace::Asap, ..Options::default() });
+    match report.broken_sessions.first() {
+        Some((_, why)) => assert!(why.contains("without Sync"), "{}", report.text()),
+        None => assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text()),
+    }
+}
+
 /// A session that runs as its user by SET SESSION AUTHORIZATION is nobody else's, whatever undoes that.
 #[test]
 fn a_session_does_not_go_on_as_the_superuser() {
@@ -331,4 +389,52 @@ fn a_session_does_not_go_on_as_the_superuser() {
     let names = "select string_agg(distinct name, ',') || count(*) from who";
     assert_eq!(original.sql_value(names).expect("names"), "joe4");
     assert_eq!(copy.sql_value(names).expect("names"), "joe4");
+}
+
+/// What the server tells of the session's user counts, not the words: RESET leaves a role, and a function may make the session the login user's.
+#[test]
+fn a_reset_of_a_setting_leaves_the_role_and_a_hidden_one_of_the_user_is_seen() {
+    let (original, copy) = (server(), server());
+    for server in [&original, &copy] {
+        server
+            .sql(
+                "create role joe login; create role worker; grant worker to joe; \
+                 create table who (step text, name text default session_user, role text default current_user); \
+                 grant all on who to joe, worker",
+            )
+            .expect("setup");
+    }
+    let recorder = Recorder::start(original.port(), Level::Summary);
+    let mut client =
+        Client::connect(&ClientOptions::new(recorder.port(), "joe", "postgres")).expect("connect");
+    for query in [
+        "set role worker",
+        "reset work_mem",
+        "insert into who values ('1 reset')",
+        "reset all",
+        "insert into who values ('2 reset all')",
+        "reset role",
+        "insert into who values ('3 reset role')",
+        "select set_config('session_authorization', null, false)",
+        "insert into who values ('4 hidden')",
+        // Refused to joe; here a superuser has logged in.
+        "set session authorization postgres",
+        "insert into who values ('5 refused')",
+    ] {
+        client.exchange(&Batch::new().query(query)).expect("answer");
+    }
+    client.terminate().expect("terminate");
+
+    let meta = recorder::meta(&original, Level::Summary);
+    let plan = recorder::plan(&meta, &recorder.records(), &plan::Options::default());
+    assert!(plan.sessions[0].resets.is_empty());
+    let target = recorder::target(copy.port(), Identities::default());
+    let options = Options { pace: Pace::Asap, ..Options::default() };
+    let (plan, played, report) = recorder::play(plan, target, options);
+    assert_eq!(recorder::answered(&played), plan.units(), "{}", report.text());
+    assert_eq!(report.kinds, [(Kind::NoError, 1)].into(), "{}", report.text());
+    let steps = "select string_agg(concat_ws(' ', step, name, role), ', ' order by step) from who";
+    let there = original.sql_value(steps).expect("steps");
+    assert!(there.starts_with("1 reset joe worker, 2 reset all joe worker, 3 reset role joe joe"), "{there}");
+    assert_eq!(copy.sql_value(steps).expect("steps"), there);
 }

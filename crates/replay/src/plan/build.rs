@@ -28,12 +28,20 @@ pub fn read(path: &Path, options: &Options) -> Result<Plan, Error> {
     let mut reader = Reader::open(path)?;
     let meta = reader.meta().clone();
     let mut builder = Builder::new(options, meta.protocol)?;
-    while let Some(record) = reader.next()? {
-        builder.record(&record)?;
+    let mut malformed = 0;
+    loop {
+        match reader.next() {
+            Ok(Some(record)) => builder.record(&record)?,
+            Ok(None) => break,
+            // What is missing for that shows by the offsets of what follows.
+            Err(underpass_trace::Error::Record { .. }) => malformed += 1,
+            Err(error) => return Err(error.into()),
+        }
     }
     let damage = reader.damage();
     let mut plan = builder.finish(meta, damage.blocks + damage.segments)?;
     plan.is_torn = damage.torn;
+    plan.malformed_records = malformed;
     Ok(plan)
 }
 
@@ -324,6 +332,7 @@ impl<'o> Builder<'o> {
             commits: 0,
             close_commits: 0,
             damaged_blocks,
+            malformed_records: 0,
             is_torn: false,
             holes: self.holes.count,
             hole_bytes: self.holes.bytes,

@@ -9,13 +9,13 @@ use std::ops::Range;
 use foldhash::{HashMap, HashSet};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
-    self, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION, COM_STMT_BULK_EXECUTE,
+    self, COM_INIT_DB, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION, COM_STMT_BULK_EXECUTE,
     COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_PREPARE, COM_STMT_RESET, LAST_PREPARED,
 };
 use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_sql::Class;
 use underpass_trace::statements::CAPABILITIES;
-use underpass_trace::{Frontend, Redaction, SessionStart};
+use underpass_trace::{Frontend, Protocol, Redaction, SessionStart, strip_literals};
 
 use super::script::Script;
 use super::statements::{begin, execute, left_out};
@@ -185,9 +185,10 @@ impl Script {
         self.session.commands.push(kind);
         let at = self.session.units.len() - 1;
         self.take_held(at, kind, &payload);
-        let begin = begin_that_reads(kind, &payload, classifier, options);
-        let is_other = begin.is_some();
-        let payload = begin.map_or(payload, Cow::Owned);
+        let other = begin_that_reads(kind, &payload, classifier, options)
+            .or_else(|| to_database_there(kind, &payload, options));
+        let is_other = other.is_some();
+        let payload = other.map_or(payload, Cow::Owned);
         let told = self.with_types(at, kind, &payload);
         match &told {
             Cow::Borrowed(_) if !is_other => self.append_command(&message.message, messages)?,
@@ -457,6 +458,25 @@ fn begin_that_reads(
     let lifts = statement.summary.class == Class::LiftsReadOnly && statement.block == Some(Block::Begins);
     let words = statements(&statement.label).next().filter(|_| lifts)?;
     Some([&payload[..payload.len() - text.len()], begin(&words).as_bytes()].concat())
+}
+
+/// In the place of a command that goes to a database which has another name on the target, one that goes there.
+fn to_database_there(kind: u8, payload: &[u8], options: &Options) -> Option<Vec<u8>> {
+    let renamed = |name: &[u8]| options.databases.get(std::str::from_utf8(name).ok()?);
+    let text = match kind {
+        _ if options.databases.is_empty() => return None,
+        COM_INIT_DB => return Some([&[COM_INIT_DB], renamed(&payload[1..])?.as_bytes()].concat()),
+        COM_QUERY => command::query_text(payload).ok()?,
+        COM_STMT_PREPARE => &payload[1..],
+        _ => return None,
+    };
+    // Without comments and quotes.
+    let words = strip_literals(text, Protocol::Mysql);
+    let (verb, name) = words.split_first_chunk::<4>()?;
+    let name = verb.eq_ignore_ascii_case(b"use ").then_some(name)?;
+    let name = renamed(name.strip_suffix(b";").unwrap_or(name).trim_ascii())?;
+    let text_there = format!("use `{}`", name.replace('`', "``"));
+    Some([&payload[..payload.len() - text.len()], text_there.as_bytes()].concat())
 }
 
 /// Where a COM_STMT_EXECUTE says whether types of parameters follow, and how many those are; `None` without parameters.

@@ -19,6 +19,8 @@ pub enum Reason {
     Lost,
     /// The trace is masked, and data of it were withheld for that.
     Masked,
+    /// Data of a COPY that its trace does not have at all: imported from a log, for one.
+    NoCopyData,
     /// It uses a statement or portal that was made before recording, and its text is not known.
     UnknownStatement,
     /// A password in it was overwritten when it was recorded.
@@ -51,6 +53,7 @@ impl Reason {
             }
             Self::Lost => "bytes of them are missing in the trace",
             Self::Masked => "their data are not in the trace, because it is masked",
+            Self::NoCopyData => "they copy data in that the trace does not have",
             Self::UnknownStatement => {
                 "they use a statement prepared before recording, whose text is not known"
             }

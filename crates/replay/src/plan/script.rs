@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::{HashMap, HashSet};
 use underpass_mysql::command::COM_STMT_PREPARE;
 use underpass_trace::{
-    Bytes, Frontend, PreparedFill, Protocol, Redaction, Response, SessionStart, Withheld, WithheldReason,
+    Bytes, Frontend, PreparedFill, Protocol, Redaction, Response, SessionStart, Source, Withheld,
+    WithheldReason,
 };
 use underpass_wire::backend::TransactionStatus;
 use underpass_wire::frontend::{self, Message, build};
@@ -80,6 +81,8 @@ pub(super) struct Script {
     pub(super) answers: BTreeMap<usize, Vec<Expected>>,
     /// Executes that were left out of a unit that is sent without them.
     pub(super) dropped: HashSet<u64>,
+    /// Units whose client did not send the data that their COPY may have wanted.
+    without_data: Vec<usize>,
     /// Queries in whose place a shorter text is sent: what that answers the trace does not know.
     pub(super) shortened: HashSet<u64>,
 }
@@ -97,7 +100,7 @@ pub(super) struct Open {
     pub(super) copies: u32,
     /// Data of a COPY follows whose beginning is missing.
     stray_copy: bool,
-    /// It began with Query.
+    /// A Query executes it, also one behind a Parse without a Sync: no Sync follows the data of its COPY.
     pub(super) simple: bool,
     pub(super) parses: Vec<u32>,
     /// Statements that it executes.
@@ -124,6 +127,7 @@ impl Script {
             end_ns: None,
             end: None,
             midstream: start.midstream,
+            is_imported: start.source == Source::Import,
             user: owned(&start.user),
             database: owned(&start.database),
             application_name: owned(&start.application_name),
@@ -172,6 +176,7 @@ impl Script {
             commands: Commands::of(start),
             answers: BTreeMap::new(),
             dropped: HashSet::default(),
+            without_data: Vec::new(),
             shortened: HashSet::default(),
         }
     }
@@ -314,8 +319,19 @@ impl Script {
         true
     }
 
+    /// The last unit is over.
+    fn close(&mut self) {
+        if self.open.copies > 0
+            && let Some(at) = self.session.units.len().checked_sub(1)
+        {
+            self.without_data.push(at);
+        }
+        self.open.copies = 0;
+    }
+
     pub(super) fn begin(&mut self, message: &Frontend<'_>, when: Ordering) {
-        self.open = Open { simple: message.message.first() == Some(&tag::QUERY), ..Open::default() };
+        self.close();
+        self.open = Open::default();
         let omitted = match (self.session.units.last(), when) {
             (_, Ordering::Less | Ordering::Greater) => Some(Reason::Filter),
             // A transaction whose beginning is not played is not played at all.
@@ -366,6 +382,7 @@ impl Script {
         let mut instead = None;
         match Message::decode(kind, body) {
             Ok(Message::Query(query)) => {
+                self.open.simple = true;
                 instead = statements::query(unit, &mut self.open, query.query, classifier, options);
                 if instead.as_ref().is_some_and(|instead| instead.is_shorter) {
                     self.shortened.insert(message.offset);
@@ -589,7 +606,15 @@ impl Script {
         while let Some((&index, _)) = self.answers.first_key_value() {
             self.keep_answers(index, expected);
         }
+        self.close();
+        let is_imported = self.session.is_imported;
         let units = &mut self.session.units;
+        for &at in &self.without_data {
+            // Where the server refused the COPY it wanted none. A log has no data, and does not tell whether they were what failed.
+            if is_imported || took_data(expected.get(units[at].expected)) {
+                units[at].omitted.get_or_insert(Reason::NoCopyData);
+            }
+        }
         for (at, name) in &self.unresolved {
             // A session that was seen from its beginning can have prepared it in ways that leave no Parse.
             if self.session.midstream && !self.filled.contains(name) {
@@ -687,6 +712,13 @@ fn began_within(
         (None, Some(status)) => Some(status != TransactionStatus::Idle),
         (None, None) => None,
     }
+}
+
+/// Whether a COPY succeeded, and nothing failed that may have been another one.
+fn took_data(expected: &[Expected]) -> bool {
+    let copied = |one: &Expected| matches!(&one.end, Some(End::Complete(tag)) if tag.starts_with(b"COPY"));
+    let failed = |one: &Expected| matches!(one.end, Some(End::Error(..)));
+    expected.iter().any(copied) && !expected.iter().any(failed)
 }
 
 /// What the statement with this command tag did. It may be known by nothing else.

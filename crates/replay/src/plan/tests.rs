@@ -703,7 +703,8 @@ fn units_that_make_the_session_the_login_users_again_are_marked() {
     for (sql, resets) in [
         ("DISCARD ALL", true),
         ("reset session authorization", true),
-        ("RESET ALL;", true),
+        ("RESET ALL;", false),
+        ("reset role", false),
         ("set session authorization default", true),
         ("set local session authorization default", true),
         ("select 1; set session_authorization to default", true),

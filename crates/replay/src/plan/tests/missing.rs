@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is not in the trace, and what must not be played for that.
 
-use underpass_trace::{ErrorOutcome, Withheld, WithheldReason};
+use std::fs;
+
+use underpass_trace::{ErrorOutcome, Options as WriterOptions, Withheld, WithheldReason, Writer};
 
 use super::*;
 
@@ -122,6 +124,41 @@ fn a_copy_that_the_server_refused_needs_no_data() {
     assert!(matches!(end, Some(End::Error(_, message)) if message.len() == 300));
 }
 
+/// The server would begin it and wait.
+#[test]
+fn a_copy_whose_data_the_trace_never_had_is_not_played() {
+    let reason = Some(Reason::NoCopyData);
+    let cases: [(Build, bool, &str, Option<Reason>); 5] = [
+        (copy, false, "COPY 5", reason),
+        (copy_extended, false, "COPY 5", reason),
+        (copy, true, "COPY", reason),
+        // Of a log nobody knows whether it was refused, or its data.
+        (copy, true, "", reason),
+        (copy, false, "", None),
+    ];
+    for (send, imported, outcome, omitted_for) in cases {
+        let mut trace = Trace::default();
+        trace.start(1, 0, false);
+        if let Some(Record::SessionStart(start)) = trace.records.last_mut() {
+            start.source = if imported { Source::Import } else { Source::Synthetic };
+        }
+        let request = trace.send(1, 1, send);
+        trace.complete(1, 2, request, outcome);
+        if let Some(Record::Response(response)) = trace.records.last_mut().filter(|_| outcome.is_empty()) {
+            let error = ErrorOutcome { sqlstate: *b"42P01", fatal: false, message: b""[..].into() };
+            response.outcome = Outcome::Error(error);
+        }
+        trace.ready(1, 2, request, I);
+        trace.query(1, 3, 4, "select 1", I);
+        // Also as the last of its session.
+        let request = trace.send(1, 5, send);
+        trace.complete(1, 6, request, "COPY 5");
+        trace.ready(1, 6, request, I);
+        let plan = trace.plan(&Options::default());
+        assert_eq!(omitted(&plan), [omitted_for, None, reason], "{outcome} {imported}");
+    }
+}
+
 /// Nor do they keep that unit open, so that the next query would become a part of it.
 #[test]
 fn data_of_a_copy_that_was_lost_belong_to_no_other_unit() {
@@ -210,4 +247,46 @@ fn what_is_missing_is_counted() {
     trace.pass(1, 100);
     trace.query(1, 1, 2, "select 1", I);
     assert_eq!(trace.plan(&Options::default()).holes, 0);
+}
+
+/// Castagnoli's, by which the trace checks its blocks.
+fn crc32c(bytes: &[u8]) -> [u8; 4] {
+    let bit = |crc: u32| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
+    let crc = bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| bit(crc)));
+    (!crc).to_le_bytes()
+}
+
+/// Reports and exports read such a trace, too.
+#[test]
+fn a_record_that_cannot_be_understood_is_counted() {
+    let mut trace = Trace::default();
+    trace.start(1, 0, false);
+    trace.query(1, 1, 2, "select 1", I);
+    trace.query(1, 3, 4, "select 2", I);
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("trace");
+    // A block for each record.
+    let options = WriterOptions { block_bytes: 1, zstd_level: 0, ..WriterOptions::default() };
+    let mut writer = Writer::create(&directory, &Meta::default(), options).unwrap();
+    trace.records.iter().for_each(|record| writer.write(record).unwrap());
+    writer.finish().unwrap();
+    let whole = read(&directory, &Options::default()).unwrap();
+    assert_eq!((whole.units(), whole.malformed_records), (2, 0));
+
+    let segment = fs::read_dir(&directory).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&segment).unwrap();
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    // The first block with a Ready (kind 4), whose last byte is the status.
+    let is_block = |at: &usize| bytes[*at..].starts_with(b"UPBK") && word(&bytes, at + 24) == 1 << 4;
+    let header = (0..bytes.len()).find(is_block).unwrap();
+    let payload = header + 72..header + 72 + word(&bytes, header + 20) as usize;
+    assert_eq!(bytes[payload.end - 1], b'I');
+    bytes[payload.end - 1] = b'?';
+    let crc = crc32c(&bytes[payload]);
+    bytes[header + 64..header + 68].copy_from_slice(&crc);
+    let crc = crc32c(&bytes[header..header + 68]);
+    bytes[header + 68..header + 72].copy_from_slice(&crc);
+    fs::write(&segment, bytes).unwrap();
+    let plan = read(&directory, &Options::default()).unwrap();
+    assert_eq!((plan.units(), plan.malformed_records, plan.damaged_blocks), (2, 1, 0));
 }

@@ -298,3 +298,28 @@ fn a_transaction_that_may_write_reads_in_read_only_mode() {
     let plan = trace.plan(&Options::default());
     assert_eq!(sent(&plan, 0, 0), [message(&[b"\x03", BEGIN].concat())]);
 }
+
+#[test]
+fn a_session_goes_to_databases_by_the_names_that_they_have_there() {
+    let databases = [("shop".to_owned(), "sh`op 2".to_owned())].into();
+    let options = Options { databases, ..Options::default() };
+    for (payload, there) in [
+        (&b"\x02shop"[..], &b"\x02sh`op 2"[..]),
+        (b"\x02shopping", b"\x02shopping"),
+        (b"\x03USE shop", b"\x03use `sh``op 2`"),
+        (b"\x03use/* of a pool */`shop` ;", b"\x03use `sh``op 2`"),
+        (b"\x16use shop", b"\x16use `sh``op 2`"),
+        (b"\x03use shopping", b"\x03use shopping"),
+        // As docs/replay.md says.
+        (b"\x03use shop; select 1", b"\x03use shop; select 1"),
+        (b"\x03select 'use shop'", b"\x03select 'use shop'"),
+    ] {
+        let mut trace = Commands::start(false);
+        trace.run(1, payload, "OK 0", I);
+        trace.run(3, b"\x03select a from t", "ROWS 1", I);
+        let plan = trace.plan(&options);
+        assert_eq!(sent(&plan, 0, 0), [message(there)], "{}", String::from_utf8_lossy(payload));
+        assert_eq!(sent(&plan, 0, 1), [message(b"\x03select a from t")]);
+        assert_eq!(sent(&trace.plan(&Options::default()), 0, 0), [message(payload)]);
+    }
+}
