@@ -61,8 +61,9 @@ pub(crate) const IMPORT_HELP: &str = "\
 Example:
   underpass import /var/log/postgresql/postgresql-Mon.csv -o monday && underpass report monday
 
-The server needs log_destination = 'csvlog', and log_min_duration_statement = 0 or log_statement = 'all' (durations with
-log_duration = on). A log is less than a capture: parameters are text, rows and bytes are not known.";
+The server needs log_destination = 'csvlog', lc_messages = 'C' (or other English), and log_min_duration_statement = 0 or
+log_statement = 'all' (durations with log_duration = on). With log_disconnections = on sessions have their end, else
+they end with their last line. A log is less than a capture: parameters are text, rows and bytes are not known.";
 
 /// Writes the export and says on standard error what it has.
 pub(crate) fn export(arguments: &Export) -> anyhow::Result<ExitCode> {
@@ -108,19 +109,19 @@ pub(crate) fn export(arguments: &Export) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    eprintln!("{said}");
+    tell(&said);
     if malformed > 0 {
-        eprintln!("underpass: {malformed} malformed records were passed over");
+        tell(&format!("underpass: {malformed} malformed records were passed over"));
     }
     let damage = reader.damage();
     if damage.torn {
-        eprintln!("underpass: the trace has no regular end: the recorder was killed, or is still at work");
+        tell("underpass: the trace has no regular end: the recorder was killed, or is still at work");
     }
     if damage.blocks > 0 || damage.segments > 0 {
-        eprintln!(
+        tell(&format!(
             "underpass: {} damaged blocks and {} missing segments are not in it",
             damage.blocks, damage.segments
-        );
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -143,22 +144,36 @@ pub(crate) fn import(arguments: &Import) -> anyhow::Result<ExitCode> {
     }
     let sum = import.finish(&mut writer)?;
     writer.finish()?;
-    let csv_log::Summary { lines, sessions, statements, errors, zones_taken_for_utc, not_utf8, torn, .. } =
-        sum;
-    eprintln!("{statements} statements of {sessions} sessions, {errors} errors, from {lines} lines");
-    if not_utf8 > 0 {
-        eprintln!(
-            "underpass: {not_utf8} lines are not UTF-8; what cannot be read of them is U+FFFD in the trace"
-        );
-    }
-    if torn > 0 {
-        eprintln!("underpass: {torn} logs end in the middle of a line, which was left out");
-    }
-    if zones_taken_for_utc > 0 {
-        eprintln!(
-            "underpass: {zones_taken_for_utc} lines name a time zone by an abbreviation, which was taken for UTC"
-        );
-    }
-    std::io::stderr().flush()?;
+    let csv_log::Summary { lines, sessions, statements, errors, others, .. } = sum;
+    tell(&format!(
+        "{statements} statements of {sessions} sessions, {errors} errors, from {lines} lines, of which {others} say nothing of a statement"
+    ));
+    let warn = |count: u64, what: &str| {
+        if count > 0 {
+            tell(&format!("underpass: {count} {what}"));
+        }
+    };
+    warn(sum.not_utf8, "lines are not UTF-8; what cannot be read of them is U+FFFD in the trace");
+    warn(sum.torn, "logs end in the middle of a line, which was left out");
+    warn(sum.zones_taken_for_utc, "lines name a time zone by an abbreviation, which was taken for UTC");
+    warn(
+        sum.unknown_ends,
+        "sessions have no line about their end (log_disconnections = on writes them): each ends with its last line",
+    );
+    warn(
+        sum.unknown_parameters,
+        "statements that failed have parameters which are not in the log (log_statement = 'all' writes them): \
+         a replay of them fails, but not as they did",
+    );
+    anyhow::ensure!(
+        statements > 0 || lines == 0,
+        "no statement was found in {lines} lines: the server has to write them in English (lc_messages = 'C') and to log \
+         statements (log_statement = 'all' or log_min_duration_statement = 0)"
+    );
     Ok(ExitCode::SUCCESS)
+}
+
+/// A line on standard error. If nobody reads it (`2>&1 | head`), that is no reason to fail.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

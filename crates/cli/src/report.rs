@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &Report) -> anyhow::Result<ExitCode> {
     if let Some(page) = page {
         let path = arguments.output.clone().unwrap_or(path);
         write(&path, page.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("page: {}", path.display());
+        crate::export::tell(&format!("page: {}", path.display()));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -47,7 +47,9 @@ fn a_log_becomes_a_trace_a_report_and_exports() {
     let (code, _, err) = run(folder, &["import", "log.csv", "-o", "monday"]);
     assert_eq!(code, Some(0), "{err}");
     assert!(err.contains("2 statements of 1 sessions, 1 errors, from 2 lines"), "{err}");
+    assert!(err.contains("from 2 lines, of which 0 say nothing of a statement"), "{err}");
     assert!(err.contains("2 lines name a time zone by an abbreviation"), "{err}");
+    assert!(err.contains("1 sessions have no line about their end (log_disconnections = on"), "{err}");
 
     let (code, out, err) = run(folder, &["report", "monday"]);
     assert_eq!(code, Some(0), "{err}");
@@ -82,6 +84,46 @@ fn a_log_becomes_a_trace_a_report_and_exports() {
     }
 }
 
+/// What nothing was understood of is no workload of nothing.
+#[test]
+fn a_log_in_another_language_is_refused_with_the_settings_to_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let log = LOG
+        .replace("duration: 250.500 ms  statement: ", "Dauer: 250.500 ms  Anweisung: ")
+        .replace("ERROR", "FEHLER")
+        .replace("division by zero", "Division durch Null");
+    fs::write(folder.join("log.csv"), log).unwrap();
+    let (code, _, err) = run(folder, &["import", "log.csv", "-o", "monday"]);
+    assert_eq!(code, Some(1), "{err}");
+    for word in ["of which 2 say nothing", "lc_messages", "log_statement", "log_min_duration_statement"] {
+        assert!(err.contains(word), "{word}: {err}");
+    }
+    // In an empty one there is nothing to misunderstand.
+    fs::write(folder.join("empty.csv"), "").unwrap();
+    assert_eq!(run(folder, &["import", "empty.csv", "-o", "tuesday"]).0, Some(0));
+}
+
+/// `2>&1 | head`: who reads has seen enough.
+#[test]
+fn nobody_has_to_read_what_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("log.csv"), LOG).unwrap();
+    for arguments in [
+        &["import", "log.csv", "-o", "monday"][..],
+        &["export", "monday", "-f", "sql", "-o", "scripts"],
+        &["report", "monday"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(binary());
+        let out = writer.try_clone().unwrap();
+        let status = command.args(arguments).current_dir(folder).stdout(out).stderr(writer).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{arguments:?}");
+    }
+}
+
 #[test]
 fn mistakes_are_said_plainly() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,6 +151,8 @@ fn help_teaches_by_examples() {
     for command in ["report", "export", "import"] {
         let (code, out, _) = run(Path::new("/"), &[command, "--help"]);
         assert!(code == Some(0) && out.contains("Example") && out.contains("underpass "), "{out}");
+        let settings = ["lc_messages", "log_disconnections"].iter().all(|name| out.contains(name));
+        assert_eq!(settings, command == "import", "{out}");
     }
     let (_, page, _) = run(Path::new("/"), &["man"]);
     for word in ["UNDERPASS REPORT", "UNDERPASS EXPORT", "UNDERPASS POOLER", "parquet"] {

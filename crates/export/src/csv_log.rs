@@ -7,7 +7,12 @@
 //!
 //! A session begins where a line about its connection says so (`log_connections`); else by the column `session_start_time`, in
 //! whole seconds. One that is older than the logs was joined in its middle when they begin, as one that a recorder joins:
-//! before that, nobody knows what it did.
+//! before that, nobody knows what it did. It ends where a line says so (`log_disconnections`) or with a FATAL error; else with its
+//! last line, so that sessions are not all open until the logs end.
+//!
+//! The server logs the text of a statement that failed, but not whether it was a Query. One with parameters was not; its values are known
+//! from the line about its execution (`log_statement`) or its Bind (`log_min_duration_statement = 0`), if there is one. Without them
+//! Bind has none, and a replay fails there, if with another error.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,6 +23,7 @@ use underpass_trace::*;
 use underpass_wire::frontend::build;
 
 use crate::Error;
+use crate::block::{self, Effect, Step};
 
 /// What was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +36,10 @@ pub struct Summary {
     pub statements: u64,
     /// Errors of statements.
     pub errors: u64,
+    /// Statements that failed whose parameters are not in the log.
+    pub unknown_parameters: u64,
+    /// Sessions whose end is not in the log.
+    pub unknown_ends: u64,
     /// Lines that say nothing about a statement or session, and those with more parameters than a message can have.
     pub others: u64,
     /// Lines whose time zone is an abbreviation other than UTC and GMT, which was taken for UTC.
@@ -85,12 +95,13 @@ impl From<underpass_trace::Error> for Fault {
 /// Reads logs, one after the other: what is open at the end of one goes on in the next.
 pub struct Import {
     sessions: BTreeMap<String, Session>,
+    /// The last sessions of processes: a number that comes back is a new process.
+    processes: BTreeMap<String, String>,
     /// When connections were authorized that have not said anything yet.
     connected: BTreeMap<String, u64>,
     next: u64,
-    /// Times of the first line, and of the last.
+    /// The time of the first line.
     first_ns: Option<u64>,
-    last_ns: u64,
     summary: Summary,
 }
 
@@ -101,6 +112,11 @@ struct Session {
     status: TransactionStatus,
     /// A statement whose end has not been seen.
     running: Option<Running>,
+    /// Text and parameters of the last Bind, until something else comes.
+    bound: Option<(String, String)>,
+    process: String,
+    /// The time of its last line.
+    last_ns: u64,
 }
 
 struct Running {
@@ -128,10 +144,10 @@ impl Default for Import {
     fn default() -> Self {
         Self {
             sessions: BTreeMap::new(),
+            processes: BTreeMap::new(),
             connected: BTreeMap::new(),
             next: 1,
             first_ns: None,
-            last_ns: 0,
             summary: Summary::default(),
         }
     }
@@ -180,7 +196,6 @@ impl Import {
         let get = |at: usize| line.get(at).unwrap_or("");
         let (now, assumed) = time(get(column::LOG_TIME)).ok_or(Fault::Line("the first column is no time"))?;
         self.summary.zones_taken_for_utc += u64::from(assumed);
-        self.last_ns = self.last_ns.max(now);
         if self.first_ns.is_none() {
             self.first_ns = Some(now);
             writer.write(&Record::Clock(Clock { monotonic_ns: now, realtime_ns: now as i64 }))?;
@@ -194,10 +209,7 @@ impl Import {
         }
         if message.starts_with("disconnection: ") {
             self.connected.remove(key);
-            return match self.sessions.remove(key) {
-                Some(mut session) => end_session(&mut session, now, EndReason::Unknown, writer),
-                None => Ok(()),
-            };
+            return self.end(key, now, EndReason::Unknown, writer);
         }
         let (duration_ns, rest) = duration(message);
         let start_ns = now.saturating_sub(duration_ns.unwrap_or(0));
@@ -208,10 +220,18 @@ impl Import {
                 self.connected.entry(key.to_owned()).or_insert(now);
                 return Ok(());
             }
+            let process = get(column::PROCESS_ID);
+            if !process.is_empty()
+                && let Some(before) = self.processes.insert(process.to_owned(), key.to_owned())
+            {
+                self.end_unlogged(&before, writer)?;
+            }
             let session = self.start(line, start_ns, writer)?;
             self.sessions.insert(key.to_owned(), session);
         }
         let Some(session) = self.sessions.get_mut(key) else { return Ok(()) };
+        session.last_ns = session.last_ns.max(now);
+        let bound = session.bound.take();
         let severity = get(column::ERROR_SEVERITY);
         if matches!(severity, "ERROR" | "FATAL" | "PANIC") {
             let query = get(column::QUERY);
@@ -225,9 +245,22 @@ impl Import {
             let known =
                 session.running.as_ref().is_some_and(|running| query.is_empty() || running.text == query);
             if !known && !query.is_empty() {
-                session.begin(&Logged { name: None, text: query }, "", now, &mut self.summary, writer)?;
+                let (name, detail) = match &bound {
+                    Some((text, detail)) if text == query => (Some(""), detail.as_str()),
+                    // That of a Query that has parameters, which no Query may have.
+                    _ if sqlstate != b"42P02" && has_parameters(query) => {
+                        self.summary.unknown_parameters += 1;
+                        (Some(""), "")
+                    }
+                    _ => (None, ""),
+                };
+                session.begin(&Logged { name, text: query }, detail, now, &mut self.summary, writer)?;
             }
-            return session.end(now, outcome, writer);
+            session.end(now, outcome, get(column::COMMAND_TAG), writer)?;
+            if severity == "ERROR" {
+                return Ok(());
+            }
+            return self.end(key, now, EndReason::ServerClosed, writer);
         }
         match (logged(rest), duration_ns) {
             (Some(statement), duration_ns) => {
@@ -238,7 +271,11 @@ impl Import {
             }
             // `log_duration`: the end of the statement that was logged before.
             (None, Some(_)) if rest.is_empty() => session.complete(now, get(column::COMMAND_TAG), writer)?,
-            _ => self.summary.others += 1,
+            _ => {
+                session.bound =
+                    bound_text(rest).map(|text| (text.to_owned(), get(column::DETAIL).to_owned()));
+                self.summary.others += 1;
+            }
         }
         Ok(())
     }
@@ -280,17 +317,42 @@ impl Import {
             frontend_offset: 0,
             backend_offset: 0,
         }))?;
-        Ok(Session { id, frontend: 0, backend: 0, status: TransactionStatus::Idle, running: None })
+        Ok(Session {
+            id,
+            frontend: 0,
+            backend: 0,
+            status: TransactionStatus::Idle,
+            running: None,
+            bound: None,
+            process: get(column::PROCESS_ID).to_owned(),
+            last_ns: began_ns,
+        })
     }
 
-    /// All logs are read: sessions that are open end with what was read last.
+    fn end(&mut self, key: &str, now: u64, reason: EndReason, writer: &mut Writer) -> Result<(), Fault> {
+        let Some(mut session) = self.sessions.remove(key) else { return Ok(()) };
+        self.processes.remove(&session.process);
+        end_session(&mut session, now, reason, writer)
+    }
+
+    /// Ends a session of whose end no line tells with its last line.
+    fn end_unlogged(&mut self, key: &str, writer: &mut Writer) -> Result<(), Fault> {
+        let Some(mut session) = self.sessions.remove(key) else { return Ok(()) };
+        self.summary.unknown_ends += 1;
+        let last_ns = session.last_ns;
+        end_session(&mut session, last_ns, EndReason::Unknown, writer)
+    }
+
+    /// All logs are read: sessions that are open end.
     ///
     /// # Errors
     /// The trace cannot be written.
     pub fn finish(mut self, writer: &mut Writer) -> Result<Summary, Error> {
-        let now = self.last_ns;
-        for session in std::mem::take(&mut self.sessions).values_mut() {
-            end_session(session, now, EndReason::RecordingEnded, writer).map_err(|fault| match fault {
+        let mut open: Vec<_> =
+            self.sessions.iter().map(|(key, session)| (session.last_ns, key.clone())).collect();
+        open.sort_unstable();
+        for (_, key) in open {
+            self.end_unlogged(&key, writer).map_err(|fault| match fault {
                 Fault::Error(error) => error,
                 Fault::Line(why) => Error::Input { line: 0, why: why.to_owned() },
             })?;
@@ -349,6 +411,19 @@ fn logged(message: &str) -> Option<Logged<'_>> {
     Some(Logged { name: Some(if name == "<unnamed>" { "" } else { name }), text })
 }
 
+/// The text of `bind name: ...`.
+fn bound_text(message: &str) -> Option<&str> {
+    Some(message.strip_prefix("bind ")?.split_once(": ")?.1)
+}
+
+/// Whether a text has parameters that Bind gave it; those in PREPARE and CREATE are its own.
+fn has_parameters(text: &str) -> bool {
+    let shape = strip_literals(text.as_bytes(), Protocol::Postgres);
+    let numbered = |two: &[u8]| two[0] == b'$' && two[1].is_ascii_digit();
+    shape.windows(2).any(numbered)
+        && matches!(&block::steps(text.as_bytes())[..], [step] if step.verb != "prepare" && step.verb != "create")
+}
+
 /// `parameters: $1 = 'it''s', $2 = NULL`.
 fn parameters(detail: &str) -> Vec<Option<String>> {
     let Some((head, mut rest)) = detail.split_once(": ") else { return Vec::new() };
@@ -400,10 +475,10 @@ impl Session {
         let values = if statement.name.is_some() { parameters(detail) } else { Vec::new() };
         if values.len() > PARAMETERS_MAX {
             summary.others += 1;
-            return self.end(start_ns, Outcome::Unknown, writer);
+            return self.end(start_ns, Outcome::Unknown, "", writer);
         }
         // The log does not say how the last one ended.
-        self.end(start_ns, Outcome::Unknown, writer)?;
+        self.end(start_ns, Outcome::Unknown, "", writer)?;
         summary.statements += 1;
         let text = statement.text;
         let mut messages = Vec::new();
@@ -437,13 +512,31 @@ impl Session {
     }
 
     fn complete(&mut self, now: u64, tag: &str, writer: &mut Writer) -> Result<(), Fault> {
-        self.end(now, Outcome::Complete { tag: Cow::Borrowed(tag.as_bytes()) }, writer)
+        self.end(now, Outcome::Complete { tag: Cow::Borrowed(tag.as_bytes()) }, tag, writer)
     }
 
-    fn end(&mut self, now: u64, outcome: Outcome<'_>, writer: &mut Writer) -> Result<(), Fault> {
+    /// The statement that runs has ended; the server was at one with this tag.
+    fn end(
+        &mut self,
+        now: u64,
+        mut outcome: Outcome<'_>,
+        tag: &str,
+        writer: &mut Writer,
+    ) -> Result<(), Fault> {
         let Some(running) = self.running.take() else { return Ok(()) };
         let now = now.max(running.start_ns);
-        self.status = status_after(self.status, &running.text, matches!(outcome, Outcome::Error(_)));
+        let steps = block::steps(running.text.as_bytes());
+        // The log has the command; what the client was told is that it had failed.
+        if let (Outcome::Complete { tag }, TransactionStatus::Failed, [step]) =
+            (&mut outcome, self.status, &steps[..])
+            && matches!(step.effect, Effect::Ends { commits: true } | Effect::Chains { commits: true })
+        {
+            *tag = Cow::Borrowed(b"ROLLBACK");
+        }
+        self.status = match outcome {
+            Outcome::Error(_) => status_failed(self.status, &steps, tag),
+            _ => block::after(self.status, &steps),
+        };
         writer.write(&Record::Response(Response {
             session: self.id,
             request: running.request,
@@ -466,30 +559,24 @@ impl Session {
     }
 }
 
-/// The transaction status, by the first word of the statement: all that a log tells.
-fn status_after(before: TransactionStatus, text: &str, failed: bool) -> TransactionStatus {
-    let word = text.split(|c: char| !c.is_ascii_alphabetic()).find(|word| !word.is_empty()).unwrap_or("");
-    let is = |words: &[&str]| words.iter().any(|one| word.eq_ignore_ascii_case(one));
-    match before {
-        TransactionStatus::Idle if is(&["begin", "start"]) && !failed => TransactionStatus::Transaction,
-        TransactionStatus::Idle => TransactionStatus::Idle,
-        _ if is(&["commit", "end", "abort"]) && !failed => TransactionStatus::Idle,
-        _ if is(&["prepare"]) && !failed && second(text, "transaction") => TransactionStatus::Idle,
-        _ if is(&["rollback"]) && !failed => {
-            let to_savepoint = text.split_whitespace().any(|word| word.eq_ignore_ascii_case("to"));
-            if to_savepoint { TransactionStatus::Transaction } else { TransactionStatus::Idle }
-        }
-        _ if failed => TransactionStatus::Failed,
-        other => other,
+/// The transaction status after a text one of whose statements failed: the first that has the tag. What came before it was done.
+fn status_failed(before: TransactionStatus, steps: &[Step], tag: &str) -> TransactionStatus {
+    // The server had not begun with any: it could not read the text.
+    if tag.is_empty() || tag == "idle" || tag.starts_with("idle ") {
+        return Effect::Nothing.failed(before);
     }
-}
-
-fn second(text: &str, word: &str) -> bool {
-    text.split_whitespace().nth(1).is_some_and(|second| second.eq_ignore_ascii_case(word))
+    let verb = tag.split(' ').next().unwrap_or(tag);
+    // Of WITH and others the tag is another word.
+    let at = steps
+        .iter()
+        .position(|step| step.verb.eq_ignore_ascii_case(verb))
+        .or_else(|| steps.iter().rposition(|step| step.effect == Effect::Nothing));
+    let Some(at) = at else { return Effect::Nothing.failed(before) };
+    steps[at].effect.failed(block::after(before, &steps[..at]))
 }
 
 fn end_session(session: &mut Session, now: u64, reason: EndReason, writer: &mut Writer) -> Result<(), Fault> {
-    session.end(now, Outcome::Unknown, writer)?;
+    session.end(now, Outcome::Unknown, "", writer)?;
     let of = |bytes| ByteTotals { seen: bytes, recorded: bytes, ..ByteTotals::default() };
     writer.write(&Record::SessionEnd(SessionEnd {
         session: session.id,

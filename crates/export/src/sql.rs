@@ -5,11 +5,13 @@
 //! A statement with parameters becomes PREPARE and EXECUTE; several in one Query stay in one, with `\;` between them. What a script
 //! cannot say is left out with a comment that says why: binary parameters of a type that the client did not name, parameters
 //! of what PREPARE does not take, texts that are not known, FunctionCall, COPY data that is not in the trace or beyond 16 MiB,
-//! a COPY that failed, what the shell would take for a command of its own. Where a statement that is left out failed in a
-//! transaction, another fails in its place, so that a script commits nothing that was rolled back. Pipelines and portals are
-//! gone: `underpass replay` keeps them.
+//! a COPY that failed, what the shell would take for a command of its own. Pipelines and portals are gone: `underpass replay` keeps them.
+//!
+//! A script commits no transaction block that was rolled back. Where a session's transaction block is other than what the script has written
+//! makes it, because a statement is left out or an error belongs to none (of Parse, Bind), BEGIN, COMMIT, ROLLBACK or a
+//! statement that fails stands in its place; and ROLLBACK in that of a COMMIT that rolled back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -23,6 +25,7 @@ use underpass_trace::{
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
 
+use crate::block::{self, Effect};
 use crate::{Error, Utc, mysql, shell, shown, text_of};
 
 /// COPY data of one statement that is kept, bytes.
@@ -56,7 +59,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
         utc: Utc::default(),
         starts: BTreeMap::new(),
         copies: BTreeMap::new(),
-        blocks: BTreeSet::new(),
+        blocks: BTreeMap::new(),
         suspended: BTreeMap::new(),
         files: BTreeMap::new(),
         summary: Summary::default(),
@@ -73,7 +76,7 @@ pub fn export(reader: &mut Reader, directory: &Path) -> Result<Summary, Error> {
                     }
                 }
                 match record {
-                    Record::Ready(ready) => scripts.ready(ready.session, ready.status),
+                    Record::Ready(ready) => scripts.ready(ready.session, ready.status)?,
                     Record::SessionEnd(end) => scripts.end(end.session)?,
                     _ => {}
                 }
@@ -91,8 +94,8 @@ struct Scripts {
     utc: Utc,
     starts: BTreeMap<SessionId, SessionStart<'static>>,
     copies: BTreeMap<SessionId, Copy>,
-    /// Sessions that are in a transaction block, which the next error fails.
-    blocks: BTreeSet<SessionId>,
+    /// Transaction blocks of PostgreSQL's sessions.
+    blocks: BTreeMap<SessionId, Block>,
     /// Parameters of portals that had more rows: what executes one again has the same. They are gone when their portal is.
     suspended: BTreeMap<SessionId, Vec<Weak<Parameters>>>,
     files: BTreeMap<SessionId, BufWriter<File>>,
@@ -109,6 +112,88 @@ struct Copy {
     is_over: bool,
     /// Some of it is lost.
     is_lost: bool,
+}
+
+/// The transaction block that a script is in.
+struct Block {
+    status: TransactionStatus,
+    /// Since the server was ready last, a statement that failed was written. Where in its text is not known.
+    failed: bool,
+    /// Since then something was left out.
+    left_out: bool,
+    /// What was left out ended a block: whether by a COMMIT that was done.
+    ended: Option<bool>,
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self { status: TransactionStatus::Idle, failed: false, left_out: false, ended: None }
+    }
+}
+
+impl Block {
+    fn written(&mut self, text: &[u8], outcome: &Outcome<'_>) {
+        if matches!(outcome, Outcome::Error(_)) {
+            self.failed = true;
+            self.status = Effect::Nothing.failed(self.status);
+        } else {
+            self.status = block::after(self.status, &block::steps(text));
+        }
+    }
+
+    /// What stands in the place of a statement that is left out before the server says what became of the block.
+    fn left_out(&mut self, text: &[u8], outcome: &Outcome<'_>) -> &'static str {
+        self.left_out = true;
+        if let Outcome::Error(_) = outcome {
+            let failing = if self.status == TransactionStatus::Transaction { FAIL } else { "" };
+            self.status = Effect::Nothing.failed(self.status);
+            return failing;
+        }
+        for step in block::steps(text) {
+            if let Effect::Ends { commits } | Effect::Chains { commits } = step.effect {
+                let done = !matches!(outcome, Outcome::Unknown) && !rolled_back(outcome);
+                self.ended = Some(commits && done && step.verb != "prepare");
+            }
+        }
+        ""
+    }
+
+    /// What takes the script to the status that the server has told.
+    fn ready(&mut self, status: TransactionStatus) -> String {
+        use TransactionStatus::{Failed, Idle, Transaction};
+        let Self { status: mut now, failed, left_out, ended } =
+            std::mem::replace(self, Self { status, ..Self::default() });
+        let mut text = String::new();
+        // What failed in the middle of a text fails there in the script, too.
+        if failed && !left_out {
+            return text;
+        }
+        if now != Idle && (status == Idle || ended.is_some()) {
+            text += if now == Transaction && ended == Some(true) { COMMIT } else { ROLLBACK };
+            now = Idle;
+        }
+        if now == Idle && status != Idle {
+            text += BEGIN;
+            now = Transaction;
+        }
+        // Of one that had failed and goes on, the savepoint is not known: it is rolled back as a whole.
+        if now == Transaction && status == Failed {
+            text += FAIL;
+        }
+        self.status = if now == Failed && status == Transaction { Failed } else { status };
+        text
+    }
+}
+
+const BEGIN: &str = "BEGIN; -- in the place of what is not in the script\n";
+const COMMIT: &str = "COMMIT; -- in the place of what is not in the script\n";
+const ROLLBACK: &str = "ROLLBACK; -- in the place of what is not in the script\n";
+/// Makes a transaction block fail.
+const FAIL: &str = "SELECT 1 / 0; -- fails in its place, and the transaction with it\n";
+
+/// Whether the server answered ROLLBACK, as it does to COMMIT, too, where the block has failed.
+fn rolled_back(outcome: &Outcome<'_>) -> bool {
+    matches!(outcome, Outcome::Complete { tag } if **tag == *b"ROLLBACK")
 }
 
 impl Scripts {
@@ -146,14 +231,16 @@ impl Scripts {
     }
 
     /// The server waits for the next request.
-    fn ready(&mut self, session: SessionId, status: TransactionStatus) {
+    fn ready(&mut self, session: SessionId, status: TransactionStatus) -> Result<(), Error> {
         // Data of a COPY that was lost itself is no other statement's.
         self.copies.remove(&session);
-        if status == TransactionStatus::Transaction {
-            self.blocks.insert(session);
-        } else {
-            self.blocks.remove(&session);
+        if self.protocol == Protocol::Postgres {
+            let text = self.blocks.entry(session).or_default().ready(status);
+            if !text.is_empty() {
+                self.file(session)?.write_all(text.as_bytes())?;
+            }
         }
+        Ok(())
     }
 
     fn statement(&mut self, statement: &Statement) -> Result<(), Error> {
@@ -180,18 +267,24 @@ impl Scripts {
         } else {
             script(self.protocol, statement, copy.as_ref())
         };
+        let sent = statement.text.as_deref().unwrap_or_default();
+        let block = match self.protocol {
+            Protocol::Postgres => Some(self.blocks.entry(statement.session).or_default()),
+            Protocol::Mysql => None,
+        };
         match script {
             Ok(sql) => {
                 text += &sql;
                 self.summary.statements += 1;
+                if let Some(block) = block {
+                    block.written(sent, &statement.outcome);
+                }
             }
             Err(why) => {
                 text += &format!("-- left out: {}\n", shell::comment(&why));
                 self.summary.left_out += 1;
-                let failed =
-                    self.protocol == Protocol::Postgres && matches!(statement.outcome, Outcome::Error(_));
-                if failed && self.blocks.contains(&statement.session) {
-                    text += "SELECT 1 / 0; -- fails in its place, and the transaction with it\n";
+                if let Some(block) = block {
+                    text += block.left_out(sent, &statement.outcome);
                 }
             }
         }
@@ -290,6 +383,17 @@ fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Res
     let shell::Safe { text, several } = shell::psql(text)?;
     if several && statement.kind == Request::Extended {
         return Err("several statements in one that is prepared, which the server refuses".into());
+    }
+    if rolled_back(&statement.outcome)
+        && let [step] = &block::steps(text.as_bytes())[..]
+    {
+        match step.effect {
+            Effect::Ends { commits: true } => return Ok("ROLLBACK; -- that is what it did\n".into()),
+            Effect::Chains { commits: true } => {
+                return Ok("ROLLBACK AND CHAIN; -- that is what it did\n".into());
+            }
+            _ => {}
+        }
     }
     let shape = strip_literals(text.as_bytes(), protocol);
     if shape.split(|&byte| byte == b';').any(copies_in) {

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
-use underpass_trace::statements::{Event, Statements, Transaction};
+use underpass_trace::statements::{Event, Request, Statements, Transaction};
 use underpass_trace::{
-    ByteTotals, Clock, Counters, Damage, Direction, Error, LossReason, Meta, Outcome, Reader, Record,
+    ByteTotals, Clock, Counters, Damage, Direction, Error, Level, LossReason, Meta, Outcome, Reader, Record,
     SessionEnd, SessionId, SessionStart, Source, WithheldReason,
 };
 
@@ -54,6 +54,8 @@ pub struct Analysis {
     pub unknown_texts: u64,
     /// Those of which nothing but their end is known.
     pub unknown_outcomes: u64,
+    /// Those of these whose end was not seen either: they have no latency.
+    pub unknown_ends: u64,
     /// Those whose text or parameters were redacted.
     pub redacted: u64,
     /// Latencies: from the request's last byte to its answer's, nanoseconds.
@@ -101,6 +103,9 @@ pub struct Analysis {
     /// What the recorder said that is no number.
     pub notes: Vec<String>,
     pub(crate) bins: Bins,
+    /// When sessions began, and when they ended: in a trace of a log, an end may come long after its time.
+    begins: Vec<u64>,
+    ends: Vec<u64>,
     open: foldhash::HashMap<SessionId, Open>,
 }
 
@@ -119,7 +124,7 @@ pub struct Statement {
     pub bytes: u64,
     /// The sum of their latencies, nanoseconds.
     pub total_ns: u128,
-    /// Latencies, nanoseconds.
+    /// Latencies, nanoseconds; of all but those whose end was not seen.
     pub latency: Histogram<u32>,
 }
 
@@ -143,6 +148,13 @@ pub struct Group {
     pub statements: u64,
     /// Their errors.
     pub errors: u64,
+}
+
+impl Statement {
+    /// The mean of the latencies that are known.
+    pub(crate) fn mean_ns(&self) -> u64 {
+        (self.total_ns / u128::from(self.latency.len().max(1))) as u64
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -169,7 +181,7 @@ impl Analysis {
                     analysis.record(&record);
                     statements.push(&record, &mut events);
                     for event in &events {
-                        analysis.event(event, &mut fingerprints);
+                        analysis.event(event, &record, &mut fingerprints);
                     }
                     if let Record::SessionEnd(end) = record {
                         analysis.session_end(&end);
@@ -181,6 +193,8 @@ impl Analysis {
             }
         }
         analysis.damage = reader.damage();
+        let (begins, ends) = (std::mem::take(&mut analysis.begins), std::mem::take(&mut analysis.ends));
+        analysis.sessions_max = most_at_a_time(begins, ends);
         Ok(analysis)
     }
 
@@ -196,6 +210,7 @@ impl Analysis {
             errors: 0,
             unknown_texts: 0,
             unknown_outcomes: 0,
+            unknown_ends: 0,
             redacted: 0,
             latency: histogram(3),
             by_fingerprint: BTreeMap::new(),
@@ -220,6 +235,8 @@ impl Analysis {
             servers: BTreeMap::new(),
             notes: Vec::new(),
             bins: Bins::new(),
+            begins: Vec::new(),
+            ends: Vec::new(),
             open: foldhash::HashMap::default(),
         }
     }
@@ -281,12 +298,13 @@ impl Analysis {
         self.by_group.entry(group.clone()).or_default().sessions += 1;
         let open = Open { group, start_ns: start.time_ns, midstream: start.midstream };
         self.open.insert(start.session, open);
-        self.sessions_max = self.sessions_max.max(self.open.len() as u64);
+        self.begins.push(start.time_ns);
         self.bins.at(start.time_ns).sessions += 1;
     }
 
     fn session_end(&mut self, end: &SessionEnd) {
         let Some(open) = self.open.remove(&end.session) else { return };
+        self.ends.push(end.time_ns.max(open.start_ns));
         if !open.midstream {
             count(&mut self.session_length, end.time_ns.saturating_sub(open.start_ns));
         }
@@ -300,9 +318,12 @@ impl Analysis {
         self.unbalanced += u64::from(!(end.frontend.add_up() && end.backend.add_up()));
     }
 
-    fn event(&mut self, event: &Event, fingerprints: &mut Fingerprints) {
+    fn event(&mut self, event: &Event, record: &Record<'_>, fingerprints: &mut Fingerprints) {
         match event {
-            Event::Statement(statement) => self.statement(statement, fingerprints),
+            Event::Statement(statement) => {
+                let seen = self.end_was_seen(statement, record);
+                self.statement(statement, seen, fingerprints);
+            }
             Event::Transaction(Transaction { start_ns, end_ns, requests, failed, .. }) => {
                 self.transactions += 1;
                 self.transactions_failed += u64::from(*failed);
@@ -312,7 +333,29 @@ impl Analysis {
         }
     }
 
-    fn statement(&mut self, one: &underpass_trace::statements::Statement, fingerprints: &mut Fingerprints) {
+    /// Whether the time of a statement that this record completes is its own: what is lost ends with the loss, the next answer or the session.
+    /// Where a part of an Execute's answer was seen, nothing tells whether that was its end.
+    fn end_was_seen(&self, one: &underpass_trace::statements::Statement, record: &Record<'_>) -> bool {
+        if one.outcome != Outcome::Unknown {
+            return true;
+        }
+        let is_answered = match record {
+            Record::Ready(ready) if one.kind == Request::Simple => ready.request == one.request,
+            Record::Ready(_) => true,
+            _ => false,
+        };
+        match self.meta.level {
+            Level::None => is_answered,
+            _ => one.bytes > 0 && (is_answered || one.kind != Request::Simple),
+        }
+    }
+
+    fn statement(
+        &mut self,
+        one: &underpass_trace::statements::Statement,
+        end_was_seen: bool,
+        fingerprints: &mut Fingerprints,
+    ) {
         let latency_ns = one.end_ns.saturating_sub(one.time_ns);
         let failed = matches!(one.outcome, Outcome::Error(_));
         self.statements += 1;
@@ -320,11 +363,14 @@ impl Analysis {
         self.unknown_texts += u64::from(one.text.is_none());
         self.unknown_outcomes += u64::from(one.outcome == Outcome::Unknown);
         self.redacted += u64::from(one.redaction != underpass_trace::Redaction::None);
-        count(&mut self.latency, latency_ns);
+        self.unknown_ends += u64::from(!end_was_seen);
         let bin = self.bins.at(one.end_ns);
         bin.statements += 1;
         bin.errors += u64::from(failed);
-        count(&mut bin.latency, latency_ns);
+        if end_was_seen {
+            count(&mut bin.latency, latency_ns);
+            count(&mut self.latency, latency_ns);
+        }
         if let Some(group) = self.open.get(&one.session).and_then(|open| self.by_group.get_mut(&open.group)) {
             group.statements += 1;
             group.errors += u64::from(failed);
@@ -352,8 +398,10 @@ impl Analysis {
         entry.errors += u64::from(failed);
         entry.rows = entry.rows.saturating_add(one.rows);
         entry.bytes = entry.bytes.saturating_add(one.bytes);
-        entry.total_ns += u128::from(latency_ns);
-        count(&mut entry.latency, latency_ns);
+        if end_was_seen {
+            entry.total_ns += u128::from(latency_ns);
+            count(&mut entry.latency, latency_ns);
+        }
         if let Outcome::Error(error) = &one.outcome {
             let class =
                 self.by_sqlstate.entry(String::from_utf8_lossy(&error.sqlstate).into_owned()).or_default();
@@ -446,6 +494,10 @@ impl Analysis {
             self.unknown_outcomes,
             format!("The outcome of {} statements is not known.", self.unknown_outcomes),
         );
+        say(
+            self.unknown_ends,
+            format!("The end of {} of these was not seen: they are in no latency.", self.unknown_ends),
+        );
         say(self.redacted, format!("{} statements are redacted.", self.redacted));
         say(
             self.imported,
@@ -470,6 +522,18 @@ impl Analysis {
         );
         all
     }
+}
+
+/// The most sessions that were open at a time.
+fn most_at_a_time(mut begins: Vec<u64>, mut ends: Vec<u64>) -> u64 {
+    begins.sort_unstable();
+    ends.sort_unstable();
+    let (mut most, mut ended) = (0, 0);
+    for (at, begin) in begins.iter().enumerate() {
+        ended += ends[ended..].iter().take_while(|end| *end < begin).count();
+        most = most.max(at + 1 - ended);
+    }
+    most as u64
 }
 
 /// What every trace leaves out, whatever it says.

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use underpass_charts::{Section, escape, figure};
 
 use crate::analysis::{DIRECTIONS, NEVER_RECORDED};
-use crate::text::{duration, protocol, servers, when};
+use crate::text::{duration, protocol, servers, time, when};
 use crate::{Analysis, charts};
 
 /// The page, with this many statements in its table, and further sections at its end.
@@ -118,18 +118,18 @@ fn statements(analysis: &Analysis, top: usize) -> String {
          <th>p99</th><th>max</th><th>rows</th><th>bytes</th><th>errors</th><th class=\"text\">statement</th></tr>",
     );
     for (fingerprint, one) in statements.iter().take(top) {
-        let at = |quantile| duration(one.latency.value_at_quantile(quantile));
+        let at = |quantile| time(one, one.latency.value_at_quantile(quantile));
         let _ = write!(
             text,
             "<tr><td>{fingerprint:016x}</td><td>{:.1} %</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
              <td>{}</td><td>{}</td><td>{}</td><td class=\"text\">{}</td></tr>",
             one.total_ns as f64 / total.max(1) as f64 * 100.0,
             one.count,
-            duration((one.total_ns / u128::from(one.count.max(1))) as u64),
+            time(one, one.mean_ns()),
             at(0.5),
             at(0.95),
             at(0.99),
-            duration(one.latency.max()),
+            time(one, one.latency.max()),
             one.rows,
             one.bytes,
             one.errors,

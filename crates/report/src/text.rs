@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::Analysis;
-use crate::analysis::{DIRECTIONS, KnownServer, NEVER_RECORDED};
+use crate::analysis::{DIRECTIONS, KnownServer, NEVER_RECORDED, Statement};
 
 /// Databases of one server that are named.
 const DATABASES_MAX: usize = 10;
@@ -110,14 +110,13 @@ fn statements(analysis: &Analysis, top: usize, out: &mut String) {
     );
     for (_, one) in statements.iter().take(top) {
         let share = one.total_ns as f64 / total.max(1) as f64 * 100.0;
-        let mean = (one.total_ns / u128::from(one.count.max(1))) as u64;
         let _ = writeln!(
             out,
             "{share:>5.1}% {:>9} {:>8} {:>8} {:>8} {:>9} {:>7}  {}",
             one.count,
-            duration(mean),
-            duration(one.latency.value_at_quantile(0.95)),
-            duration(one.latency.value_at_quantile(0.99)),
+            time(one, one.mean_ns()),
+            time(one, one.latency.value_at_quantile(0.95)),
+            time(one, one.latency.value_at_quantile(0.99)),
             one.rows,
             one.errors,
             shortened(&one.label, 100)
@@ -126,6 +125,11 @@ fn statements(analysis: &Analysis, top: usize, out: &mut String) {
     if statements.len() > top {
         let _ = writeln!(out, "       ... and {} more", statements.len() - top);
     }
+}
+
+/// A latency of a statement, if any is known.
+pub(crate) fn time(one: &Statement, ns: u64) -> String {
+    if one.latency.is_empty() { "-".to_owned() } else { duration(ns) }
 }
 
 fn errors(analysis: &Analysis, out: &mut String) {

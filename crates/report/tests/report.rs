@@ -184,3 +184,86 @@ fn the_page_is_one_file_without_the_network_and_without_injection() {
         assert!(page.contains(part), "{part}");
     }
 }
+
+/// Its time would be that of the loss, of the next answer or of the session's end.
+#[test]
+fn what_ended_unseen_has_no_latency() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    start(&mut writer, 1, false);
+    let mut offset = 0;
+    query(&mut writer, 1, 10 * MS, "select 1", 2 * MS, complete(), &mut offset);
+    // Of a long answer to several statements, only the last end is seen.
+    query(&mut writer, 1, 20 * MS, "select 2", 4 * MS, Outcome::Unknown, &mut offset);
+    let session = SessionId(1);
+    let mut ask = |writer: &mut Writer, time_ns: u64| {
+        let mut message = Vec::new();
+        build::query(&mut message, b"select 3");
+        let request = offset;
+        offset += message.len() as u64;
+        writer.write(&Record::Frontend(Frontend::new(session, time_ns, request, message))).unwrap();
+        request
+    };
+    let lost = |writer: &mut Writer, request: u64, len: u64, last_ns: u64| {
+        let outcome = Outcome::Unknown;
+        let response =
+            Response { session, request, offset: 0, len, first_ns: last_ns, last_ns, rows: 0, outcome };
+        writer.write(&Record::Response(response)).unwrap();
+    };
+    // Nothing of it was seen, a part of it was, and there is no word of it.
+    let request = ask(&mut writer, 100 * MS);
+    lost(&mut writer, request, 0, 5_000 * MS);
+    let request = ask(&mut writer, 6_000 * MS);
+    lost(&mut writer, request, 99, 9_000 * MS);
+    ask(&mut writer, 9_100 * MS);
+    let totals = ByteTotals::default();
+    let (time_ns, reason) = (20_000 * MS, EndReason::Reset);
+    let end = SessionEnd { session, time_ns, reason, frontend: totals, backend: totals };
+    writer.write(&Record::SessionEnd(end)).unwrap();
+    writer.finish().unwrap();
+    let analysis = Analysis::of(&mut Reader::open(&directory).unwrap()).unwrap();
+    assert_eq!((analysis.statements, analysis.unknown_outcomes, analysis.unknown_ends), (5, 4, 3));
+    assert_eq!(analysis.latency.len(), 2);
+    let [(_, all)] = &analysis.top()[..] else { panic!("{:?}", analysis.top()) };
+    assert_eq!((all.count, all.total_ns, all.latency.len()), (5, u128::from(6 * MS), 2));
+    let summary = text(&analysis, 3);
+    assert!(summary.contains("The end of 3 of these was not seen: they are in no latency."), "{summary}");
+    assert!(summary.contains("100.0%         5   3.00ms"), "{summary}");
+}
+
+/// Of a log without `log_disconnections`, ends are known when all of it was read.
+#[test]
+fn sessions_are_counted_by_their_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    for (session, time_ns) in [(1, 10), (2, 15), (3, 30), (4, 40)] {
+        writer
+            .write(&Record::SessionStart(SessionStart {
+                session: SessionId(session),
+                time_ns,
+                ready_ns: Some(time_ns),
+                source: Source::Import,
+                transport: Transport::Unknown,
+                peer: None,
+                backend_pid: None,
+                midstream: false,
+                protocol_version: 0,
+                database: None,
+                user: None,
+                application_name: None,
+                parameters: vec![],
+                frontend_offset: 0,
+                backend_offset: 0,
+            }))
+            .unwrap();
+    }
+    for (session, time_ns) in [(2, 16), (1, 20), (3, 35), (4, 50)] {
+        let (session, reason, totals) = (SessionId(session), EndReason::Unknown, ByteTotals::default());
+        let end = SessionEnd { session, time_ns, reason, frontend: totals, backend: totals };
+        writer.write(&Record::SessionEnd(end)).unwrap();
+    }
+    writer.finish().unwrap();
+    assert_eq!(Analysis::of(&mut Reader::open(&directory).unwrap()).unwrap().sessions_max, 2);
+}
