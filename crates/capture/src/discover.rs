@@ -4,11 +4,12 @@
 mod mysql;
 
 use std::fs;
+use std::iter;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use foldhash::{HashMap, HashMapExt as _};
+use foldhash::{HashMap, HashMapExt as _, HashSet};
 use underpass_procfs::{TcpSocket, TcpState};
 use underpass_trace::Protocol;
 use underpass_trace::assemble::Known;
@@ -33,6 +34,8 @@ pub struct Server {
     pub executable: PathBuf,
     /// Its data directory, as it sees it.
     pub data_directory: PathBuf,
+    /// Device and inode of the data directory: its name may mean another one in another container.
+    pub data_inode: Option<(u64, u64)>,
     /// Major version, from `PG_VERSION`; of MariaDB and MySQL the whole one, where a file tells it, or else empty.
     pub version: String,
     /// `system_identifier` of `pg_controldata`; MySQL's `server_uuid`.
@@ -49,6 +52,8 @@ pub struct Server {
     pub container: Option<String>,
     /// Whether its executable exports what the probes need.
     pub probes: bool,
+    /// Its data directory may not be read: what it is, and where it listens, is not known.
+    pub is_unreadable: bool,
 }
 
 impl Server {
@@ -57,10 +62,70 @@ impl Server {
         self.addresses.first().map(SocketAddr::port)
     }
 
-    /// Whether a client is connected by a Unix socket now.
+    /// Whether it listens on this TCP port.
+    pub fn is_on(&self, port: u16) -> bool {
+        self.addresses.iter().any(|address| address.port() == port)
+    }
+
+    /// Whether it listens at all: one that is being started does not yet.
+    pub(crate) fn listens(&self) -> bool {
+        !self.addresses.is_empty() || !self.sockets.is_empty()
+    }
+
+    /// Looks again at where it listens.
+    pub(crate) fn look_where_it_listens(&mut self) {
+        (self.addresses, self.sockets) = listeners(self.pid);
+    }
+
+    /// Whether a client of the server's own network namespace is connected by a Unix socket now.
     pub fn has_local(&self) -> bool {
         // What it accepted has the name of the socket on which it listens. One table tells, however many processes there are.
-        procfs::unix_connections(self.pid).iter().any(|path| self.sockets.contains(path))
+        procfs::unix_connections(self.pid).iter().any(|(_, path)| self.sockets.contains(path))
+    }
+
+    /// The same of clients of other network namespaces, in whose tables the sockets are that it accepted. That takes a look at every process.
+    pub fn has_local_elsewhere(&self) -> bool {
+        if self.sockets.is_empty() {
+            return false;
+        }
+        let connected = procfs::unix_connections_outside(self.netns).into_iter();
+        let named: HashSet<u64> =
+            connected.filter(|(_, path)| self.sockets.contains(path)).map(|(inode, _)| inode).collect();
+        if named.is_empty() {
+            return false;
+        }
+        // Each container may have a server with a socket of this name: it is our server that holds it.
+        let children = match self.protocol {
+            Protocol::Postgres => procfs::children(self.pid),
+            Protocol::Mysql => Vec::new(),
+        };
+        iter::once(self.pid)
+            .chain(children)
+            .any(|pid| underpass_procfs::sockets(pid).any(|(_, inode)| named.contains(&inode)))
+    }
+
+    /// Whether another process, once this one has ended, is this server started again: by its data directory, whatever its name, or else by the
+    /// name, which must be of the same container, or of none, and not of another cluster.
+    pub(crate) fn is_succeeded_by(&self, other: &Self) -> bool {
+        let both = |one: &Option<String>, two: &Option<String>| one.is_some() && two.is_some();
+        let is_other_cluster = both(&self.system_identifier, &other.system_identifier)
+            && self.system_identifier != other.system_identifier;
+        self.has_directory_of(other)
+            || self.data_directory == other.data_directory
+                && self.container == other.container
+                && !is_other_cluster
+    }
+
+    /// Whether the data of another one are this one's for certain.
+    pub(crate) fn shares_data_with(&self, other: &Self) -> bool {
+        let same = |one: &Option<String>, two: &Option<String>| one.is_some() && one == two;
+        self.has_directory_of(other)
+            || same(&self.system_identifier, &other.system_identifier)
+            || same(&self.container, &other.container)
+    }
+
+    fn has_directory_of(&self, other: &Self) -> bool {
+        self.data_inode.is_some() && self.data_inode == other.data_inode
     }
 
     /// What it is called.
@@ -88,12 +153,14 @@ impl Server {
             .is_some_and(|parent| parent == executable);
         // A server runs in its data directory.
         let inside = procfs::path(pid, "cwd");
-        let version = procfs::foreign_text(&inside.join("PG_VERSION"))?.trim().to_owned();
-        if is_child || !inside.join("postmaster.pid").exists() {
+        let is_unreadable = procfs::is_forbidden(&inside.join("PG_VERSION"));
+        let version = procfs::foreign_text(&inside.join("PG_VERSION")).or(is_unreadable.then(String::new))?;
+        if is_child || !is_unreadable && !inside.join("postmaster.pid").exists() {
             return None;
         }
         Some(Self {
-            version,
+            version: version.trim().to_owned(),
+            is_unreadable,
             system_identifier: system_identifier(&inside),
             probes: exports(&procfs::path(pid, "exe"), b"secure_read"),
             ..Self::at(pid, Protocol::Postgres, executable)
@@ -102,20 +169,14 @@ impl Server {
 
     /// What is told of any process that serves.
     fn at(pid: u32, protocol: Protocol, executable: PathBuf) -> Self {
-        let held: Vec<u64> = underpass_procfs::sockets(pid).map(|(_, inode)| inode).collect();
-        let all = underpass_procfs::tcp_sockets(Some(pid)).unwrap_or_default();
-        let is_own = |s: &&TcpSocket| s.state == TcpState::Listens && held.contains(&s.inode);
-        let mut addresses: Vec<SocketAddr> = all.iter().filter(is_own).map(|s| s.local).collect();
-        addresses.sort();
-        let unix = procfs::unix_listeners(pid);
-        let mut sockets: Vec<PathBuf> = held.iter().filter_map(|inode| unix.get(inode).cloned()).collect();
-        sockets.sort();
+        let (addresses, sockets) = listeners(pid);
         let cgroups = procfs::cgroups(pid);
         Self {
             protocol,
             pid,
             executable,
             data_directory: fs::read_link(procfs::path(pid, "cwd")).unwrap_or_default(),
+            data_inode: procfs::inode(&procfs::path(pid, "cwd")),
             version: String::new(),
             system_identifier: None,
             addresses,
@@ -124,8 +185,22 @@ impl Server {
             unit: cgroups.iter().find_map(|path| unit(path)),
             container: cgroups.iter().find_map(|path| container(path)),
             probes: false,
+            is_unreadable: false,
         }
     }
+}
+
+/// TCP addresses and Unix sockets on which a process listens.
+fn listeners(pid: u32) -> (Vec<SocketAddr>, Vec<PathBuf>) {
+    let held: Vec<u64> = underpass_procfs::sockets(pid).map(|(_, inode)| inode).collect();
+    let all = underpass_procfs::tcp_sockets(Some(pid)).unwrap_or_default();
+    let is_own = |s: &&TcpSocket| s.state == TcpState::Listens && held.contains(&s.inode);
+    let mut addresses: Vec<SocketAddr> = all.iter().filter(is_own).map(|s| s.local).collect();
+    addresses.sort();
+    let unix = procfs::unix_listeners(pid);
+    let mut sockets: Vec<PathBuf> = held.iter().filter_map(|inode| unix.get(inode).cloned()).collect();
+    sockets.sort();
+    (addresses, sockets)
 }
 
 /// All servers that this process may look at, by process.
@@ -239,6 +314,54 @@ fn names(title: &str) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn server(directory: &str, inode: u64, container: Option<&str>, cluster: Option<&str>) -> Server {
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        Server {
+            protocol: Protocol::Postgres,
+            pid: 1,
+            executable: "/bin/postgres".into(),
+            data_directory: directory.into(),
+            data_inode: Some((7, inode)),
+            version: String::new(),
+            system_identifier: text(cluster),
+            addresses: Vec::new(),
+            sockets: Vec::new(),
+            netns: 1,
+            unit: None,
+            container: text(container),
+            probes: true,
+            is_unreadable: false,
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_started_again_is_known_by_its_data() {
+        let own = server("/data", 1, Some("a"), Some("1"));
+        for (other, succeeds, shares, what) in [
+            (server("/data", 1, Some("a"), Some("1")), true, true, "it"),
+            (server("/moved", 1, Some("b"), None), true, true, "its volume in a new container"),
+            (server("/data", 2, Some("a"), None), true, true, "its container, on a new mount"),
+            (server("/data", 2, Some("b"), None), false, false, "another container with the same names"),
+            (
+                server("/data", 2, Some("a"), Some("2")),
+                false,
+                true,
+                "another cluster, which this container has had restored",
+            ),
+            (server("/copy", 2, None, Some("1")), false, true, "a standby of it"),
+        ] {
+            assert_eq!(
+                (own.is_succeeded_by(&other), own.shares_data_with(&other)),
+                (succeeds, shares),
+                "{what}"
+            );
+        }
+        // MariaDB has no identifier, and outside of containers a name is a name.
+        let own = server("/data", 1, None, None);
+        assert!(own.is_succeeded_by(&server("/data", 2, None, None)), "restored in its place");
+        assert!(!own.shares_data_with(&server("/data", 2, None, None)));
+    }
 
     #[test]
     fn titles_of_backends_are_read() {

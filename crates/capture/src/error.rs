@@ -43,6 +43,12 @@ pub enum Error {
         "no cgroup version 2 is mounted (mount -t cgroup2 none /sys/fs/cgroup/unified): packets cannot be captured"
     )]
     NoCgroup2,
+    /// Neither packets nor probes are wanted.
+    #[error(
+        "nothing to record: without packets (--no-packets, or a server without TCP) all comes from the probes, and --probes never keeps them away; \
+         leave that out"
+    )]
+    NothingToRecord,
     /// The executable lacks a function that the probes need.
     #[error(
         "{path} has no symbol {symbol}: this build cannot be probed; connections over TCP without TLS can still be captured"

@@ -27,6 +27,7 @@ mod ring;
 mod run;
 mod selftest;
 mod skel;
+mod summary;
 
 pub use discover::{Backends, Nobody, Server, servers};
 pub use error::Error;
@@ -35,4 +36,5 @@ pub use kernel::{Accounts, Count, Hits, Kernel, ResponseLevel, Settings, SourceK
 pub use privileges::missing_capabilities;
 pub use procfs::cgroup2_mount;
 pub use recorder::{Lookup, Recorder, Totals};
-pub use run::{Options, Probes, Stage, Summary, run};
+pub use run::{Options, Probes, Stage, run};
+pub use summary::Summary;

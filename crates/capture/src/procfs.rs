@@ -2,11 +2,11 @@
 //! What /proc tells of processes and their place in the system, beside `underpass-procfs`.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet, HashSetExt as _};
 use rustix::fs::OFlags;
 
 pub(crate) fn path(pid: u32, name: &str) -> PathBuf {
@@ -19,8 +19,7 @@ const FOREIGN_BYTES_MAX: u64 = 4096;
 /// The beginning of a small file below another process's directory. Whoever owns the process chose what stands there, and we may be
 /// root: a link is not followed, a pipe not waited for, and what is no regular file, or is endless, not read.
 pub(crate) fn foreign(path: &Path) -> Option<Vec<u8>> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let file = open_foreign(path).ok()?;
     if !file.metadata().ok()?.is_file() {
         return None;
     }
@@ -29,9 +28,19 @@ pub(crate) fn foreign(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+fn open_foreign(path: &Path) -> io::Result<fs::File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
 /// The same as text.
 pub(crate) fn foreign_text(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&foreign(path)?).into_owned())
+}
+
+/// Whether there may be such a file, and this process may not read it.
+pub(crate) fn is_forbidden(path: &Path) -> bool {
+    open_foreign(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Parent of a process, from the fourth field of its stat; the second, in brackets, may hold anything.
@@ -76,6 +85,12 @@ pub(crate) fn namespace(pid: u32, name: &str) -> Option<u64> {
     Some(fs::metadata(path(pid, "ns").join(name)).ok()?.ino())
 }
 
+/// Device and inode of a file, behind links: of what a process has, whatever its name is there.
+pub(crate) fn inode(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
 /// The flag __SO_ACCEPTCON, alone, in the fourth column of /proc/net/unix.
 const ACCEPTS: &str = "00010000";
 
@@ -96,9 +111,18 @@ pub(crate) fn unix_listeners(pid: u32) -> HashMap<u64, PathBuf> {
     unix_sockets(pid, true).collect()
 }
 
-/// Paths of those that are connected, at the end that accepted: the other has none.
-pub(crate) fn unix_connections(pid: u32) -> Vec<PathBuf> {
-    unix_sockets(pid, false).map(|(_, path)| path).collect()
+/// Inodes and paths of those that are connected, at the end that accepted: the other has none.
+pub(crate) fn unix_connections(pid: u32) -> Vec<(u64, PathBuf)> {
+    unix_sockets(pid, false).collect()
+}
+
+/// The same of all other network namespaces that have a process: what a server accepts is made by who connects, in its own.
+pub(crate) fn unix_connections_outside(netns: u64) -> Vec<(u64, PathBuf)> {
+    let mut known = HashSet::new();
+    known.insert(netns);
+    let pids = underpass_procfs::pids().into_iter().flatten();
+    let others = pids.filter(|&pid| namespace(pid, "net").is_some_and(|netns| known.insert(netns)));
+    others.flat_map(|pid| unix_sockets(pid, false)).collect()
 }
 
 /// All lines of /proc/PID/cgroup: paths in every hierarchy.
@@ -177,8 +201,7 @@ mod tests {
             .spawn()
             .unwrap();
         let mut said = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut said)
-            .unwrap();
+        io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().unwrap()), &mut said).unwrap();
         let found = children(shell.id());
         std::process::Command::new("kill").args(found.iter().map(u32::to_string)).status().unwrap();
         shell.wait().unwrap();

@@ -102,6 +102,8 @@ struct Probed {
     back: u64,
     /// What went by packets before, before TLS began.
     before: (u64, u64),
+    /// Neither the probes nor the packets had it before: if it turns out to have been under way, what it said next may be missing.
+    is_first: bool,
 }
 
 /// Counts, and sessions by the process that serves them, for cancel requests.
@@ -119,11 +121,21 @@ struct Ledger {
     not_understood: Option<(SocketAddr, String)>,
     /// The programs have counted losses in their rings: holes are explained.
     ring_was_full: bool,
-    /// Connections that turned to encryption, by the client's end, and when: until the probes are known to have been there, or to have
-    /// its session from the first byte.
-    turned: Vec<(SocketAddr, u64)>,
+    /// Connections that turned to encryption: until the probes are known to have been there, or to have its session from the first byte.
+    turned: Vec<Turned>,
     /// Of those that neither was known of in time, how many.
     unseen: u64,
+    /// Probed sessions that were under way, and whose first words were not seen.
+    waited: u64,
+}
+
+/// A connection that turned to encryption.
+#[derive(Clone, Copy, Debug)]
+struct Turned {
+    client: SocketAddr,
+    time_ns: u64,
+    /// It was seen from its handshake on. Another one may have turned long before, and it was noticed only by what its bytes look like.
+    whole: bool,
 }
 
 impl Ledger {
@@ -136,10 +148,19 @@ impl Ledger {
         }
     }
 
-    /// A session by the probes has its first byte: what its connection says behind the turn to encryption is all there.
+    /// `under_way`: what a probed session has said so far, or all it will have said, does not begin it.
+    fn hear(&mut self, probed: &mut Probed, under_way: bool) {
+        if probed.is_first && under_way {
+            probed.is_first = false;
+            self.waited += 1;
+        }
+    }
+
+    /// A session by the probes has its first byte, or all that is part of the recording: so has what its connection says behind the turn to
+    /// encryption.
     fn seen_from_its_start(&mut self, client: SocketAddr) {
         // Another one may have had this port before.
-        if let Some(at) = self.turned.iter().rposition(|&(turned, _)| turned == client) {
+        if let Some(at) = self.turned.iter().rposition(|turned| turned.client == client) {
             self.turned.remove(at);
         }
     }
@@ -225,6 +246,8 @@ pub struct Recorder {
     probed_tcp: Transport,
     /// The client's end of a connection that is no part of the workload.
     ignored: Option<SocketAddr>,
+    /// When the recording begins.
+    begins_ns: u64,
 }
 
 /// What a backend said it runs.
@@ -256,6 +279,7 @@ impl Recorder {
             lookup,
             wants_texts: false,
             ignored: None,
+            begins_ns: 0,
             probed_tcp: Transport::Tls,
         }
     }
@@ -263,6 +287,11 @@ impl Recorder {
     /// No packets are recorded: a connection over TCP comes from the probes, encrypted or not.
     pub fn without_packets(&mut self) {
         self.probed_tcp = Transport::Unknown;
+    }
+
+    /// The recording begins at this time: what the programs saw before is no part of it, be it in the rings still. `u64::MAX`: not yet.
+    pub fn begins(&mut self, at_ns: u64) {
+        self.begins_ns = at_ns;
     }
 
     /// The connection of this client, which is open or has just been, is our own.
@@ -314,9 +343,20 @@ impl Recorder {
         self.ledger.ring_was_full = true;
     }
 
-    /// The probes were attached, and knew the server, between these times: of connections that turned to encryption meanwhile they have all.
+    /// The probes were attached, and knew the server, between these times: of connections that turned to encryption meanwhile they have all
+    /// that is part of the recording.
     pub fn probed(&mut self, from_ns: u64, to_ns: u64) {
-        self.ledger.turned.retain(|&(_, turned_ns)| !(from_ns..=to_ns).contains(&turned_ns));
+        let begins_ns = self.begins_ns;
+        self.ledger.turned.retain(|turned| {
+            let is_certain = turned.whole || turned.time_ns < begins_ns;
+            !(is_certain && (from_ns..=to_ns).contains(&turned.time_ns))
+        });
+    }
+
+    /// Probed sessions that were under way when the probes came, and of which they have not had the beginning of what was said next: a server
+    /// that waits for its client waits inside the probed function, and what ends a call tells nothing without what began it.
+    pub fn waited(&self) -> u64 {
+        self.ledger.waited
     }
 
     /// Connections that turned to encryption when the probes may not have been there, and of which no session has the first byte: their
@@ -351,7 +391,8 @@ impl Recorder {
             }
             Event::Encrypted { time_ns, ends } => {
                 self.ledger.totals.encrypted += 1;
-                self.ledger.turned.push((ends.remote, time_ns));
+                let whole = self.connections.get(&ends).is_some_and(|connection| connection.whole);
+                self.ledger.turned.push(Turned { client: ends.remote, time_ns, whole });
                 // One that was under way is not known before it says something, and this comes before what it says.
                 if !self.connections.contains_key(&ends) {
                     self.connect(ends, false).last_ns = time_ns;
@@ -377,6 +418,9 @@ impl Recorder {
                     // Another socket, which has lost the race for the connection: this one has been asked for its cookie.
                     return;
                 }
+                if time_ns < self.begins_ns {
+                    self.ledger.seen_from_its_start(ends.remote);
+                }
                 if let Some(mut connection) = self.connections.remove(&ends) {
                     // The packets that said so may have been lost.
                     (connection.front_fin, connection.back_fin) = (fin_received, fin_sent);
@@ -388,14 +432,20 @@ impl Recorder {
             Event::Call { time_ns, session, decrypted, ends, direction, offset, skipped, payload } => {
                 let at = offset.saturating_sub(skipped.into());
                 if !self.probed.contains_key(&session) {
-                    self.join_probed(session, ring, ends, decrypted);
+                    let is_first = at == 0 && time_ns >= self.begins_ns && !self.greets(direction, payload);
+                    self.join_probed(session, ring, ends, decrypted, is_first);
                 }
                 let Some(known) = self.probed.get_mut(&session) else { return };
+                let joined = self.ledger.totals.midstream;
                 let mut counting = Counting { sink, ledger: &mut self.ledger };
                 known.call(time_ns, direction, at, skipped.into(), payload, &mut counting);
+                let is_joined = self.ledger.totals.midstream > joined;
+                self.ledger.hear(known, is_joined);
             }
             Event::Exit { time_ns, session, bytes_read, bytes_written } => {
-                if let Some(ended) = self.probed.remove(&session) {
+                if let Some(mut ended) = self.probed.remove(&session) {
+                    let is_joining = ended.session.is_joining();
+                    self.ledger.hear(&mut ended, is_joining);
                     let mut counting = Counting { sink, ledger: &mut self.ledger };
                     ended.end(
                         time_ns,
@@ -406,11 +456,13 @@ impl Recorder {
                 }
             }
             Event::ProcessExit { time_ns, pid } => {
-                let mut counting = Counting { sink, ledger: &mut self.ledger };
                 // What its other sessions still said may wait in their rings, behind which the same event stands.
                 let ended =
                     |session: &ProbedId, probed: &mut Probed| session.pid == pid && probed.ring == ring;
-                for (_, ended) in self.probed.extract_if(ended) {
+                for (_, mut ended) in self.probed.extract_if(ended) {
+                    let is_joining = ended.session.is_joining();
+                    self.ledger.hear(&mut ended, is_joining);
+                    let mut counting = Counting { sink, ledger: &mut self.ledger };
                     ended.end(time_ns, EndReason::ServerClosed, None, &mut counting);
                 }
             }
@@ -454,7 +506,7 @@ impl Recorder {
         self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
         self.ledger.forget(now_ns);
         let turned = self.ledger.turned.len();
-        self.ledger.turned.retain(|&(_, turned_ns)| now_ns.saturating_sub(turned_ns) < TURNED_NS);
+        self.ledger.turned.retain(|turned| now_ns.saturating_sub(turned.time_ns) < TURNED_NS);
         self.ledger.unseen += (turned - self.ledger.turned.len()) as u64;
         let unused_ns = if self.connections.len() > CROWD { UNUSED_CROWDED_NS } else { UNUSED_NS };
         let ledger = &mut self.ledger;
@@ -478,7 +530,9 @@ impl Recorder {
             connection.settle(now_ns, &mut counting);
             connection.session.end(now_ns, EndReason::RecordingEnded, Audit::default(), &mut counting);
         }
-        for (_, probed) in self.probed.drain() {
+        for (_, mut probed) in self.probed.drain() {
+            let is_joining = probed.session.is_joining();
+            counting.ledger.hear(&mut probed, is_joining);
             probed.end(now_ns, EndReason::RecordingEnded, None, &mut counting);
         }
     }
@@ -534,7 +588,30 @@ impl Recorder {
         connection.packet(direction, ack, flags, segment, &mut counting);
     }
 
-    fn join_probed(&mut self, id: ProbedId, ring: usize, ends: Option<Ends>, decrypted: bool) {
+    /// Whether a server says this to a client that has just come: MariaDB and MySQL speak first, and whom they refuse never speaks.
+    fn greets(&self, direction: Direction, payload: &[u8]) -> bool {
+        // The number of the packet, which counts from the client's command on.
+        self.protocol == Protocol::Mysql && direction == Direction::Backend && payload.get(3) == Some(&0)
+    }
+
+    /// Whether a probed session that is not known from its first byte is one of those that turned to encryption, and counts as such.
+    fn is_turned(&self, client: SocketAddr) -> bool {
+        let is_left_to_packets = self.probed_tcp == Transport::Tls;
+        // PostgreSQL's are probed because the packets have told of them.
+        let is_told = self.protocol == Protocol::Postgres
+            || self.ledger.turned.iter().any(|turned| turned.client == client);
+        is_left_to_packets && is_told
+    }
+
+    /// `is_first`: the probes may have had nothing of it before.
+    fn join_probed(
+        &mut self,
+        id: ProbedId,
+        ring: usize,
+        ends: Option<Ends>,
+        decrypted: bool,
+        is_first: bool,
+    ) {
         let transport = match ends {
             _ if decrypted => Transport::Tls,
             Some(_) => self.probed_tcp,
@@ -546,13 +623,20 @@ impl Recorder {
         });
         let probed = match begun {
             Some(Connection { front, back, session, .. }) => {
-                Probed { session, ring, front: 0, back: 0, before: (front.position(), back.position()) }
+                let before = (front.position(), back.position());
+                Probed { session, ring, front: 0, back: 0, before, is_first: false }
             }
             None => {
                 let origin = self.origin(Source::Uprobe, transport, ends.map(|ends| ends.remote));
                 let mut session = machine(self.protocol, origin);
                 session.joined(self.lookup.process(id.pid));
-                Probed { session, ring, front: 0, back: 0, before: (0, 0) }
+                let client = ends.map(|ends| ends.remote);
+                if let Some(client) = client.filter(|_| !is_first) {
+                    // It spoke before the recording began, through probes that were there: they have all that is part of it.
+                    self.ledger.seen_from_its_start(client);
+                }
+                let is_first = is_first && !client.is_some_and(|client| self.is_turned(client));
+                Probed { session, ring, front: 0, back: 0, before: (0, 0), is_first }
             }
         };
         self.probed.insert(id, probed);

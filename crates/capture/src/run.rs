@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A capture from its start to its end.
 
+mod follow;
+
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,16 +15,18 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use underpass_trace::{
     Clock, Count, Counters, Direction, Level, Meta, Note, Options as WriterOptions, Protocol, Record, Writer,
-    WriterStats,
 };
 
-use crate::discover::{Backends, Nobody, Server, servers};
+use crate::discover::{Backends, Nobody, Server};
 use crate::error::Error;
 use crate::event::Event;
 use crate::kernel::{Accounts, Kernel, ResponseLevel, Settings, SourceKind};
+use crate::privileges;
 use crate::procfs;
-use crate::recorder::{Lookup, Recorder, Totals};
+use crate::recorder::{Lookup, Recorder};
 use crate::selftest;
+use crate::summary::Summary;
+use follow::Proof;
 
 /// Between two looks into the rings. A ring holds what comes in this time many times over.
 const POLL: Duration = Duration::from_millis(5);
@@ -44,8 +48,6 @@ const REPORT: Duration = Duration::from_secs(1);
 const CLOCK: Duration = Duration::from_secs(30);
 /// How long a self-test waits for its own traffic.
 const SELFTEST: Duration = Duration::from_secs(2);
-/// How long one waits while the recording runs: nothing waits for it but the end.
-const PROOF: Duration = Duration::from_secs(5);
 
 /// Shortcomings that no number tells.
 const GAP_LOCAL: &str = "sessions by Unix sockets, or what they said before the probes came";
@@ -104,73 +106,6 @@ pub struct Options {
     pub writer: WriterOptions,
 }
 
-/// State of a capture, for progress and at its end.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
-    /// Since the programs were attached.
-    pub elapsed: Duration,
-    /// What the recorder counted.
-    pub totals: Totals,
-    /// The programs' accounts: source, direction, accounts. Sources that were not used are left out.
-    pub accounts: Vec<(SourceKind, Direction, Accounts)>,
-    /// What was written.
-    pub writer: WriterStats,
-    /// Things that its reader should know. They are in the trace, too.
-    pub notes: Vec<String>,
-    /// The fullest a ring was, 0.0 to 1.0.
-    pub fill_max: f64,
-    /// The trace ended before it was told to, and why.
-    pub ended_early: Option<String>,
-    /// Connections that are not in the trace, though nobody left them out: they use what is not supported, or encryption that could
-    /// not be probed.
-    pub unrecorded: u64,
-    /// Connections that turned to encryption of which the beginning, or all, was not seen: there were no probes yet.
-    pub unseen: u64,
-    /// Connections that the probes did not understand: another build than those that are supported.
-    pub layout: u64,
-    /// Times in which sessions may have been missed without a trace of them, a phrase for each kind.
-    pub gaps: Vec<&'static str>,
-    /// It ended, and a server with the same data runs where it is not recorded: in another network namespace.
-    pub lost_server: bool,
-}
-
-impl Summary {
-    /// Whether nothing is missing, and all accounts add up.
-    pub fn lossless(&self) -> bool {
-        self.shortcomings().is_empty()
-    }
-
-    /// What the trace lacks, a phrase for each kind.
-    pub fn shortcomings(&self) -> Vec<String> {
-        let totals = &self.totals;
-        let sum = |what: fn(&Accounts) -> u64| self.accounts.iter().map(|(_, _, a)| what(a)).sum::<u64>();
-        let counted = [
-            (sum(Accounts::missing), "bytes that the programs saw and could not hand over"),
-            (sum(|a| a.unheard.events), "beginnings or ends of connections that were not handed over"),
-            (sum(|a| u64::from(!a.add_up())), "accounts of the programs that do not add up"),
-            (totals.wrong, "sessions whose accounts do not add up"),
-            (totals.not_understood, "connections that were not understood"),
-            (self.unrecorded, "connections that could not be recorded"),
-            (self.unseen, "encrypted connections whose beginning, or all, was not seen"),
-            (self.layout, "connections whose ends the probes did not understand"),
-            (self.writer.dropped_records, "records not written"),
-        ];
-        let holes = (totals.lost_bytes > 0)
-            .then(|| format!("{} bytes in {} losses", totals.lost_bytes, totals.losses));
-        let counted = counted.into_iter().filter(|&(count, _)| count > 0);
-        let early = self.ended_early.as_ref().map(|_| "what came after its early end".to_owned());
-        let elsewhere =
-            self.lost_server.then(|| "what the server did in another network namespace".to_owned());
-        holes
-            .into_iter()
-            .chain(counted.map(|(count, what)| format!("{count} {what}")))
-            .chain(self.gaps.iter().map(|&gap| gap.to_owned()))
-            .chain(early)
-            .chain(elsewhere)
-            .collect()
-    }
-}
-
 struct Run<'a> {
     options: &'a Options,
     kernel: Kernel,
@@ -195,6 +130,10 @@ struct Run<'a> {
     probed_ns: u64,
     /// Whether they see anything is being found out.
     proof: Option<Proof>,
+    /// It was started again, and where it listens is not known yet.
+    settling: bool,
+    /// The servers that ran beside it when the capture began, by process and its start.
+    others: Vec<(u32, Option<u64>)>,
     /// Packets are watched in the server's own cgroup.
     own_cgroup: Option<OwnCgroup>,
 }
@@ -223,16 +162,6 @@ impl OwnCgroup {
     }
 }
 
-/// A connection of our own that probes should see which were attached while the recording runs: nothing waits for it.
-struct Proof {
-    /// Hits before.
-    before: u64,
-    until: Instant,
-    connection: Option<JoinHandle<Result<(), Error>>>,
-    /// How the last attempt to connect ended.
-    failed: Option<Error>,
-}
-
 /// Captures until `stop`, the duration, or a limit of the trace. `ready` is told when the first byte would be seen; `progress`,
 /// every second, how it goes.
 ///
@@ -244,6 +173,11 @@ pub fn run(
     ready: &mut dyn FnMut(&Summary),
     progress: &mut dyn FnMut(&Summary),
 ) -> Result<Summary, Error> {
+    if options.port.is_none() && options.probes == Probes::Never {
+        return Err(Error::NothingToRecord);
+    }
+    privileges::check()?;
+    privileges::check_for(&options.server, options.port.is_some())?;
     let protocol = options.server.protocol;
     let level = match (protocol, options.level) {
         // Rows are counted by reading them: the end of a result does not tell their number.
@@ -285,16 +219,21 @@ pub fn run(
         end_noted: false,
         probed_ns: 0,
         proof: None,
+        settling: false,
+        others: follow::others(&options.server),
         own_cgroup,
         options,
         kernel,
     };
+    run.recorder.begins(u64::MAX);
     if options.port.is_none() {
         run.recorder.without_packets();
     }
     if options.probes == Probes::Always || options.port.is_none() {
         run.attach_probes()?;
-    } else if options.probes == Probes::Auto && options.server.has_local() {
+    } else if options.probes == Probes::Auto
+        && (options.server.has_local() || options.server.has_local_elsewhere())
+    {
         run.local_seen = true;
         if !run.probes_if_possible("a client is connected by a Unix socket") {
             run.gap(GAP_LOCAL);
@@ -305,6 +244,8 @@ pub fn run(
     if options.stage == Stage::Persist {
         run.writer = Some(run.create()?);
     }
+    run.recorder.begins(now_ns());
+    run.summary.filters = run.filters();
     run.tell_notes();
     run.update();
     ready(&run.summary);
@@ -514,43 +455,6 @@ impl Run<'_> {
         Error::Silent { what, why: why.into() }
     }
 
-    /// Begins to find out whether probes that have just been attached see anything.
-    fn prove(&mut self) {
-        let connection = Some(self.connect_for_proof());
-        self.proof =
-            Some(Proof { before: self.hits(), until: Instant::now() + PROOF, connection, failed: None });
-    }
-
-    fn connect_for_proof(&self) -> JoinHandle<Result<(), Error>> {
-        let (server, port) = (self.server.clone(), self.options.port);
-        thread::spawn(move || selftest::by_any(&server, port))
-    }
-
-    /// What has come out of it.
-    fn follow_proof(&mut self) {
-        let Some(mut proof) = self.proof.take() else { return };
-        if self.hits() > proof.before {
-            return;
-        }
-        if proof.connection.as_ref().is_some_and(JoinHandle::is_finished)
-            && let Some(ended) = proof.connection.take()
-        {
-            proof.failed = ended.join().ok().and_then(Result::err);
-            if proof.failed.is_some() {
-                // It is being started, perhaps.
-                proof.connection = Some(self.connect_for_proof());
-            }
-        }
-        if Instant::now() < proof.until {
-            self.proof = Some(proof);
-        } else if let Some(error) = proof.failed {
-            self.summary.notes.push(format!("whether the probes work could not be tried: {error}"));
-        } else {
-            self.summary.notes.push(self.silent().to_string());
-            self.gap(GAP_SILENT);
-        }
-    }
-
     /// One look into the rings.
     fn drain(&mut self) -> usize {
         let Self { options, kernel, recorder, writer, stopped, .. } = self;
@@ -588,6 +492,7 @@ impl Run<'_> {
             if reported.elapsed() >= REPORT {
                 reported = Instant::now();
                 self.follow_server();
+                self.look_for_local(Server::has_local_elsewhere);
                 self.tell_probed();
                 self.update();
                 let counters = counters(&self.summary);
@@ -621,13 +526,18 @@ impl Run<'_> {
         if self.recorder.totals().encrypted > 0 {
             self.probes_come("a client turned to encryption");
         }
-        if self.options.probes == Probes::Auto && !self.kernel.probes_attached() && self.server.has_local() {
+        self.look_for_local(Server::has_local);
+        self.follow_proof();
+        self.follow_texts();
+    }
+
+    /// Whether a client by a Unix socket has come, for whom there are no probes.
+    fn look_for_local(&mut self, has_local: fn(&Server) -> bool) {
+        if self.options.probes == Probes::Auto && !self.kernel.probes_attached() && has_local(&self.server) {
             self.local_seen = true;
             self.gap(GAP_LOCAL);
             self.probes_come("a client is connected by a Unix socket");
         }
-        self.follow_proof();
-        self.follow_texts();
     }
 
     /// While everything runs.
@@ -651,66 +561,6 @@ impl Run<'_> {
         }
     }
 
-    /// The packets of a server that was started again come as before; the probes must know its new postmaster.
-    fn follow_server(&mut self) {
-        if self.has_server() {
-            return;
-        }
-        let old = &self.options.server;
-        let same = |server: &Server| server.data_directory == old.data_directory;
-        let found: Vec<Server> = servers().into_iter().filter(same).collect();
-        let Some(server) = found.iter().find(|server| server.netns == old.netns).cloned() else {
-            let is_its_data = |server: &&Server| {
-                server.system_identifier.is_some() && server.system_identifier == old.system_identifier
-            };
-            return self.server_gone(found.iter().find(is_its_data).map(|server| server.pid));
-        };
-        self.recorder.set_lookup(lookup(&server));
-        let after = self.started.elapsed().as_secs_f64();
-        self.summary
-            .notes
-            .push(format!("the server was started again, seen after {after:.1} s (pid {})", server.pid));
-        self.end_noted = false;
-        let pid = server.pid;
-        self.server_start = procfs::start_ticks(pid);
-        self.server = server;
-        let probed = self.kernel.probes_attached();
-        self.kernel.detach_probes();
-        // Another executable, perhaps: the old probes are on the old inode.
-        let result = if probed { self.attach_probes() } else { self.kernel.set_server(pid) };
-        if probed {
-            self.gap(GAP_RESTART);
-        }
-        match result {
-            Ok(()) if probed => self.prove(),
-            Ok(()) => {}
-            Err(error) => {
-                self.gap(GAP_UNPROBED);
-                self.summary.notes.push(format!("its functions are not probed any more: {error}"));
-            }
-        }
-    }
-
-    /// Nobody serves its data where the packets are watched; `elsewhere`: who does in another network namespace, as when a container is
-    /// started again. Each is said once.
-    fn server_gone(&mut self, elsewhere: Option<u32>) {
-        let after = self.started.elapsed().as_secs_f64();
-        match elsewhere {
-            None if !self.end_noted => {
-                self.end_noted = true;
-                self.summary.notes.push(format!("the server ended, seen after {after:.1} s"));
-            }
-            Some(pid) if !self.summary.lost_server => {
-                self.summary.lost_server = true;
-                self.summary.notes.push(format!(
-                    "a server with the same data runs in another network namespace, seen after {after:.1} s (pid {pid}), and is not recorded: \
-                     record it anew if it took this one's place"
-                ));
-            }
-            _ => {}
-        }
-    }
-
     /// The probe that tells texts costs a trap for each statement: it is there only while it is needed.
     fn follow_texts(&mut self) {
         let wanted = self.recorder.wants_texts() && self.options.probes != Probes::Never;
@@ -730,6 +580,7 @@ impl Run<'_> {
         self.summary.totals = self.recorder.totals();
         // Without probes on purpose they are left out.
         self.summary.unseen = if self.options.probes == Probes::Never { 0 } else { self.recorder.unseen() };
+        self.summary.waited = self.recorder.waited();
         self.summary.layout = self.kernel.hits().layout;
         self.summary.accounts.clear();
         for source in [SourceKind::Packets, SourceKind::Calls] {
@@ -747,6 +598,7 @@ impl Run<'_> {
     }
 
     fn finish(mut self) -> Summary {
+        self.settle_at_once();
         while self.proof.is_some() {
             self.drain();
             self.follow_proof();
@@ -811,6 +663,13 @@ impl Run<'_> {
                 self.summary.unseen
             ));
         }
+        if self.summary.waited > 0 {
+            self.summary.notes.push(format!(
+                "of {} probed sessions one request may be missing: they were under way when the probes came, and the server waited for it \
+                 inside the probed function",
+                self.summary.waited
+            ));
+        }
         if self.summary.layout > 0 {
             self.summary.notes.push(format!(
                 "{} connections are not recorded, because the probes did not understand where this build keeps their ends",
@@ -823,7 +682,8 @@ impl Run<'_> {
             && !self.server.sockets.is_empty()
         {
             self.summary.notes.push(
-                "no session by a Unix socket was seen; those that were over within 0.2 s would be missing (--probes always)"
+                "no session by a Unix socket was seen; those that were over within 0.2 s, or 1 s if the client was in another network namespace, \
+                 would be missing (--probes always)"
                     .into(),
             );
         }

@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -58,15 +59,14 @@ pub(crate) fn by_tcp(server: &Server, port: u16) -> Result<SocketAddr, Error> {
         .map_err(Error::system(format!("connecting to {to} for the self-test")))
 }
 
-/// Connects by a Unix socket.
-pub(crate) fn by_unix(server: &Server) -> Result<(), Error> {
-    let Some(socket) = server.sockets.first() else {
-        return Err(Error::Silent {
-            what: "the probes",
-            why: "the server has no Unix socket to try them by".into(),
-        });
+/// Connects by this Unix socket.
+fn by_unix(server: &Server, socket: &Path) -> Result<(), Error> {
+    // A name that does not begin at the root begins where the server runs.
+    let (from, rest) = match socket.strip_prefix("/") {
+        Ok(rest) => ("root", rest),
+        Err(_) => ("cwd", socket),
     };
-    let path = procfs::path(server.pid, "root").join(socket.strip_prefix("/").unwrap_or(socket));
+    let path = procfs::path(server.pid, from).join(rest);
     UnixStream::connect(&path)
         .and_then(|mut stream| {
             stream.set_read_timeout(Some(PATIENCE))?;
@@ -75,11 +75,22 @@ pub(crate) fn by_unix(server: &Server) -> Result<(), Error> {
         .map_err(Error::system(format!("connecting to {} for the self-test", socket.display())))
 }
 
-/// Connects by a Unix socket, or where there is none by TCP.
+/// Connects by the first Unix socket at which the server answers, or else by TCP: a name may be of a socket that was removed, or is in
+/// nobody's reach. The error is of the last that was tried.
 pub(crate) fn by_any(server: &Server, port: Option<u16>) -> Result<(), Error> {
-    match (server.sockets.is_empty(), port.or_else(|| server.port())) {
-        (true, Some(port)) => by_tcp(server, port).map(drop),
-        _ => by_unix(server),
+    let mut tried = Err(Error::Silent {
+        what: "the probes",
+        why: "the server listens on no socket to try them by".into(),
+    });
+    for socket in &server.sockets {
+        tried = by_unix(server, socket);
+        if tried.is_ok() {
+            return tried;
+        }
+    }
+    match port.or_else(|| server.port()) {
+        Some(port) if server.is_on(port) => by_tcp(server, port).map(drop),
+        _ => tried,
     }
 }
 

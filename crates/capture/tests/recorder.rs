@@ -336,3 +336,78 @@ fn a_login_without_its_handshake_is_understood() {
     take(recorder, &mut sessions, 0, close(7, first.len()));
     assert_eq!((sessions.starts.len(), recorder.totals().not_understood), (1, 0));
 }
+
+/// A call of a PostgreSQL's backend, by a Unix socket or for a client by TLS.
+fn backend_call(
+    time_ns: u64,
+    ends: Option<Ends>,
+    direction: Direction,
+    offset: u64,
+    payload: &[u8],
+) -> Event<'_> {
+    let session = ProbedId { pid: 99, number: 1 };
+    let (decrypted, skipped) = (false, 0);
+    Event::Call { time_ns, session, decrypted, ends, direction, offset, skipped, payload }
+}
+
+/// CommandComplete and ReadyForQuery.
+const ANSWER: &[u8] = b"C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I";
+
+/// The server waited for the client inside the probed function when the probes came: the call that brought the request is not seen.
+#[test]
+fn a_probed_session_under_way_counts_as_one_of_which_the_next_words_are_missing() {
+    let (front, back) = (Direction::Frontend, Direction::Backend);
+    let mut query = Vec::new();
+    build::query(&mut query, b"select 1");
+    let startup = startup_message();
+    let unix = |direction, offset, payload| (5, direction, offset, payload);
+    for (calls, waited, what) in [
+        (vec![unix(back, 0, ANSWER), unix(front, 0, &query[..])], 1, "an answer to nothing"),
+        (vec![unix(back, 0, &ANSWER[..9])], 1, "and no more than a part of it"),
+        (vec![unix(front, 0, &query[..]), unix(back, 0, ANSWER)], 1, "a request without a login"),
+        (vec![unix(front, 0, &startup[..])], 0, "from its first byte"),
+        (vec![unix(back, 700, ANSWER), unix(front, 30, &query[..])], 0, "one that was probed before already"),
+        (vec![(3, back, 0, ANSWER), unix(front, 0, &query[..])], 0, "answered before the recording began"),
+    ] {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+        recorder.begins(4);
+        for (time_ns, direction, offset, payload) in calls {
+            let call = backend_call(time_ns, None, direction, offset, payload);
+            take(&mut recorder, &mut Sessions::default(), 0, call);
+        }
+        recorder.finish(9, &mut |_: Record<'_>| {});
+        assert_eq!(recorder.waited(), waited, "{what}");
+    }
+    // MariaDB and MySQL speak first: a greeting, or that there are too many connections.
+    let refusal = b"\xff\x10\x04Too many connections";
+    for (number, waited) in [(1, 1), (0, 0)] {
+        let mut recorder = Recorder::new(Protocol::Mysql, Level::Summary, Box::new(Nobody));
+        let mut payload = Vec::new();
+        put_message(&mut payload, number, refusal);
+        let call = backend_call(5, None, back, 0, &payload);
+        take(&mut recorder, &mut Sessions::default(), 0, call);
+        recorder.finish(9, &mut |_: Record<'_>| {});
+        assert_eq!(recorder.waited(), waited, "packet number {number}");
+    }
+}
+
+/// One that turned long before is noticed at its first answer, when the request has gone by as ciphertext.
+#[test]
+fn probes_have_all_of_an_encrypted_connection_only_if_its_handshake_was_seen() {
+    for (has_syn, begins_ns, unseen) in [(true, 0, 0), (false, 0, 1), (false, 8, 0)] {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Nobody));
+        recorder.begins(begins_ns);
+        if has_syn {
+            take(&mut recorder, &mut Sessions::default(), 0, at_listener(b"", 99, true));
+        }
+        take(&mut recorder, &mut Sessions::default(), 0, Event::Encrypted { time_ns: 5, ends: ends() });
+        recorder.probed(1, 9);
+        assert_eq!(recorder.unseen(), unseen, "SYN {has_syn}, recording from {begins_ns}");
+        // Of its session the probes have the second request; it counts once.
+        let mut query = Vec::new();
+        build::query(&mut query, b"select 1");
+        let call = backend_call(10, Some(ends()), Direction::Frontend, 0, &query);
+        take(&mut recorder, &mut Sessions::default(), 0, call);
+        assert_eq!((recorder.unseen(), recorder.waited()), (unseen, 0));
+    }
+}

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ pub(crate) struct Trace {
     /// Shows the servers of this machine, how each can be recorded, and what that costs; records nothing.
     #[arg(short, long)]
     list: bool,
-    /// The server that listens on this TCP port. Without a choice: the only server there is.
-    #[arg(short, long, value_name = "PORT", conflicts_with_all = ["pid", "unit", "container"])]
+    /// The server that listens on this TCP port, and of its ports this one. Without a choice: the only server there is.
+    #[arg(short, long, value_name = "PORT")]
     port: Option<u16>,
     /// The server with this process: PostgreSQL's postmaster, mariadbd, mysqld.
     #[arg(long, value_name = "PID", conflicts_with_all = ["unit", "container"])]
@@ -61,7 +62,7 @@ pub(crate) struct Trace {
     /// Masks with the key in this file, of 16 bytes or more: equal values are equal in all traces that were masked with it.
     #[arg(long, value_name = "FILE", conflicts_with = "mask")]
     mask_key: Option<PathBuf>,
-    /// Ends after so many seconds; else Ctrl-C or SIGTERM does.
+    /// Ends after so many seconds; else Ctrl-C, SIGTERM or the end of the terminal does (not that one with nohup).
     #[arg(short, long, value_name = "SECONDS")]
     duration: Option<f64>,
     /// Ends the trace at this size, MiB.
@@ -113,8 +114,7 @@ enum ProbesArg {
 pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     let servers = underpass_capture::servers();
     if arguments.list {
-        print!("{}{}", list(&servers), lacking());
-        return Ok(ExitCode::SUCCESS);
+        return crate::print(format!("{}{}", list(&servers), lacking()).as_bytes());
     }
     let missing = underpass_capture::missing_capabilities();
     ensure!(missing.is_empty(), "not permitted: this process lacks {}; run as root", missing.join(", "));
@@ -165,30 +165,56 @@ pub(crate) fn run(arguments: &Trace) -> anyhow::Result<ExitCode> {
     };
 
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    let hangup = (!ignores_hangup()).then_some(signal_hook::consts::SIGHUP);
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM].into_iter().chain(hangup) {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching signals")?;
     }
     let live = !arguments.quiet && std::io::stderr().is_terminal();
     let persist = matches!(arguments.stage, StageArg::Persist);
-    let mut ready = |_: &Summary| {
+    let mut ready = |summary: &Summary| {
         if !arguments.quiet {
+            let by = options.port.map_or(", by probes alone".into(), |port| format!(", TCP port {port}"));
             let to = if persist { format!(" into {}", directory.display()) } else { String::new() };
-            eprintln!("recording {} (pid {}){to}; Ctrl-C ends it", name(server), server.pid);
+            tell(&format!("recording {} (pid {}{by}){to}; Ctrl-C ends it\n", name(server), server.pid));
+            for filter in &summary.filters {
+                tell(&format!("only {filter}\n"));
+            }
         }
     };
     let mut progress = |summary: &Summary| {
         if live {
-            eprint!("\r\x1b[K{}", progress_line(summary));
-            let _ = std::io::stderr().flush();
+            tell(&format!("\r\x1b[K{}", progress_line(summary)));
         }
     };
     let summary = underpass_capture::run(&options, &stop, &mut ready, &mut progress)?;
     if live {
-        eprint!("\r\x1b[K");
+        tell("\r\x1b[K");
     }
-    print!("{}", report(&summary, persist.then_some(&directory)));
-    let lossless = summary.lossless();
-    Ok(if arguments.require_lossless && !lossless { ExitCode::from(LOSSY) } else { ExitCode::SUCCESS })
+    let text = report(&summary, options.port, persist.then_some(&directory));
+    let printed = crate::print(text.as_bytes());
+    if let Err(error) = &printed {
+        // The terminal is gone, or the disk is full; the trace has all of it.
+        tell(&format!("underpass: the report could not be written: {error}\n"));
+    }
+    Ok(match (arguments.require_lossless && !summary.lossless(), printed) {
+        (true, _) => ExitCode::from(LOSSY),
+        (false, Ok(code)) => code,
+        (false, Err(_)) => ExitCode::FAILURE,
+    })
+}
+
+/// To standard error, if there is still anybody: nothing that is told there ends a recording.
+fn tell(text: &str) {
+    let mut to = std::io::stderr().lock();
+    let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+}
+
+/// Whether SIGHUP was ignored when this process was started, as by nohup: then it goes on without its terminal.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    ignored >> (signal_hook::consts::SIGHUP - 1) & 1 == 1
 }
 
 /// Memory of the rings if nothing is said, MiB. Whole responses are many times what clients send; MariaDB's and MySQL's are always
@@ -210,29 +236,33 @@ fn masker(arguments: &Trace) -> anyhow::Result<Option<Masker>> {
 
 /// The server that the arguments name, and its port.
 fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a Server, Option<u16>)> {
-    let on_port = |server: &&Server, port| server.addresses.iter().any(|address| address.port() == port);
     let mut found: Vec<&Server> = servers.iter().collect();
-    let what = if let Some(port) = arguments.port {
-        found.retain(|server| on_port(server, port));
-        format!("listens on TCP port {port}")
-    } else if let Some(pid) = arguments.pid {
+    let mut what = Vec::new();
+    if let Some(port) = arguments.port {
+        found.retain(|server| server.is_on(port));
+        what.push(format!("listens on TCP port {port}"));
+    }
+    if let Some(pid) = arguments.pid {
         ensure!(PathBuf::from(format!("/proc/{pid}")).exists(), "there is no process {pid}");
         found.retain(|server| server.pid == pid);
-        format!("has the process {pid} (of PostgreSQL the postmaster is wanted, not a backend)")
-    } else if let Some(unit) = &arguments.unit {
+        what.push(format!("has the process {pid} (of PostgreSQL the postmaster is wanted, not a backend)"));
+    }
+    if let Some(unit) = &arguments.unit {
         let unit = if unit.ends_with(".service") { unit.clone() } else { format!("{unit}.service") };
         found.retain(|server| server.unit.as_ref() == Some(&unit));
-        format!("is in the unit {unit}")
-    } else if let Some(id) = &arguments.container {
+        what.push(format!("is in the unit {unit}"));
+    }
+    if let Some(id) = &arguments.container {
         found.retain(|server| server.container.as_ref().is_some_and(|own| own.starts_with(id.as_str())));
-        format!("is in a container {id}")
-    } else {
-        "was found on this machine".to_owned()
-    };
+        what.push(format!("is in a container {id}"));
+    }
+    if what.is_empty() {
+        what.push("was found on this machine".to_owned());
+    }
     match found[..] {
-        [server] => Ok((server, arguments.port.or_else(|| server.port()))),
+        [server] => Ok((server, port_of(server, arguments)?)),
         [] => {
-            let mut message = format!("no PostgreSQL, MariaDB or MySQL {what}");
+            let mut message = format!("no PostgreSQL, MariaDB or MySQL {}", what.join(" and "));
             if !servers.is_empty() {
                 let _ = write!(message, "; these run:\n{}", list(servers));
             }
@@ -240,6 +270,24 @@ fn choose<'a>(servers: &'a [Server], arguments: &Trace) -> anyhow::Result<(&'a S
         }
         _ => bail!("several servers; choose one by --port or --pid:\n{}", list(servers)),
     }
+}
+
+/// The port whose packets are recorded. Nobody is to find out later that it was the one that nobody uses.
+fn port_of(server: &Server, arguments: &Trace) -> anyhow::Result<Option<u16>> {
+    let mut ports: Vec<u16> = server.addresses.iter().map(SocketAddr::port).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    if arguments.port.is_some() || arguments.no_packets || ports.len() < 2 {
+        return Ok(arguments.port.or_else(|| server.port()));
+    }
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    bail!(
+        "{} (pid {}) listens on the TCP ports {}, and packets are recorded of one: choose it by --port, which can be given with --pid, --unit and \
+         --container",
+        name(server),
+        server.pid,
+        ports.join(", ")
+    )
 }
 
 /// What keeps this process from recording them; empty when nothing does.
@@ -280,7 +328,17 @@ fn list(servers: &[Server]) -> String {
                 let _ = writeln!(text, "  {name:<14}{value}");
             }
         }
-        let tcp = if server.addresses.is_empty() {
+        let missing = server.missing_capabilities();
+        if !missing.is_empty() {
+            let _ = writeln!(
+                text,
+                "  not permitted yet: this process lacks {} for it; run as root",
+                missing.join(", ")
+            );
+        }
+        let tcp = if server.is_unreadable {
+            "not known: its files may not be read".to_owned()
+        } else if server.addresses.is_empty() {
             "none: does not listen on TCP".to_owned()
         } else {
             let names: Vec<String> = server.addresses.iter().map(ToString::to_string).collect();
@@ -340,7 +398,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
+fn report(summary: &Summary, port: Option<u16>, directory: Option<&PathBuf>) -> String {
     let totals = summary.totals;
     let mut text = String::new();
     if let Some(directory) = directory {
@@ -352,6 +410,12 @@ fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
             summary.writer.segments,
             summary.writer.records
         );
+    }
+    if let Some(port) = port {
+        let _ = writeln!(text, "packets       of TCP port {port}");
+    }
+    for filter in &summary.filters {
+        let _ = writeln!(text, "only          {filter}");
     }
     let _ = writeln!(
         text,
@@ -402,19 +466,63 @@ fn report(summary: &Summary, directory: Option<&PathBuf>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        trace: Trace,
+    }
+
+    /// MySQL 8 has a port for its X protocol, MariaDB may have `extra_port`.
+    #[test]
+    fn of_several_ports_one_is_chosen() {
+        let server = Server {
+            protocol: Protocol::Mysql,
+            pid: 1,
+            executable: "/usr/sbin/mysqld".into(),
+            data_directory: "/var/lib/mysql".into(),
+            data_inode: None,
+            version: "8.0".into(),
+            system_identifier: None,
+            addresses: vec!["127.0.0.1:33060".parse().unwrap(), "[::]:3306".parse().unwrap()],
+            sockets: Vec::new(),
+            netns: 1,
+            unit: None,
+            container: None,
+            probes: true,
+            is_unreadable: false,
+        };
+        let one = Server { addresses: vec!["[::]:3307".parse().unwrap()], pid: 2, ..server.clone() };
+        let servers = [server, one];
+        let chosen = |words: &str| {
+            let line = Line::parse_from(["trace"].into_iter().chain(words.split_ascii_whitespace()));
+            let chosen = choose(&servers, &line.trace).map(|(server, port)| (server.pid, port));
+            chosen.map_err(|error| error.to_string())
+        };
+        let refused = chosen("--pid 1").unwrap_err();
+        assert!(refused.contains("listens on the TCP ports 3306, 33060, and"), "{refused}");
+        assert_eq!(chosen("--pid 1 --port 3306"), Ok((1, Some(3306))));
+        assert_eq!(chosen("-p 33060"), Ok((1, Some(33060))));
+        assert_eq!(chosen("-p 3307"), Ok((2, Some(3307))));
+        assert_eq!(chosen("--pid 1 --no-packets").map(|(pid, _)| pid), Ok(1));
+        let refused = chosen("--pid 2 --port 3306").unwrap_err();
+        assert!(refused.contains("listens on TCP port 3306 and has the process 2"), "{refused}");
+    }
 
     #[test]
     fn a_report_says_whether_anything_is_missing() {
         let mut summary = Summary::default();
-        assert!(report(&summary, None).contains("nothing is missing"));
+        assert!(report(&summary, None, None).contains("nothing is missing"));
         summary.totals.lost_bytes = 5;
         summary.totals.losses = 1;
-        assert!(report(&summary, None).contains("5 bytes in 1 losses\n"));
+        assert!(report(&summary, None, None).contains("5 bytes in 1 losses\n"));
         summary.totals.lost_bytes = 0;
         summary.unrecorded = 2;
         summary.ended_early = Some("the limit of its size is reached".into());
-        let told = report(&summary, None);
+        let told = report(&summary, None, None);
         assert!(
             told.contains("2 connections that could not be recorded, what came after its early end"),
             "{told}"

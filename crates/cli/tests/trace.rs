@@ -104,7 +104,7 @@ fn refusals_say_what_is_wrong() {
     let (code, _, text) = run(&["--unit", "nothing-like-it"]);
     assert!(code == Some(1) && text.contains("is in the unit nothing-like-it.service"), "{text}");
     let (code, _, text) = run(&["--pid", "1", "--port", "1"]);
-    assert!(code == Some(2) && text.contains("cannot be used with"), "{text}");
+    assert!(code == Some(1) && text.contains("listens on TCP port 1 and has the process 1"), "{text}");
 }
 
 #[test]
@@ -138,6 +138,18 @@ fn the_list_says_what_is_missing_for_a_recording() {
     let text = list(Command::new(binary()).args(["trace", "--list"]));
     assert!(!text.contains("not permitted yet") && text.contains("% of throughput"), "{text}");
 
+    // Root without the right to read what is not its own.
+    let lacks = "-dac_read_search,-dac_override";
+    let text = list(
+        Command::new("setpriv")
+            .args(["--bounding-set", lacks, "--inh-caps", lacks])
+            .arg(binary())
+            .args(["trace", "--list"]),
+    );
+    let at = text.find(&format!("pid {} ", postgres.pid())).expect("the server");
+    let block: String = text[at..].lines().take(3).collect::<Vec<_>>().join("\n");
+    assert!(block.contains("this process lacks CAP_DAC_READ_SEARCH for it"), "{text}");
+
     let bare = "umount -l -a -t cgroup2 && exec \"$@\"";
     let without = |arguments: &[&str]| {
         let mut command = Command::new("unshare");
@@ -169,9 +181,54 @@ fn a_trace_is_new_complete_and_ends_by_a_signal() {
     wait_gone(&site.postgres);
     let (code, text) = stop_recorder(recorder);
     assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains(&format!("packets       of TCP port {}\n", site.port())), "{text}");
+    assert!(text.contains("only          TCP connections without encryption (--probes never)\n"), "{text}");
     assert_eq!(messages(&directory), 11);
     let (code, _, text) = run(&["-p", &site.port(), "-o", &directory.display().to_string(), "-d", "1"]);
     assert!(code == Some(1) && text.contains("never written over"), "{text}");
+}
+
+/// A window that is closed takes the reader of both outputs with it.
+#[test]
+fn a_recording_ends_in_good_order_with_its_terminal() {
+    if skipped() {
+        return;
+    }
+    let site = Site::new();
+    let work = || {
+        let mut client = site.connect();
+        client.query("select 1").expect("an answer");
+        client.terminate().expect("terminate");
+        wait_gone(&site.postgres);
+    };
+    let hang_up = |recorder: &Child| {
+        let pid = nix::unistd::Pid::from_raw(recorder.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGHUP).expect("kill");
+    };
+    let directory = site.path("closed");
+    let mut recorder = site.record(&directory, &["--probes", "never"]);
+    drop(recorder.stdout.take());
+    work();
+    hang_up(&recorder);
+    assert_eq!(ended(recorder).0, Some(0));
+    assert_eq!(messages(&directory), 2);
+
+    // Not with nohup.
+    let directory = site.path("nohup");
+    let mut recorder = Command::new("sh");
+    recorder
+        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
+        .arg(binary())
+        .args(["trace", "-q", "--probes", "never"]);
+    recorder.args(["-p", &site.port(), "-o"]).arg(&directory).stdout(std::process::Stdio::piped());
+    let recorder = recorder.spawn().expect("underpass");
+    common::wait("the trace", || directory.exists().then_some(()));
+    hang_up(&recorder);
+    std::thread::sleep(Duration::from_millis(500));
+    work();
+    let (code, text) = stop_recorder(recorder);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(messages(&directory), 2);
 }
 
 /// Who reads a trace did not see what its recorder said at the end.

@@ -23,7 +23,9 @@ impl Server {
         let name = executable.file_name()?.to_str()?.trim_end_matches(" (deleted)");
         let inside = procfs::path(pid, "cwd");
         // The system tables: the process may be one that makes a data directory, and has none yet.
-        if !matches!(name, "mariadbd" | "mysqld") || !inside.join("mysql").is_dir() {
+        let system_tables = inside.join("mysql");
+        let is_unreadable = !system_tables.is_dir() && procfs::is_forbidden(&system_tables);
+        if !matches!(name, "mariadbd" | "mysqld") || !system_tables.is_dir() && !is_unreadable {
             return None;
         }
         let uuid = procfs::foreign_text(&inside.join(AUTO_CNF));
@@ -32,6 +34,7 @@ impl Server {
         });
         Some(Self {
             version: version(&inside),
+            is_unreadable,
             system_identifier: uuid,
             probes: super::exports(&procfs::path(pid, "exe"), b"vio_read"),
             ..Self::at(pid, Protocol::Mysql, executable)
