@@ -47,6 +47,7 @@ fn by_packets(pooler: &Underpass, directory: &Path, level: Level, work: impl FnO
         pid: pooler.pid(),
         executable: PathBuf::new(),
         data_directory: PathBuf::new(),
+        data_inode: None,
         version: String::new(),
         system_identifier: None,
         addresses: vec![SocketAddr::from(([127, 0, 0, 1], pooler.port()))],
@@ -55,6 +56,7 @@ fn by_packets(pooler: &Underpass, directory: &Path, level: Level, work: impl FnO
         unit: None,
         container: None,
         probes: false,
+        is_unreadable: false,
     };
     let options = Options {
         server,
