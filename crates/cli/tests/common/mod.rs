@@ -184,7 +184,10 @@ pub fn ended(recorder: Child) -> (Option<i32>, String) {
 
 /// `underpass trace` that has begun.
 pub fn start_recorder(arguments: &[&str]) -> Child {
-    let mut child = Command::new(binary())
+    // It goes on without its terminal where SIGHUP is ignored, as it is for tests that nohup runs.
+    let mut child = Command::new("env")
+        .arg("--default-signal=HUP")
+        .arg(binary())
         .arg("trace")
         .args(arguments)
         .stdout(Stdio::piped())
