@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -13,6 +14,9 @@ from upkit import host, pooler, wire
 READY_S = 30
 END_S = 120
 TEXTS_S = 2
+# Exit status of --require-lossless where something is missing, and what is said of a session that waited when the probes came.
+LOSSY = 3
+JOINED = re.compile(r"^losses +1 probed sessions under way whose first request may be missing$", re.MULTILINE)
 DATABASE = "p1"
 SETUP = """
 CREATE TABLE item (id int PRIMARY KEY, price numeric(9, 2), name text);
@@ -78,7 +82,7 @@ def work(server, sessions):
 
 
 def record(server, program, trace):
-    """Records the workload, all of it."""
+    """Records the workload: all of it but what the first session, by a Unix socket, says first, which reads."""
     sessions = [server.connect("bob", DATABASE), wire.Conn("127.0.0.1", server.port, "bob", DATABASE)]
     for session in sessions:
         for name, (query, _) in PREPARED.items():
@@ -101,7 +105,8 @@ def record(server, program, trace):
             for session in sessions:
                 session.close()
             process.send_signal(signal.SIGINT)
-            assert process.wait(END_S) == 0, told()[-1500:]
+            # The server waited for the first request of the session by the socket inside the probed function.
+            assert process.wait(END_S) == LOSSY and JOINED.search(told()), told()[-1500:]
         finally:
             process.kill()
             process.wait()
