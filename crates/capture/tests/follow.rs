@@ -172,7 +172,8 @@ fn a_server_that_is_found_before_it_listens_is_looked_at_again() {
     client.exchange(&said).expect("an answer");
     drop(client);
     let trace = capture.end();
-    assert!(trace.sent(trace.session("again")).starts_with(said.as_bytes()));
+    let sent = trace.sent(trace.session("again"));
+    assert!(sent.starts_with(said.as_bytes()), "{:?}: {:?}", sent, trace.summary);
     let notes = &trace.summary.notes;
     assert!(!has_note(notes, "could not be tried") && !has_note(notes, "silent"), "{notes:?}");
     trace.assert_lacks(&[RESTARTED]);

@@ -40,9 +40,10 @@ impl Run<'_> {
         if self.settling {
             return;
         }
+        // Before there is a connection: one that is quick would count itself in.
+        let before = self.hits();
         let connection = Some(self.connect_for_proof());
-        self.proof =
-            Some(Proof { before: self.hits(), until: Instant::now() + PROOF, connection, failed: None });
+        self.proof = Some(Proof { before, until: Instant::now() + PROOF, connection, failed: None });
     }
 
     fn connect_for_proof(&self) -> JoinHandle<Result<(), Error>> {
