@@ -296,7 +296,10 @@ fn expected() -> Vec<Told> {
         (vec![], 1),
     ]
     .map(|(values, rows)| (text.to_owned(), values, format!("ROWS {rows}"), rows))
-    .to_vec()
+    .into_iter()
+    // It could not be prepared.
+    .chain([("select nonsense from nowhere".to_owned(), vec![], "42S02".to_owned(), 0)])
+    .collect()
 }
 
 #[test]

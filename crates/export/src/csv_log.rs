@@ -23,7 +23,7 @@ use underpass_trace::*;
 use underpass_wire::frontend::build;
 
 use crate::Error;
-use crate::block::{self, Effect, Step};
+use underpass_trace::block::{self, Effect, Step};
 
 /// What was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 //! psql; and a trace from what a server logged already: [`csv_log`].
 #![forbid(unsafe_code)]
 
-mod block;
 pub mod csv_log;
 mod error;
 pub mod json_lines;

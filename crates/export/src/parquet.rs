@@ -307,6 +307,8 @@ impl StatementRows {
             Request::Simple => "simple",
             Request::Extended => "extended",
             Request::Function => "function",
+            Request::Prepare => "prepare",
+            Request::Commit => "commit",
         });
         self.name.append_value(shown(&statement.name));
         self.text.append_option(statement.text.as_deref().map(shown));

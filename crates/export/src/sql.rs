@@ -8,7 +8,7 @@
 //! a COPY that failed, what the shell would take for a command of its own. Pipelines and portals are gone: `underpass replay` keeps them.
 //!
 //! A script commits no transaction block that was rolled back. Where a session's transaction block is other than what the script has written
-//! makes it, because a statement is left out or an error belongs to none (of Parse, Bind), BEGIN, COMMIT, ROLLBACK or a
+//! makes it, because a statement is left out (be it that Parse or Bind failed), BEGIN, COMMIT, ROLLBACK or a
 //! statement that fails stands in its place; and ROLLBACK in that of a COMMIT that rolled back.
 
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
+use underpass_trace::block::{self, Effect};
 use underpass_trace::statements::{Event, Parameters, Request, Statement, Statements};
 use underpass_trace::{
     Direction, Loss, Outcome, Protocol, Reader, Record, Redaction, SessionId, SessionStart,
@@ -25,7 +26,6 @@ use underpass_trace::{
 use underpass_wire::Header;
 use underpass_wire::tag::frontend;
 
-use crate::block::{self, Effect};
 use crate::{Error, Utc, mysql, shell, shown, text_of};
 
 /// COPY data of one statement that is kept, bytes.
@@ -365,8 +365,13 @@ fn head(start: Option<&SessionStart<'_>>) -> String {
 
 /// The statement for psql or its like, or why there is none.
 fn script(protocol: Protocol, statement: &Statement, copy: Option<&Copy>) -> Result<String, String> {
-    if statement.kind == Request::Function {
-        return Err("FunctionCall has no SQL".into());
+    match statement.kind {
+        Request::Simple | Request::Extended => {}
+        Request::Function => return Err("FunctionCall has no SQL".into()),
+        Request::Prepare => {
+            return Err("it was refused before it ran, as it was parsed, bound or described".into());
+        }
+        Request::Commit => return Err("the commit at the end of a transaction without a block".into()),
     }
     if statement.redaction == Redaction::Password {
         return Err("a password in it was overwritten, and would be set to that".into());

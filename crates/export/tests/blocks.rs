@@ -113,7 +113,7 @@ fn outcome(answer: &str) -> Outcome<'_> {
     Outcome::Complete { tag: Cow::Borrowed(answer.as_bytes()) }
 }
 
-/// An error of Parse belongs to no statement, but fails the block.
+/// What Parse refused is left out, but fails the block.
 #[test]
 fn a_block_that_a_parse_failed_is_not_committed() {
     let mut r = Recorder::new();

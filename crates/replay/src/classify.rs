@@ -6,6 +6,7 @@
 
 use foldhash::HashMap;
 use underpass_sql::{Class, Summary, hash_fingerprint, normalize, parse_bytes};
+use underpass_trace::block::{self, Effect};
 use underpass_trace::{Protocol, fold, strip_literals};
 
 use crate::calls::Calls;
@@ -44,17 +45,10 @@ pub enum Block {
 impl Block {
     /// By the words of a statement.
     pub(crate) fn of(words: &[&str]) -> Option<Self> {
-        match words {
-            // BEGIN NOT ATOMIC is a compound statement of MariaDB.
-            ["begin", "not", ..] => None,
-            ["begin", ..] | ["start", "transaction", ..] => Some(Self::Begins),
-            // ROLLBACK TO SAVEPOINT; COMMIT PREPARED stands outside of blocks.
-            ["commit" | "rollback" | "abort" | "end", rest @ ..] => {
-                let ends = !rest.contains(&"to") && rest.first() != Some(&"prepared");
-                ends.then_some(Self::Ends)
-            }
-            ["prepare", "transaction", ..] => Some(Self::Ends),
-            _ => None,
+        match Effect::of(words) {
+            Effect::Begins => Some(Self::Begins),
+            Effect::Ends { .. } | Effect::Chains { .. } => Some(Self::Ends),
+            Effect::Resumes | Effect::Nothing => None,
         }
     }
 }
@@ -170,10 +164,10 @@ fn classify(text: &str) -> Statement {
         label: shorten(&label),
         sample: sample(text),
         summary,
-        copies_in: statements(&shape).filter(|words| copies_in(words)).count() as u32,
-        block: statements(&shape).find_map(|words| Block::of(&words)),
+        copies_in: statements(&shape, Protocol::Postgres).filter(|words| copies_in(words)).count() as u32,
+        block: statements(&shape, Protocol::Postgres).find_map(|words| Block::of(&words)),
         administers: calls.administer,
-        resets_user: statements(&shape).any(|words| resets_user(&words)),
+        resets_user: statements(&shape, Protocol::Postgres).any(|words| resets_user(&words)),
     }
 }
 
@@ -205,15 +199,16 @@ fn writes_behind(shape: &str, normalized: &str, class: Class) -> bool {
         ["commit" | "rollback", "prepared", ..] => true,
         _ => words.contains(&"execute"),
     };
-    if statements(shape).any(told) {
+    if statements(shape, Protocol::Postgres).any(told) {
         return true;
     }
     // What is cut at a semicolon of a name or comment is no statement, and may write.
     let reads = |text: &str| Summary::of(text).is_ok_and(|summary| !summary.may_write);
-    let several = statements(shape).nth(1).is_some();
+    let several = statements(shape, Protocol::Postgres).nth(1).is_some();
     normalized.split(';').any(|one| {
+        let shape = self::shape(one.as_bytes());
         let declares =
-            statements(&self::shape(one.as_bytes())).next().is_some_and(|words| words[0] == "declare");
+            statements(&shape, Protocol::Postgres).next().is_some_and(|words| words[0] == "declare");
         match declares {
             // What a cursor reads is behind FOR.
             true => {
@@ -231,12 +226,8 @@ pub(crate) fn shape(text: &[u8]) -> String {
 }
 
 /// The words of each statement of a text without literals.
-pub(crate) fn statements(shape: &str) -> impl Iterator<Item = Vec<&str>> {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    shape
-        .split(';')
-        .map(move |one| one.split(|c| !is_word(c)).filter(|word| !word.is_empty()).collect())
-        .filter(|words: &Vec<&str>| !words.is_empty())
+pub(crate) fn statements(shape: &str, protocol: Protocol) -> impl Iterator<Item = Vec<&str>> {
+    block::parts(shape, protocol).map(block::words).filter(|words| !words.is_empty())
 }
 
 /// Whether it is COPY FROM STDIN. To the grammar STDOUT is the same there.
@@ -254,7 +245,7 @@ fn classify_mysql(text: &[u8]) -> Statement {
         summary,
         // Local files are asked for by another protocol.
         copies_in: 0,
-        block: statements(&shape).find_map(|words| Block::of(&words)),
+        block: statements(&shape, Protocol::Mysql).find_map(|words| Block::of(&words)),
         administers: crate::mysql::administers(&shape),
         resets_user: false,
     }

@@ -50,7 +50,7 @@ pub struct Analysis {
     pub statements: u64,
     /// Those that ended with an error.
     pub errors: u64,
-    /// Those whose text is not known: prepared before recording began.
+    /// Those whose text is not known: prepared before recording began. FunctionCall and Sync have none.
     pub unknown_texts: u64,
     /// Those of which nothing but their end is known.
     pub unknown_outcomes: u64,
@@ -360,7 +360,8 @@ impl Analysis {
         let failed = matches!(one.outcome, Outcome::Error(_));
         self.statements += 1;
         self.errors += u64::from(failed);
-        self.unknown_texts += u64::from(one.text.is_none());
+        let has_text = !matches!(one.kind, Request::Function | Request::Commit);
+        self.unknown_texts += u64::from(one.text.is_none() && has_text);
         self.unknown_outcomes += u64::from(one.outcome == Outcome::Unknown);
         self.redacted += u64::from(one.redaction != underpass_trace::Redaction::None);
         self.unknown_ends += u64::from(!end_was_seen);
@@ -376,14 +377,20 @@ impl Analysis {
             group.errors += u64::from(failed);
         }
         let text = one.text.as_deref();
-        // 0 is no fingerprint of libpg_query in practice; here it is what has no text, 1 what came too late.
-        let mut fingerprint = text.map_or(0, |text| fingerprints.of(text));
+        // No fingerprints of libpg_query in practice: 0 is of a text that is not known, 1 what came too late, 2 and 3 what has no text.
+        let mut fingerprint = match one.kind {
+            Request::Function => 2,
+            Request::Commit => 3,
+            _ => text.map_or(0, |text| fingerprints.of(text)),
+        };
         if self.by_fingerprint.len() >= FINGERPRINTS_MAX && !self.by_fingerprint.contains_key(&fingerprint) {
             fingerprint = 1;
         }
         let entry = self.by_fingerprint.entry(fingerprint).or_insert_with(|| Statement {
             label: match (fingerprint, text) {
                 (1, _) => format!("(more than {FINGERPRINTS_MAX} others)"),
+                (2, _) => "(FunctionCall)".to_owned(),
+                (3, _) => "(Sync: the commit of what ran before it)".to_owned(),
                 (_, Some(text)) => fingerprints.label(text),
                 (_, None) => "(prepared before recording began)".to_owned(),
             },

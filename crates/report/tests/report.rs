@@ -62,6 +62,58 @@ fn complete() -> Outcome<'static> {
     Outcome::Complete { tag: Cow::Borrowed(b"SELECT 1") }
 }
 
+/// What was refused before it ran: a Parse, a Bind, and the commit at a Sync.
+#[test]
+fn errors_before_and_behind_a_statement_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("trace");
+    let mut writer = Writer::create(&directory, &Meta::default(), Options::default()).unwrap();
+    start(&mut writer, 1, false);
+    let (mut offset, mut now) = (0, MS);
+    let mut send = |writer: &mut Writer, build: &dyn Fn(&mut Vec<u8>)| {
+        let mut message = Vec::new();
+        build(&mut message);
+        let request = offset;
+        offset += message.len() as u64;
+        writer.write(&Record::Frontend(Frontend::new(SessionId(1), now, request, message))).unwrap();
+        now += MS;
+        request
+    };
+    for (fails, sqlstate) in [(0, b"42601"), (1, b"22P02"), (3, b"23505")] {
+        let requests = [
+            send(&mut writer, &|out| build::parse(out, b"", b"select $1 + 1", [])),
+            send(&mut writer, &|out| build::bind(out, b"", b"", [], [Some(&b"x"[..])], [])),
+            send(&mut writer, &|out| build::execute(out, b"", 0)),
+            send(&mut writer, &build::sync),
+        ];
+        let session = SessionId(1);
+        let time_ns = 100 * MS;
+        let mut answer = |request, outcome| {
+            let (first_ns, last_ns) = (time_ns, time_ns);
+            let response =
+                Response { session, request, offset: 0, len: 9, first_ns, last_ns, rows: 0, outcome };
+            writer.write(&Record::Response(response)).unwrap();
+        };
+        if fails == 3 {
+            answer(requests[2], complete());
+        }
+        let message = Cow::Borrowed(&b"no"[..]);
+        answer(requests[fails], Outcome::Error(ErrorOutcome { sqlstate: *sqlstate, fatal: false, message }));
+        let status = TransactionStatus::Idle;
+        writer
+            .write(&Record::Ready(Ready { session, time_ns, request: requests[3], offset: 0, status }))
+            .unwrap();
+    }
+    writer.finish().unwrap();
+    let analysis = Analysis::of(&mut Reader::open(&directory).unwrap()).unwrap();
+    assert_eq!((analysis.statements, analysis.errors, analysis.unknown_texts), (4, 3, 0));
+    let counted: Vec<_> =
+        analysis.by_fingerprint.values().map(|one| (&*one.label, one.count, one.errors)).collect();
+    let commit = ("(Sync: the commit of what ran before it)", 1, 1);
+    assert_eq!(counted, [commit, ("select $1 + $2", 3, 2)]);
+    assert_eq!(analysis.by_sqlstate.keys().collect::<Vec<_>>(), ["22P02", "23505", "42601"]);
+}
+
 /// 1000 statements of 1 ms by one session, 10 of 100 ms and an error by another that was joined midstream.
 fn analysis(lossy: bool) -> Analysis {
     let folder = tempfile::tempdir().unwrap();

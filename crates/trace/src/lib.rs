@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assemble;
+pub mod block;
 mod codec;
 mod error;
 mod format;

@@ -35,6 +35,10 @@ pub enum Request {
     Extended,
     /// FunctionCall.
     Function,
+    /// Parse, Bind, Describe or Close that failed, and MySQL's COM_STMT_PREPARE: nothing ran. One that works is no statement.
+    Prepare,
+    /// Sync that failed: the commit of a transaction without a block, such as a deferred constraint. What ran in it is another statement.
+    Commit,
 }
 
 /// One answered request.
@@ -46,7 +50,7 @@ pub struct Statement {
     pub request: u64,
     /// How it was asked for.
     pub kind: Request,
-    /// Its text; `None` when it was prepared before recording began and not recovered.
+    /// Its text; `None` when it was prepared before recording began and not recovered, and for what has none.
     pub text: Option<Arc<[u8]>>,
     /// The statement's name, of an Execute.
     pub name: Arc<[u8]>,
@@ -188,6 +192,8 @@ enum What {
     },
     /// An Execute before a loss.
     Ran(Box<Ran>),
+    DescribeStatement(Arc<[u8]>),
+    DescribePortal(Arc<[u8]>),
     CloseStatement(Arc<[u8]>),
     ClosePortal(Arc<[u8]>),
     Sync,
@@ -202,6 +208,14 @@ struct Ran {
     parameters: Arc<Parameters>,
     max_rows: i32,
     redaction: Redaction,
+}
+
+/// A request, and what it ran or would have.
+struct Asked {
+    offset: u64,
+    time_ns: u64,
+    kind: Request,
+    ran: Ran,
 }
 
 /// What was said to a request so far.
@@ -321,7 +335,11 @@ impl Session {
             // An error of the commit itself: it is what the server skips to.
             What::Sync => {}
             // Defined nothing, as it failed.
-            _ if failed => drop(self.pending.pop_front()),
+            _ if failed => {
+                if let Some(pending) = self.pending.pop_front() {
+                    self.refused(r.session, pending, out);
+                }
+            }
             _ => {}
         }
         if skips {
@@ -368,7 +386,10 @@ impl Session {
                     portals.push(portal);
                     continue;
                 }
-                What::CloseStatement(_) | What::ClosePortal(_) => continue,
+                What::CloseStatement(_)
+                | What::ClosePortal(_)
+                | What::DescribeStatement(_)
+                | What::DescribePortal(_) => continue,
                 What::Execute { portal, max_rows } => {
                     pending.what = What::Ran(Box::new(self.ran(&portal, max_rows)));
                 }
@@ -407,6 +428,7 @@ impl Session {
     fn end(&mut self, session: SessionId, pending: Pending, now_ns: u64, out: &mut Vec<Event>) {
         let Pending { offset, time_ns, what, answer, doubted_ns } = pending;
         let now_ns = doubted_ns.map_or(now_ns, |doubted_ns| doubted_ns.clamp(time_ns, now_ns.max(time_ns)));
+        let failed = answer.as_ref().is_some_and(|answer| matches!(answer.outcome, Outcome::Error(_)));
         let (kind, ran) = match what {
             What::Parse { name, prepared } => return drop(self.prepared.insert(name, prepared)),
             What::Bind { portal, statement, values, formats, redaction } => {
@@ -414,11 +436,16 @@ impl Session {
             }
             What::CloseStatement(name) => return drop(self.prepared.remove(&name)),
             What::ClosePortal(name) => return drop(self.portals.remove(&name)),
-            What::Sync => return,
-            What::Mysql(what) => match self.mysql.end(what, answer.as_ref().map(|answer| &answer.outcome)) {
-                Some(ran) => (Request::Extended, ran),
-                None => return,
-            },
+            What::Sync if failed => (Request::Commit, Ran::default()),
+            What::Sync | What::DescribeStatement(_) | What::DescribePortal(_) => return,
+            What::Mysql(what) => {
+                let refused = what.prepares().filter(|_| failed);
+                match (self.mysql.end(what, answer.as_ref().map(|answer| &answer.outcome)), refused) {
+                    (Some(ran), _) => (Request::Extended, ran),
+                    (None, Some(refused)) => (Request::Prepare, refused),
+                    (None, None) => return,
+                }
+            }
             What::Query { text, redaction } => {
                 // The simple protocol replaces the unnamed statement and portal.
                 self.portals.remove(&b""[..]);
@@ -428,8 +455,47 @@ impl Session {
             What::Execute { portal, max_rows } => (Request::Extended, self.ran(&portal, max_rows)),
             What::Ran(ran) => (Request::Extended, *ran),
         };
+        self.tell(session, Asked { offset, time_ns, kind, ran }, answer, now_ns, out);
+    }
+
+    /// What only defines something failed: nothing ran.
+    fn refused(&mut self, session: SessionId, pending: Pending, out: &mut Vec<Event>) {
+        let Pending { offset, time_ns, what, answer, .. } = pending;
+        let of = |prepared: Option<&Prepared>, name: &Arc<[u8]>| Ran {
+            text: prepared.and_then(|prepared| prepared.text.clone()),
+            name: Arc::clone(name),
+            redaction: prepared.map_or(Redaction::None, |prepared| prepared.redaction),
+            ..Ran::default()
+        };
+        let ran = match what {
+            What::Parse { name, prepared } => of(Some(&prepared), &name),
+            What::Bind { portal, statement, values, formats, redaction } => {
+                // As it would have been; the portal of that name goes away before the new one fails.
+                self.bind(Arc::clone(&portal), statement, values, formats, redaction);
+                let ran = self.ran(&portal, 0);
+                self.portals.remove(&portal);
+                ran
+            }
+            What::DescribeStatement(name) | What::CloseStatement(name) => of(self.prepared.get(&name), &name),
+            What::DescribePortal(portal) | What::ClosePortal(portal) => self.ran(&portal, 0),
+            _ => return,
+        };
+        let now_ns = time_ns;
+        self.tell(session, Asked { offset, time_ns, kind: Request::Prepare, ran }, answer, now_ns, out);
+    }
+
+    fn tell(
+        &mut self,
+        session: SessionId,
+        asked: Asked,
+        answer: Option<Answer>,
+        now_ns: u64,
+        out: &mut Vec<Event>,
+    ) {
+        let Asked { offset, time_ns, kind, ran } = asked;
         let Ran { text, name, parameters, max_rows, redaction } = ran;
-        self.requests += 1;
+        // The commit of what a Sync ends is no request of its own.
+        self.requests += u64::from(kind != Request::Commit);
         let answer = answer.unwrap_or(Answer {
             first_ns: now_ns,
             last_ns: now_ns,
@@ -507,6 +573,10 @@ fn postgres(r: &Frontend<'_>) -> Option<What> {
         Message::Close(close) => match close.target {
             Target::Statement => What::CloseStatement(close.name.into()),
             Target::Portal => What::ClosePortal(close.name.into()),
+        },
+        Message::Describe(describe) => match describe.target {
+            Target::Statement => What::DescribeStatement(describe.name.into()),
+            Target::Portal => What::DescribePortal(describe.name.into()),
         },
         Message::Sync => What::Sync,
         _ => return None,

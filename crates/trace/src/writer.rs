@@ -16,7 +16,7 @@ use crate::format::{
     self, BLOCK_HEADER_LEN, BLOCK_RAW_MAX, BlockHeader, HEAD_LEN, Head, SEGMENT_EXTENSION, TRAILER_LEN,
     block_codec, block_flags, block_kind,
 };
-use crate::model::{Clock, Record};
+use crate::model::{Clock, Note, Record};
 use crate::safety::{Masker, Safety};
 use crate::syncer::Syncer;
 use crate::varint::{self, put};
@@ -99,6 +99,8 @@ pub struct Writer {
     meta: Vec<u8>,
     trace_id: [u8; 16],
     clock: Option<Clock>,
+    /// The time of the latest record.
+    last_ns: u64,
     safety: Safety,
     state: State,
     /// Records of the current block.
@@ -162,6 +164,7 @@ impl Writer {
                 .map_err(|error| Error::io(directory, "describe")(io::Error::other(error)))?,
             trace_id,
             clock: None,
+            last_ns: 0,
             safety: Safety::new(meta.protocol, meta.level, options.masker.clone()),
             state: State::default(),
             raw: Vec::new(),
@@ -235,6 +238,7 @@ impl Writer {
         self.pending.kinds |= 1 << kind.min(31);
         self.pending.first_ns = self.pending.first_ns.min(time_ns);
         self.pending.last_ns = self.pending.last_ns.max(time_ns);
+        self.last_ns = self.last_ns.max(time_ns);
     }
 
     /// A block and a segment also end by age; what arrives late does not make them older.
@@ -441,28 +445,51 @@ impl Writer {
         Err(Error::io(path, "write")(error))
     }
 
-    /// Ends the trace in good order: the block that did not get in is cut off, with all the parts of a long one, index and trailer take
-    /// its place.
+    /// Ends the trace in good order: the block that did not get in is cut off, with all the parts of a long one; a note that says why, index and
+    /// trailer take its place.
     fn stop_for(&mut self, reason: Stopped) -> Result<(), Error> {
         if self.stats.stopped.replace(reason).is_some() {
             return Err(Error::Stopped(reason)); // not even the index got in: readers scan
         }
         self.free_reserve();
-        if let Some(segment) = &mut self.segment {
-            use std::io::Seek as _;
-            if let Some(mark) = self.begun.take() {
-                self.stats.file_bytes -= segment.len - mark.len;
-                self.stats.blocks -= u64::from(segment.blocks - mark.blocks);
-                segment.return_to(mark);
-            }
-            let len = segment.len;
-            let cut = segment.file.set_len(len).and_then(|()| segment.file.seek(io::SeekFrom::Start(len)));
-            if cut.is_ok() {
-                // The reason for stopping is what the caller must hear, not that the index is missing too.
+        let begun = self.begun.take();
+        // The reason for stopping is what the caller must hear, not that the note or the index is missing too.
+        if self.cut(begun).is_ok() {
+            let before = self.segment.as_ref().map(Segment::mark);
+            if self.note_end(reason).is_ok() || self.cut(before).is_ok() {
                 let _ = self.end_segment(true);
             }
         }
         Err(Error::Stopped(reason))
+    }
+
+    /// Cuts off what is behind this place, or behind the last whole block.
+    fn cut(&mut self, mark: Option<Mark>) -> io::Result<()> {
+        use std::io::Seek as _;
+        let Some(segment) = &mut self.segment else { return Ok(()) };
+        if let Some(mark) = mark {
+            self.stats.file_bytes -= segment.len - mark.len;
+            self.stats.blocks -= u64::from(segment.blocks - mark.blocks);
+            segment.return_to(mark);
+        }
+        let len = segment.len;
+        segment.file.set_len(len)?;
+        segment.file.seek(io::SeekFrom::Start(len)).map(drop)
+    }
+
+    /// Who reads the trace alone must learn that it is not all.
+    fn note_end(&mut self, reason: Stopped) -> Result<(), Error> {
+        let text = format!("the recording ended early, and has nothing of what came after: {reason}");
+        let note = Note { time_ns: self.last_ns, text: text.as_bytes().into() };
+        self.raw.clear();
+        self.pending = BlockHeader::default();
+        self.append(&Record::Note(note), self.last_ns);
+        let raw = std::mem::take(&mut self.raw);
+        let pending = std::mem::take(&mut self.pending);
+        self.write_block(pending, &raw, false)?;
+        self.stats.records += 1;
+        self.stats.raw_bytes += raw.len() as u64;
+        Ok(())
     }
 }
 

@@ -235,6 +235,18 @@ fn write_until_stopped(writer: &mut Writer) -> (u64, Stopped) {
     panic!("never stopped");
 }
 
+/// All records of a trace that ended early but the last, which says so.
+fn read_to_early_end(directory: &Path, reason: Stopped) -> Vec<Record<'static>> {
+    let (mut read, damage) = read_all(directory);
+    assert!(damage.none(), "{damage:?}");
+    let Some(Record::Note(note)) = read.pop() else { panic!("no note at the end") };
+    let text = String::from_utf8_lossy(&note.text).into_owned();
+    assert_eq!(text, format!("the recording ended early, and has nothing of what came after: {reason}"));
+    let last = read.iter().map(Record::time_ns).max();
+    assert!(last.is_none_or(|last| note.time_ns >= last), "{note:?}");
+    read
+}
+
 #[test]
 fn the_size_limit_ends_a_trace_in_good_order() {
     let parent = tempfile::tempdir().unwrap();
@@ -245,11 +257,10 @@ fn the_size_limit_ends_a_trace_in_good_order() {
     assert_eq!(reason, Stopped::SizeLimit);
     assert!(matches!(writer.write(&message(0)), Err(Error::Stopped(Stopped::SizeLimit))));
     let stats = writer.finish().unwrap();
-    let (read, damage) = read_all(&directory);
-    assert!(damage.none(), "{damage:?}");
-    assert_eq!(read.len() as u64, stats.records);
+    let read = read_to_early_end(&directory, reason);
+    assert_eq!(read.len() as u64 + 1, stats.records);
     // The one whose write failed, and the one after.
-    assert_eq!(stats.records + stats.dropped_records, offered + 2);
+    assert_eq!(read.len() as u64 + stats.dropped_records, offered + 2);
     assert!(stats.file_bytes < 15_000, "{stats:?}");
 }
 
@@ -279,9 +290,8 @@ fn the_size_limit_within_a_long_record_leaves_nothing_of_it() {
     let error = writer.write(&long_message(5 << 19)).unwrap_err();
     assert!(matches!(error, Error::Stopped(Stopped::SizeLimit)), "{error}");
     let stats = writer.finish().unwrap();
-    let (read, damage) = read_all(&directory);
-    assert!(damage.none(), "{damage:?}");
-    assert_eq!((read, stats.records, stats.dropped_records), (records, 20, 1));
+    let read = read_to_early_end(&directory, Stopped::SizeLimit);
+    assert_eq!((read, stats.records, stats.dropped_records), (records, 21, 1));
     let files = segments(&directory);
     let bytes = fs::read(&files[0]).unwrap();
     assert_eq!((files.len(), stats.file_bytes), (1, bytes.len() as u64), "{stats:?}");
@@ -299,9 +309,8 @@ fn a_full_disk_within_a_long_record_leaves_nothing_of_it() {
     let error = writer.write(&long_message(6 << 20)).unwrap_err();
     assert!(matches!(error, Error::Stopped(Stopped::DiskFull)), "{error}");
     let stats = writer.finish().unwrap();
-    let (read, damage) = read_all(&directory);
-    assert!(damage.none(), "{damage:?}");
-    assert_eq!((read, stats.records, stats.dropped_records), (vec![message(0)], 1, 1));
+    let read = read_to_early_end(&directory, Stopped::DiskFull);
+    assert_eq!((read, stats.records, stats.dropped_records), (vec![message(0)], 2, 1));
 }
 
 #[test]
@@ -333,11 +342,10 @@ fn a_full_disk_ends_a_trace_in_good_order() {
     let (offered, reason) = write_until_stopped(&mut writer);
     assert_eq!(reason, Stopped::DiskFull);
     let stats = writer.finish().unwrap();
-    let (read, damage) = read_all(&directory);
-    assert!(damage.none(), "{damage:?}");
+    let read = read_to_early_end(&directory, reason);
     assert!(read.len() > 1_000);
-    assert_eq!(read.len() as u64, stats.records);
-    assert_eq!(stats.records + stats.dropped_records, offered + 1);
+    assert_eq!(read.len() as u64 + 1, stats.records);
+    assert_eq!(read.len() as u64 + stats.dropped_records, offered + 1);
 }
 
 #[test]
@@ -350,10 +358,9 @@ fn a_full_disk_at_the_change_of_segments_ends_a_trace_in_good_order() {
     let (offered, reason) = write_until_stopped(&mut writer);
     assert_eq!(reason, Stopped::DiskFull);
     let stats = writer.finish().unwrap();
-    let (read, damage) = read_all(&directory);
-    assert!(damage.none(), "{damage:?}");
-    assert_eq!((read.len() as u64, segments(&directory).len() as u32), (stats.records, stats.segments));
-    assert_eq!(stats.records + stats.dropped_records, offered + 1);
+    let read = read_to_early_end(&directory, reason);
+    assert_eq!((read.len() as u64 + 1, segments(&directory).len() as u32), (stats.records, stats.segments));
+    assert_eq!(read.len() as u64 + stats.dropped_records, offered + 1);
     let bytes: u64 = segments(&directory).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
     assert_eq!(stats.file_bytes, bytes);
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::session::{SESSION, Session};
 use underpass_mysql::packet::put_message;
-use underpass_trace::statements::CAPABILITIES;
+use underpass_trace::statements::{CAPABILITIES, Request};
 use underpass_trace::*;
 
 use TransactionStatus::{Idle, Transaction as Open};
@@ -124,5 +124,7 @@ fn what_is_executed_behind_a_prepare_that_fails_is_not_the_statement_before() {
     session.run(b"\x16select 3", b"PREPARE 8 0", Idle);
     let execute = last(&mut session);
     session.answer(execute, b"ROWS 1", Idle);
-    assert_eq!(session.texts(), ["selct 2", "select 3"]);
+    assert_eq!(session.texts(), ["selct 2", "selct 2", "select 3"]);
+    let kinds: Vec<Request> = session.found.iter().map(|one| one.kind).collect();
+    assert_eq!(kinds, [Request::Prepare, Request::Extended, Request::Extended]);
 }

@@ -25,15 +25,17 @@ impl Session {
     }
 
     fn fail(&mut self, request: u64) {
-        let outcome =
-            Outcome::Error(ErrorOutcome { sqlstate: *b"22012", fatal: false, message: b""[..].into() });
-        self.outcome(request, 0, outcome);
+        self.outcome(request, 0, refused());
     }
 
     fn ready(&mut self, request: u64, status: TransactionStatus) {
         self.now += 1;
         self.ready_at(self.now, request, status);
     }
+}
+
+fn refused() -> Outcome<'static> {
+    Outcome::Error(ErrorOutcome { sqlstate: *b"22012", fatal: false, message: b""[..].into() })
 }
 
 #[test]
@@ -110,7 +112,40 @@ fn a_parse_that_failed_defined_nothing() {
     s.send(|out| build::bind(out, b"", b"s", [], [], []));
     let execute = s.send(|out| build::execute(out, b"", 0));
     s.complete(execute, 0);
-    assert_eq!(s.texts(), ["?"]);
+    assert_eq!(s.texts(), ["selekt", "?"]);
+    assert_eq!((s.found[0].kind, s.found[1].kind), (Request::Prepare, Request::Extended));
+}
+
+#[test]
+fn what_fails_before_it_runs_is_a_statement_that_failed() {
+    let mut s = Session::new();
+    s.send(|out| build::parse(out, b"s", b"select $1", [23]));
+    s.send(|out| build::describe(out, Target::Statement, b"s"));
+    let sync = s.send(build::sync);
+    s.ready(sync, TransactionStatus::Idle);
+    assert!(s.found.is_empty(), "what works before it runs is none");
+    let bind = s.send(|out| build::bind(out, b"p", b"s", [], [Some(&b"x"[..])], []));
+    s.send(|out| build::describe(out, Target::Portal, b"p"));
+    s.send(|out| build::execute(out, b"p", 0));
+    let sync = s.send(build::sync);
+    s.fail(bind);
+    s.ready(sync, TransactionStatus::Idle);
+    let describe = s.send(|out| build::describe(out, Target::Statement, b"s"));
+    let sync = s.send(build::sync);
+    s.fail(describe);
+    s.ready(sync, TransactionStatus::Idle);
+    let nobody = s.send(|out| build::describe(out, Target::Portal, b"p"));
+    let sync = s.send(build::sync);
+    s.fail(nobody);
+    s.ready(sync, TransactionStatus::Idle);
+    assert_eq!(s.texts(), ["select $1", "select $1", "?"]);
+    for one in &s.found {
+        assert_eq!((one.kind, one.answers), (Request::Prepare, 1));
+        assert!(matches!(one.outcome, Outcome::Error(_)) && one.end_ns > one.time_ns, "{one:?}");
+    }
+    assert_eq!((s.found[0].request, &*s.found[0].name), (bind, &b"s"[..]));
+    assert_eq!(s.found[0].parameters.values, [Some(b"x".to_vec())]);
+    assert_eq!((&*s.found[1].name, s.found[1].request), (&b"s"[..], describe));
 }
 
 #[test]
@@ -126,7 +161,10 @@ fn an_error_of_the_commit_skips_nothing() {
     s.ready(sync, TransactionStatus::Idle);
     s.complete(query, 1);
     s.ready(query, TransactionStatus::Idle);
-    assert_eq!(s.texts(), ["insert", "select 1"]);
+    assert_eq!(s.texts(), ["insert", "?", "select 1"]);
+    let kinds: Vec<Request> = s.found.iter().map(|one| one.kind).collect();
+    assert_eq!(kinds, [Request::Extended, Request::Commit, Request::Simple]);
+    assert_eq!((s.found[1].request, &s.found[1].outcome), (sync, &refused()));
 }
 
 #[test]

@@ -77,12 +77,14 @@ pub(crate) fn classify(text: &[u8]) -> (String, Summary) {
 /// Whether a statement is about the server itself: its threads have other numbers on the target.
 pub(crate) fn administers(shape: &str) -> bool {
     let query = behind_settings(shape).1;
-    statements(query).any(|words| matches!(words[0], "kill" | "shutdown"))
+    statements(query, Protocol::Mysql).any(|words| matches!(words[0], "kill" | "shutdown"))
 }
 
 /// MariaDB's `SET STATEMENT a = 1, b = 2 FOR query`: its settings, which hold for the query only, and the query. Of all others the whole.
 fn behind_settings(shape: &str) -> (&str, &str) {
-    let begins = statements(shape).next().is_some_and(|words| words.starts_with(&["set", "statement"]));
+    let begins = statements(shape, Protocol::Mysql)
+        .next()
+        .is_some_and(|words| words.starts_with(&["set", "statement"]));
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let alone = |&(at, word): &(usize, &str)| {
         !shape[..at].ends_with(is_word) && !shape[at + word.len()..].starts_with(is_word)

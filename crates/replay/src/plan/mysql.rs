@@ -456,7 +456,7 @@ fn begin_that_reads(
     let index = classifier.classify(text);
     let statement = classifier.get(index);
     let lifts = statement.summary.class == Class::LiftsReadOnly && statement.block == Some(Block::Begins);
-    let words = statements(&statement.label).next().filter(|_| lifts)?;
+    let words = statements(&statement.label, Protocol::Mysql).next().filter(|_| lifts)?;
     Some([&payload[..payload.len() - text.len()], begin(&words).as_bytes()].concat())
 }
 

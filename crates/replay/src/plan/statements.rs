@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use underpass_sql::Class;
+use underpass_trace::Protocol;
 use underpass_wire::frontend::build;
 
 use super::script::Open;
@@ -95,12 +96,14 @@ pub(super) fn prepare(text: &[u8], classifier: &mut Classifier, options: &Option
 fn block(text: &[u8]) -> Option<(Vec<u8>, bool)> {
     let shape = shape(text);
     // The END of a function's body is none of a transaction.
-    if statements(&shape).any(|words| words.windows(2).any(|pair| pair == ["begin", "atomic"])) {
+    if statements(&shape, Protocol::Postgres)
+        .any(|words| words.windows(2).any(|pair| pair == ["begin", "atomic"]))
+    {
         return None;
     }
     // How it ends the transaction around it, and what then begins one.
     let (mut ends, mut begins) = (None, None);
-    for words in statements(&shape) {
+    for words in statements(&shape, Protocol::Postgres) {
         match Block::of(&words) {
             Some(Block::Begins) => begins = Some(begin(&words)),
             Some(Block::Ends) => {
@@ -125,7 +128,7 @@ fn block(text: &[u8]) -> Option<(Vec<u8>, bool)> {
         (Some(end), Some(chain)) if chain == CHAIN => format!("{end} {chain}"),
         (Some(end), Some(begin)) => format!("{end}; {begin}"),
     };
-    Some((kept.into_bytes(), statements(&shape).nth(1).is_some()))
+    Some((kept.into_bytes(), statements(&shape, Protocol::Postgres).nth(1).is_some()))
 }
 
 /// What begins a transaction like the one before.

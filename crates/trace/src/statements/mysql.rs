@@ -60,6 +60,14 @@ pub(super) enum What {
     Close(u32),
 }
 
+impl What {
+    /// What a COM_STMT_PREPARE asks for.
+    pub(super) fn prepares(&self) -> Option<Ran> {
+        let Self::Prepare { text, redaction } = self else { return None };
+        Some(Ran { text: Some(Arc::clone(text)), redaction: *redaction, ..Ran::default() })
+    }
+}
+
 /// The prepared statements of a session.
 #[derive(Debug, Default)]
 pub(super) struct Statements {

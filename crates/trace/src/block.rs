@@ -1,28 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the statements of a text do to PostgreSQL's transaction block, by their words.
+//! What the statements of a text do to a transaction block, by their words.
 
-use underpass_trace::{Protocol, TransactionStatus, fold, strip_literals};
+use crate::{Protocol, TransactionStatus, fold, strip_literals};
 
 /// What a statement does to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub enum Effect {
+    /// BEGIN, START TRANSACTION.
     Begins,
+    /// COMMIT, ROLLBACK, PREPARE TRANSACTION, and other words for them.
     Ends {
+        /// What was done in it lasts.
         commits: bool,
     },
     /// AND CHAIN: it ends one and begins the next.
     Chains {
+        /// What was done in the first lasts.
         commits: bool,
     },
     /// ROLLBACK TO SAVEPOINT, after which a block that had failed goes on.
     Resumes,
+    /// All others.
     Nothing,
 }
 
 impl Effect {
     /// By the words of a statement in lower case.
-    fn of(words: &[&str]) -> Self {
+    pub fn of(words: &[&str]) -> Self {
         let commits = match words {
+            // BEGIN NOT ATOMIC is a compound statement of MariaDB.
+            ["begin", "not", ..] => return Self::Nothing,
             ["begin", ..] | ["start", "transaction", ..] => return Self::Begins,
             ["prepare", "transaction", ..] => return Self::Ends { commits: true },
             // COMMIT PREPARED stands outside of blocks.
@@ -41,7 +48,7 @@ impl Effect {
     }
 
     /// The status after it, if it is done.
-    pub(crate) fn after(self, before: TransactionStatus) -> TransactionStatus {
+    pub fn after(self, before: TransactionStatus) -> TransactionStatus {
         match (before, self) {
             (TransactionStatus::Idle, Self::Begins) => TransactionStatus::Transaction,
             (TransactionStatus::Idle, _) | (_, Self::Ends { .. }) => TransactionStatus::Idle,
@@ -51,7 +58,7 @@ impl Effect {
     }
 
     /// The status after it, if it fails. A COMMIT that fails has rolled back.
-    pub(crate) fn failed(self, before: TransactionStatus) -> TransactionStatus {
+    pub fn failed(self, before: TransactionStatus) -> TransactionStatus {
         match (before, self) {
             (TransactionStatus::Idle, _) | (_, Self::Ends { .. } | Self::Chains { .. }) => {
                 TransactionStatus::Idle
@@ -63,24 +70,42 @@ impl Effect {
 
 /// A statement of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub struct Step {
     /// Its first word in lower case; empty if it begins with none.
-    pub(crate) verb: String,
-    pub(crate) effect: Effect,
+    pub verb: String,
+    /// What it does.
+    pub effect: Effect,
 }
 
-/// The statements of a text, in order.
-pub(crate) fn steps(text: &[u8]) -> Vec<Step> {
-    let shape = String::from_utf8_lossy(&fold(&strip_literals(text, Protocol::Postgres))).into_owned();
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let mut steps = Vec::new();
-    let (mut in_body, mut in_name) = (false, false);
-    let ends = |c: char| {
-        in_name ^= c == '"';
-        c == ';' && !in_name
+/// The statements of a text without literals and comments ([`strip_literals`]): it is cut at each `;` that is not in a name. Some may be blank.
+pub fn parts(shape: &str, protocol: Protocol) -> impl Iterator<Item = &str> {
+    let quote = match protocol {
+        Protocol::Postgres => '"',
+        Protocol::Mysql => '`',
     };
-    for one in shape.split(ends).filter(|one| !one.trim().is_empty()) {
-        let words: Vec<&str> = one.split(|c| !is_word(c)).filter(|word| !word.is_empty()).collect();
+    let mut in_name = false;
+    shape.split(move |c: char| {
+        in_name ^= c == quote;
+        c == ';' && !in_name
+    })
+}
+
+/// The words of one of [`parts`]: names, too, in their quotes or not.
+pub fn words(part: &str) -> Vec<&str> {
+    part.split(|c| !is_word(c)).filter(|word| !word.is_empty()).collect()
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The statements of a text of PostgreSQL, in order.
+pub fn steps(text: &[u8]) -> Vec<Step> {
+    let shape = String::from_utf8_lossy(&fold(&strip_literals(text, Protocol::Postgres))).into_owned();
+    let mut steps = Vec::new();
+    let mut in_body = false;
+    for one in parts(&shape, Protocol::Postgres).filter(|one| !one.trim().is_empty()) {
+        let words = words(one);
         // What is between BEGIN ATOMIC and END is a function's.
         if in_body {
             in_body = words.first() != Some(&"end");
@@ -97,7 +122,7 @@ pub(crate) fn steps(text: &[u8]) -> Vec<Step> {
 }
 
 /// The status after a text all of whose statements were done.
-pub(crate) fn after(before: TransactionStatus, steps: &[Step]) -> TransactionStatus {
+pub fn after(before: TransactionStatus, steps: &[Step]) -> TransactionStatus {
     steps.iter().fold(before, |status, step| step.effect.after(status))
 }
 
