@@ -16,6 +16,7 @@
 //! assert!(one.traits.is_read_only);
 //! ```
 
+pub mod functions;
 mod hide;
 mod strip;
 mod summary;

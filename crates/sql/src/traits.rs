@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a statement does, judged by its tokens.
 
+use crate::functions;
+
 /// Why the same statement may give other results a second time, or on another server, with nothing being wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Varies {
@@ -101,31 +103,10 @@ const SERVER: &[&str] = &[
     "pg_database_size",
 ];
 const SERVER_WORDS: &[&str] = &["ctid", "xmin", "xmax", "cmin", "cmax", "tableoid", "oid"];
-/// Functions that change something although they stand in a SELECT.
+/// Functions that change something although they stand in a SELECT, beside those that read-only transactions may call ([`functions`]).
 const WRITING: &[&str] = &[
     "nextval",
     "setval",
-    "lo_create",
-    "lo_creat",
-    "lo_unlink",
-    "lo_import",
-    "lo_put",
-    "lowrite",
-    "lo_from_bytea",
-    "pg_notify",
-    "pg_advisory_lock",
-    "pg_advisory_xact_lock",
-    "pg_try_advisory_lock",
-    "pg_terminate_backend",
-    "pg_cancel_backend",
-    "pg_reload_conf",
-    "pg_rotate_logfile",
-    "pg_switch_wal",
-    "pg_logical_emit_message",
-    "dblink_exec",
-    "pg_stat_reset",
-    "pg_stat_statements_reset",
-    "pg_create_restore_point",
     // It may lift what keeps a session from writing.
     "set_config",
 ];
@@ -170,6 +151,11 @@ pub(crate) fn varying_function(name: &str) -> Option<Varies> {
         (SERVER, Varies::Server),
     ];
     lists.into_iter().find(|(names, _)| names.contains(&name)).map(|(_, how)| how)
+}
+
+fn is_writing(function: &str) -> bool {
+    let locks = function.starts_with("pg_") && function.contains("advisory");
+    locks || WRITING.contains(&function) || functions::administers(function) || functions::writes(function)
 }
 
 impl Traits {
@@ -301,7 +287,7 @@ impl Judge {
         self.skips = word == "skip";
         // What keeps a session from writing is a setting of its own.
         let lifts = word.contains("transaction_read_only") || (self.resets && word == "all");
-        if lifts || WRITING_WORDS.contains(&word) || (calls && WRITING.contains(&word.trim_matches('"'))) {
+        if lifts || WRITING_WORDS.contains(&word) || (calls && is_writing(word.trim_matches('"'))) {
             traits.is_read_only = false;
         }
         if calls && let Some(how) = varying_function(word) {
@@ -387,6 +373,8 @@ mod tests {
             "discard temp",
             "select all 1",
             "select \"update\" from t",
+            "select dblink_connect('a')",
+            "select dblink from t",
             "declare c cursor for select 1",
             "(select 1) union (select 2)",
             "/* drop */ select 1 -- create",
@@ -403,6 +391,13 @@ mod tests {
             "select * into u from t",
             "select nextval('s')",
             "select pg_notify('a', 'b')",
+            "select * from dblink('a', 'b') as t(a int)",
+            "select public.dblink_send_query('a', 'b')",
+            "select pg_backup_start('a')",
+            "select pg_create_physical_replication_slot('a')",
+            "select pg_stat_reset_shared('bgwriter')",
+            "select pg_try_advisory_xact_lock_shared(1)",
+            "select pg_promote()",
             "explain analyze delete from t",
             "select 1; drop table t",
             "copy t from stdin",
