@@ -369,6 +369,12 @@ impl Mirrors {
         let mut obsolete = Vec::new();
         // A copy: whoever makes a state locks the budgets behind the states.
         let budgets = lock(&self.budgets).clone();
+        for (name, budget) in &budgets {
+            // Also one that nobody has now, and somebody may have again.
+            if let Some(mirror) = config.mirrors.get(name) {
+                budget.set_max(mirror.queue_bytes);
+            }
+        }
         lock(&self.all).retain(|(name, database), state| {
             let wanted = config.mirrors.get(name).filter(|mirror| mirror.covers(database));
             let (Some(mirror), Some((configured, _))) = (wanted, config.database(database)) else {
@@ -377,9 +383,6 @@ impl Mirrors {
                 obsolete.push(state.target.number);
                 return false;
             };
-            if let Some(budget) = budgets.get(name) {
-                budget.set_max(mirror.queue_bytes);
-            }
             let target = target(mirror, &configured);
             let is_other = state.target.settings.load().needs_reconnect(&target);
             let has_primary_moved = state.primary.load().needs_reconnect(&configured);

@@ -269,8 +269,11 @@ impl<S> Pool<S> {
         ordinals
             .sort_by_cached_key(|&ordinal| self.idle.since(ordinal, self.slots[ordinal as usize].idle_since));
         // A program may have taken one meanwhile; there are others. Each is tried once: a bit that a program sets late, of a server that
-        // is gone, stays.
-        let ordinal = ordinals.into_iter().find(|&ordinal| self.idle.remove(ordinal))?;
-        self.slots[ordinal as usize].parked.take().map(|server| (ordinal, server))
+        // is gone or that user space has, stays.
+        ordinals.into_iter().find_map(|ordinal| {
+            let server =
+                if self.idle.remove(ordinal) { self.slots[ordinal as usize].parked.take() } else { None };
+            server.map(|server| (ordinal, server))
+        })
     }
 }

@@ -43,6 +43,17 @@ enum Flow {
     Stop,
 }
 
+/// Whether requests begin with one that the pooler may answer itself, if nothing is outstanding: Parse and Close of a statement with a name, or
+/// what may stand behind Flush.
+fn is_answered_here(requests: &[u8]) -> bool {
+    match requests {
+        [b'P', _, _, _, _, first, ..] => *first != 0,
+        [b'C', _, _, _, _, kind, ..] => *kind == b'S',
+        [b'H', ..] => true,
+        _ => false,
+    }
+}
+
 impl Worker {
     pub(super) fn client_readable(&mut self, key: Key, flags: EventFlags) {
         let gone = flags.intersects(GONE);
@@ -309,6 +320,16 @@ impl Worker {
             Input::Scratch(count) => &scratch[..*count],
             Input::Held(held) => held,
         };
+        if !server.link.is_busy() && is_answered_here(bytes) && !client.ended && !client.is_clear() {
+            // What a lane forwarded is still on its way to the client: nothing that is made up may overtake it.
+            match input {
+                Input::Scratch(count) => client.inbox.extend_from_slice(&scratch[..count]),
+                Input::Held(held) => client.inbox = held,
+            }
+            client.readable = true;
+            self.look_again(key);
+            return Flow::Stop;
+        }
         to_client.clear();
         let was_busy = server.link.is_busy();
         if let Some(mirror) = &mut client.mirror {

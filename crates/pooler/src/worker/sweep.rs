@@ -281,6 +281,9 @@ impl Worker {
             self.again_soon.push(Again::LaneClient(key));
             return;
         }
+        // It may have spoken between the look and the taking, which a program links at once.
+        let active =
+            self.clients.get(key).and_then(|client| self.lane_times(client)).map_or(active, |t| t.active);
         if let Some(client) = self.clients.get_mut(key) {
             client.request_at = active;
             client.query_at = query.or(client.query_at);

@@ -72,6 +72,32 @@ fn a_failure_there_takes_nothing_else_from_the_session() -> Result<()> {
     Ok(())
 }
 
+/// What ends its own transaction block fails there before the end: the block is not left open for what comes next.
+#[test]
+fn a_block_that_fails_there_alone_is_ended_there() -> Result<()> {
+    for mode in MODES {
+        let pair = Pair::start(mode)?;
+        pair.both("create table t (id int)")?;
+        pair.there.sql("alter table t add check (id < 100)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        client.query("begin; insert into t values (1000); commit")?.ok()?;
+        client.query("insert into t values (1)")?.ok()?;
+        let pipeline = Batch::new().extended("begin", &[]).extended("insert into t values (2000)", &[]);
+        client.exchange(&pipeline.extended("commit", &[]).sync())?;
+        client.query("begin; insert into t values (2)")?.ok()?;
+        client.query("insert into t values (3); commit")?.ok()?;
+        client.terminate()?;
+        let account = pair.settled()?;
+        assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
+        let there = pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?;
+        assert_eq!(there, "1,2,3", "{mode}");
+        let open = "select count(*) from pg_stat_activity where state like 'idle in transaction%'";
+        assert_eq!(pair.there.sql_value(open)?, "0", "{mode}");
+    }
+    Ok(())
+}
+
 /// Errors that come with no result of their own: at the Sync that commits, and at a Parse.
 #[test]
 fn errors_behind_the_results_are_found() -> Result<()> {

@@ -240,8 +240,8 @@ struct lane_event {
 	X(LENGTH, "length", "A message length below 4 or above the limit of its type.")                       \
 	X(SPLIT, "split", "A request's head is split between two chunks.")                                    \
 	X(BATCH, "batch", "Extended-protocol messages without their Sync in the same chunk.")                \
-	X(MESSAGES, "messages", "More messages in one chunk than a program may walk.")                        \
-	X(DEPTH, "depth", "Too many ReadyForQuery outstanding.")                                              \
+	X(MESSAGES, "messages", "More than 16,384 messages in one chunk.")                                    \
+	X(DEPTH, "depth", "More than 4,096 ReadyForQuery outstanding.")                                       \
 	X(NAMED_STATEMENT, "named_statement", "Parse or Close of a named statement, or a name that the lane does not know.") \
 	X(UNPREPARED, "unprepared", "The server does not have the named statement yet: user space prepares it there.") \
 	X(STATEMENTS, "statements", "More uses of named statements in one chunk than a program renames.")     \
@@ -258,7 +258,7 @@ struct lane_event {
 	X(RESPONSE_QUEUE, "response_queue", "The client reads too slowly: its queue is at the limit.")        \
 	X(RESPONSE_RUN, "response_run", "The response passed the byte limit of a lane.")                      \
 	X(ROOM, "room", "The client's send buffer (lane A) or the application's queue (lane B) has no room for the whole message.")               \
-	X(GATHER, "gather", "A send of the backend could not be made contiguous (lane A).")                   \
+	X(GATHER, "gather", "A send of the backend could not be made contiguous: above 65,520 bytes, or no memory (lane A).") \
 	X(NO_CLIENT, "no_client", "The server sent something while no client was linked.")                    \
 	X(AFTER_RFQ, "after_rfq", "Messages followed the last ReadyForQuery.")                                \
 	X(RFQ_UNEXPECTED, "rfq_unexpected", "A ReadyForQuery that nobody asked for, or with a bad status.")   \

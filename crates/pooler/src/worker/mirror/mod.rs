@@ -167,10 +167,18 @@ impl Worker {
         }
     }
 
-    /// The client asked for its statement to be cancelled.
+    /// The client asked for its statement to be cancelled. What the primary has done already is not cancelled on a mirror that is behind.
     pub(super) fn mirror_cancel(&mut self, key: Key) {
         let now = self.now;
-        let Some(source) = self.source(key) else { return };
+        let Some(client) = self.clients.get(key) else { return };
+        let is_under_way = match client.phase {
+            Phase::Waiting { .. } => true,
+            Phase::Linked(server) => {
+                matches!(self.servers.get(server), Some(super::Entry::Here(server)) if server.link.is_busy())
+            }
+            _ => false,
+        };
+        let Some(source) = self.source(key).filter(|_| is_under_way) else { return };
         for shadow in source.cancel(now) {
             self.shadow_cancel(shadow);
         }

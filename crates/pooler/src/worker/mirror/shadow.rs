@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use underpass_mirror::{Answer, Answers, DropReason, Transaction};
+use underpass_pool::link::Status;
 use underpass_wire::frontend::build;
 
 use super::{Restore, Role};
@@ -125,6 +126,9 @@ impl Worker {
             Some(shadow) => shadow.running.push_back(unit),
             None => return,
         }
+        if self.shadow_roll_back(key) {
+            return;
+        }
         if !self.shadow_is_behind(key) {
             return self.shadow_finish(key);
         }
@@ -234,8 +238,45 @@ impl Worker {
         !logged_in.is_zero() && now.saturating_sub(logged_in) < patience
     }
 
+    /// Ends what is open on the mirror alone: a Query or pipeline that holds its own COMMIT fails there before that, and leaves a transaction
+    /// block that has failed. Nobody else would end it, and what comes next would be said into it. Its answer is one more than it was asked
+    /// for.
+    fn shadow_roll_back(&mut self, key: Key) -> bool {
+        let is_left_open = self.shadow_is_left_open(key);
+        if is_left_open {
+            let mut rollback = Vec::new();
+            build::query(&mut rollback, b"rollback");
+            self.shadow_put(key, Arc::new(rollback));
+        }
+        is_left_open
+    }
+
+    /// Whether a transaction that is over on the primary was answered here, and is not over.
+    fn shadow_is_left_open(&self, key: Key) -> bool {
+        let Some(client) = self.clients.get(key) else { return false };
+        let (Phase::Linked(server), Some(Role::Shadow(shadow))) = (&client.phase, client.mirror.as_deref())
+        else {
+            return false;
+        };
+        let is_answered = shadow.running.front().is_some_and(|unit| {
+            let transaction = &unit.transaction;
+            transaction.abandoned.is_none() && transaction.answers.len() <= shadow.answers.len()
+        });
+        let has_said_all = client.transport.unread() == 0 && client.inbox.is_empty();
+        let Some(Entry::Here(server)) = self.servers.get(*server).filter(|_| is_answered && has_said_all)
+        else {
+            return false;
+        };
+        matches!(server.work, Work::Client(_))
+            && server.link.is_settled()
+            && server.link.status() != Status::Idle
+    }
+
     /// Something came from a mirror: in `mode = sync` its owner may have waited for it.
     pub(in crate::worker) fn shadow_answered(&mut self, key: Key) {
+        if self.shadow_roll_back(key) {
+            return;
+        }
         let Some(shadow) = self.shadow(key).filter(|shadow| shadow.state.is_sync()) else { return };
         let owner = shadow.owner;
         if !self.shadow_is_behind(key) {

@@ -174,6 +174,9 @@ impl Source {
 
     /// Notes a cancel for mirrors that get the transaction later; the shadows of those that have it already are returned.
     pub(super) fn cancel(&mut self, now: Instant) -> Vec<Key> {
+        if self.at_boundary || self.is_partial {
+            return Vec::new();
+        }
         self.cancels.push(Cancel { cycle: self.answers.len(), after: self.answers.running_for(now) });
         self.taps.iter().filter(|tap| tap.is_stream).filter_map(|tap| tap.shadow).collect()
     }
@@ -285,6 +288,12 @@ impl Worker {
                         source.taps.push(Tap { is_out: is_late, ..Tap::new(state) });
                     }
                 }
+                if !std::mem::replace(&mut source.is_session_pooling, is_session_pooling)
+                    && is_session_pooling
+                {
+                    // RELOAD has changed it. What did not go there cannot be had any more.
+                    source.taps.iter_mut().for_each(|tap| tap.is_out |= tap.resync);
+                }
                 source.answers.hash_by(source.taps.iter().map(|tap| tap.state.row_hash()).collect());
                 source.has_sync = source.taps.iter().any(|tap| tap.state.is_sync());
                 hashes.extend(source.taps.iter().filter_map(|tap| Some((tap.shadow?, tap.state.row_hash()))));
@@ -297,6 +306,7 @@ impl Worker {
                 client.mirror = Some(Box::new(Role::Source(source)));
             }
         }
+        self.mirror_leaves_out(key);
         for (shadow, how) in hashes {
             if let Some(shadow) = self.shadow(shadow) {
                 shadow.answers.hash_by([how].into_iter().collect());
@@ -310,6 +320,26 @@ impl Worker {
         }
         self.mirror_checks(key);
         self.again.push(Again::Client(key));
+    }
+
+    /// A mirror with a `user` of its own may have another `pool_mode` by that user: state that this session keeps would be lost there, or that of
+    /// others be found.
+    fn mirror_leaves_out(&mut self, key: Key) {
+        let settings = self.shared.settings.load();
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let (Some(pool), Some(Role::Source(source))) = (&client.pool, client.mirror.as_deref_mut()) else {
+            return;
+        };
+        let here = pool.settings.load().mode;
+        for tap in &mut source.taps {
+            let user = tap.state.settings.load().user.clone();
+            let user = user.as_deref().unwrap_or(&pool.user.name);
+            let there = settings.config.pool_mode(&tap.state.target.settings.load(), user);
+            if there != here {
+                tap.state.log_refused(&format!("its user {user} has another pool_mode"));
+                tap.is_out = true;
+            }
+        }
     }
 
     /// After a RELOAD.
@@ -451,6 +481,13 @@ impl Worker {
         if !lost.is_empty() {
             let retry = self.shared.settings.load().config.server_login_retry;
             lost.iter().for_each(|(state, reason)| state.lost(reason, retry, self.now));
+        }
+        if was_partial
+            && let Some(client) = self.clients.get_mut(key)
+            && let Some(Role::Source(source)) = client.mirror.as_deref_mut()
+        {
+            // What was prepared meanwhile.
+            client.side.each_statement(|name, body| source.requests.know(name, body));
         }
         let Some(source) = self.source(key) else { return };
         if was_partial || is_nothing {
