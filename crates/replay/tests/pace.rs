@@ -127,9 +127,16 @@ fn ms(ms: u64) -> Duration {
 
 #[test]
 fn units_are_sent_at_their_moments_and_what_made_one_late_is_told() {
-    let options = Options { order_commit: true, ..Options::default() };
-    assert_eq!(options.pace, Pace::Timed);
-    let (seen, played, report) = play(&server(SLOW_MS), 1, options);
+    assert_eq!(Options::default().pace, Pace::Timed);
+    let server = server(SLOW_MS);
+    // Without an order nothing waits for another session.
+    let (_, _, report) = play(&server, 1, Options::default());
+    let lag = &report.lag;
+    // It was due at 900, and the answer came 1,000 ms after 500 at the earliest.
+    assert!(lag.server_busy.max_us > 599_000.0 && lag.order_wait.max_us == 0.0, "{lag:?}");
+    assert!(lag.replayer_late.max_us < 500_000.0, "{lag:?}");
+
+    let (seen, played, report) = play(&server, 1, Options { order_commit: true, ..Options::default() });
     for (_, text, _, sent) in UNITS {
         assert!(seen[text] >= ms(sent), "{text}: {seen:?}");
     }
@@ -138,7 +145,6 @@ fn units_are_sent_at_their_moments_and_what_made_one_late_is_told() {
         assert!(seen[text] >= seen[SLOW] + ms(SLOW_MS), "{text}: {seen:?}");
     }
     assert!(played.elapsed >= ms(500 + SLOW_MS));
-    // It was due at 900, and the answer came 1,000 ms after 500 at the earliest.
     let lag = &report.lag;
     assert!(lag.server_busy.max_us > 599_000.0, "{lag:?}");
     // It was due at 700, and waited from then on, or from when it was free to.
