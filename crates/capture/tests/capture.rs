@@ -17,7 +17,7 @@ use std::time::Duration;
 use common::{Capture, Setup, eventually, skipped};
 use underpass_capture::{Error, Kernel, Probes, ResponseLevel, Server, Settings};
 use underpass_testkit::{AuthMethod, Authority, Batch, Client, Netns, Options, Postgres, Tls};
-use underpass_trace::{Level, Protocol, Source, Transport};
+use underpass_trace::{Level, Protocol, Record, Source, Transport};
 
 /// Sends each batch, waits for its answers, and returns all bytes that were sent after the login.
 fn work(options: &Options, batches: &[(Batch, usize)]) -> Vec<u8> {
@@ -35,11 +35,21 @@ fn work(options: &Options, batches: &[(Batch, usize)]) -> Vec<u8> {
     sent
 }
 
+/// Statements that a function and a trigger run are no client's: the trace has those that called them, and no more.
+const INSIDE: &str = "create function pg_temp.asks() returns int language plpgsql as $$ begin \
+                      perform count(*) from t; insert into t values ('inside'); return 1; end $$; \
+                      create function pg_temp.fires() returns trigger language plpgsql as $$ begin \
+                      perform pg_temp.asks() where new.a <> 'inside'; return new; end $$; \
+                      create trigger fires before insert on t for each row execute function pg_temp.fires()";
+
 /// A bit of everything, and the number of ReadyForQuery that answer each batch.
 fn batches() -> Vec<(Batch, usize)> {
     let long = "x".repeat(100_000);
     vec![
         (Batch::new().query("create temp table t (a text)"), 1),
+        (Batch::new().query(INSIDE), 1),
+        (Batch::new().query("select pg_temp.asks()"), 1),
+        (Batch::new().query("insert into t values ('z')"), 1),
         (Batch::new().query("select 1; select 2; select 1/0"), 1),
         (Batch::new().query(""), 1),
         (
@@ -72,6 +82,11 @@ fn batches() -> Vec<(Batch, usize)> {
 fn expected() -> Vec<(&'static str, u64)> {
     vec![
         ("CREATE TABLE", 0),
+        ("CREATE FUNCTION", 0),
+        ("CREATE FUNCTION", 0),
+        ("CREATE TRIGGER", 0),
+        ("SELECT 1", 1),
+        ("INSERT 0 1", 0),
         ("SELECT 1", 1),
         ("SELECT 1", 1),
         ("22012", 0),
@@ -102,7 +117,12 @@ fn check(
     assert!(trace.sent(session) == sent, "the bytes differ");
     let outcomes = trace.outcomes(session);
     let outcomes: Vec<(&str, u64)> = outcomes.iter().map(|(tag, rows)| (tag.as_str(), *rows)).collect();
-    assert_eq!(outcomes, expected());
+    let none = setup.level == Level::None;
+    assert_eq!(outcomes, if none { Vec::new() } else { expected() });
+    let ready = |r: &&Record<'_>| matches!(r, Record::Ready(ready) if ready.session == session);
+    let answers: usize = batches().iter().map(|(_, answers)| answers).sum();
+    assert_eq!(trace.records.iter().filter(ready).count(), answers);
+    assert_eq!(trace.backends(session).is_empty(), setup.level != Level::Full);
     trace.assert_lossless();
     let starts = trace.starts();
     let start = starts.iter().find(|s| s.session == session).expect("start");
@@ -123,7 +143,7 @@ fn a_session_over_tcp_is_recorded_exactly() {
         return;
     }
     let postgres = Postgres::start().expect("a server");
-    for level in [Level::Summary, Level::Full] {
+    for level in [Level::None, Level::Summary, Level::Full] {
         let setup = Setup { level, ..Setup::default() };
         check(&postgres, postgres.options("postgres", "postgres"), &setup, Source::CgroupSkb, Transport::Tcp);
     }
@@ -199,14 +219,26 @@ fn extension_headers_of_ipv6_are_passed_over() {
     assert!(trace.starts()[0].peer.is_some_and(|peer| peer.is_ipv6()));
 }
 
+/// Bind with values of eight bytes in binary format, which hold every byte there is.
+fn bind_binary(values: u16) -> Batch {
+    let mut body = b"\0\0\0\x01\0\x01".to_vec();
+    body.extend_from_slice(&values.to_be_bytes());
+    for number in 0..u64::from(values) {
+        body.extend_from_slice(&8_i32.to_be_bytes());
+        body.extend_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    }
+    body.extend_from_slice(&[0, 0]);
+    Batch::new().message(b'B', &body)
+}
+
+/// The same by packets, and by what the server reads of TLS.
 #[test]
 fn a_statement_of_16_mib_and_60000_bind_values_are_bit_exact() {
     if skipped() {
         return;
     }
-    let postgres = Postgres::start().expect("a server");
-    // Each ring holds all of it: how soon it is looked into is another matter.
-    let capture = Capture::start(&postgres, &Setup { ring_bytes: 64 << 20, ..Setup::default() });
+    let authority = Authority::new("authority").expect("an authority");
+    let postgres = Postgres::builder().auth(AuthMethod::Trust).tls(&authority).start().expect("a server");
     let mut text = String::with_capacity(17 << 20);
     text.push_str("select length('");
     let mut state = 1u32;
@@ -217,26 +249,40 @@ fn a_statement_of_16_mib_and_60000_bind_values_are_bit_exact() {
     text.push_str("')");
     let values: Vec<String> = (0..60_000).map(|n| format!("value {n}")).collect();
     let values: Vec<Option<&str>> = values.iter().map(|v| Some(v.as_str())).collect();
-    let places: Vec<String> = (1..=60_000).map(|n| format!("${n}::text")).collect();
-    let many = format!("select cardinality(array[{}])", places.join(","));
+    let asks = |kind: &str| {
+        let places: Vec<String> = (1..=60_000).map(|n| format!("${n}::{kind}")).collect();
+        format!("select cardinality(array[{}])", places.join(","))
+    };
+    let binary = [
+        Batch::new().parse("", &asks("int8")).as_bytes(),
+        bind_binary(60_000).as_bytes(),
+        Batch::new().execute("", 0).sync().as_bytes(),
+    ]
+    .concat();
     let batches = [
         (Batch::new().query(&text), 1),
-        (Batch::new().extended(&many, &values).sync(), 1),
+        (Batch::new().extended(&asks("text"), &values).sync(), 1),
+        (Batch::new().raw(&binary), 1),
         (Batch::new().query("select 1"), 1),
     ];
-    let options = postgres
-        .options("postgres", "postgres")
-        .parameter("application_name", "large")
-        .read_timeout(Duration::from_secs(60));
-    let sent = work(&options, &batches);
-    let trace = capture.end();
-    let session = trace.session("large");
-    trace.assert_lossless();
-    assert!(trace.sent(session) == sent, "the bytes differ");
-    assert_eq!(
-        trace.outcomes(session),
-        [("SELECT 1".to_owned(), 1), ("SELECT 1".to_owned(), 1), ("SELECT 1".to_owned(), 1)]
-    );
+    let plain = postgres.options("postgres", "postgres");
+    let tls = plain.clone().host("localhost").tls(Tls::new(&authority, None).expect("tls"));
+    for (options, probes, transport) in
+        [(plain, Probes::Never, Transport::Tcp), (tls, Probes::Always, Transport::Tls)]
+    {
+        // Each ring holds all of it: how soon it is looked into is another matter.
+        let setup = Setup { ring_bytes: 64 << 20, probes, ..Setup::default() };
+        let capture = Capture::start(&postgres, &setup);
+        let options = options.parameter("application_name", "large").read_timeout(Duration::from_secs(60));
+        let sent = work(&options, &batches);
+        let trace = capture.end();
+        let session = trace.session("large");
+        trace.assert_lossless();
+        let start = trace.starts().into_iter().find(|start| start.session == session).expect("start");
+        assert_eq!(start.transport, transport);
+        assert!(trace.sent(session) == sent, "the bytes differ");
+        assert_eq!(trace.outcomes(session), vec![("SELECT 1".to_owned(), 1); 4]);
+    }
 }
 
 #[test]

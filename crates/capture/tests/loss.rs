@@ -3,9 +3,11 @@
 
 mod common;
 
-use common::{Capture, Setup, lost, skipped};
-use underpass_capture::Accounts;
-use underpass_testkit::{Batch, Client, Postgres};
+use std::time::{Duration, Instant};
+
+use common::{Capture, Setup, assert_tiles, lost, skipped};
+use underpass_capture::{Accounts, Probes};
+use underpass_testkit::{Batch, Client, Options, Postgres};
 use underpass_trace::{Direction, Level, LossReason};
 
 #[test]
@@ -14,16 +16,37 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         return;
     }
     let postgres = Postgres::start().expect("a server");
-    postgres.sql("create table t (a text)").expect("a table");
     let setup = Setup { level: Level::Full, ring_bytes: 1, ..Setup::default() };
-    let capture = Capture::start(&postgres, &setup);
-    let mut client =
-        Client::connect(&postgres.options("postgres", "postgres").parameter("application_name", "burst"))
-            .expect("connect");
+    overflow(&postgres, &postgres.options("postgres", "postgres"), &setup);
+}
+
+/// What the probes of `secure_read` and `secure_write` count is what these returned.
+#[test]
+fn losses_of_a_full_ring_of_the_probes_are_the_holes_exactly() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    // Reading in small pieces, the server is slower than the recorder, but for its pauses.
+    let stall = Duration::from_millis(700);
+    let (level, probes, packets) = (Level::Full, Probes::Always, false);
+    let setup = Setup { level, probes, packets, ring_bytes: 1, stall };
+    overflow(&postgres, &postgres.superuser(), &setup);
+}
+
+fn overflow(postgres: &Postgres, options: &Options, setup: &Setup) {
+    let capture = Capture::start(postgres, setup);
+    let options = options.clone().parameter("application_name", "burst");
+    let mut client = Client::connect(&options).expect("connect");
     let mut sent = Vec::new();
     let mut said = Vec::new();
     let mut answered = 0;
-    for round in 0..40 {
+    // As long as it takes for a pause of the recorder to be among it, if it makes pauses.
+    let shortest = if setup.stall.is_zero() { Duration::ZERO } else { Duration::from_millis(2500) };
+    let begun = Instant::now();
+    let mut round = 0;
+    while round < 40 || begun.elapsed() < shortest {
+        round += 1;
         let small = Batch::new().query(&format!("select {round}"));
         let large = Batch::new().query(&format!("select length('{}')", "z".repeat(2_000_000 + round)));
         let rows = Batch::new().query("select repeat('y', 1000) from generate_series(1, 2000)");
@@ -58,13 +81,7 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
     let mut parts: Vec<(u64, u64)> =
         trace.frontends(session).iter().map(|f| (f.offset, f.wire_len)).collect();
     parts.extend(lost(&trace, session, Direction::Frontend));
-    parts.sort_unstable();
-    let mut next = login;
-    for (offset, len) in parts {
-        assert_eq!(offset, next, "a gap or an overlap");
-        next += len;
-    }
-    assert_eq!(next, login + sent.len() as u64);
+    assert_tiles(parts, login, login + sent.len() as u64);
     // The same of what the server said, behind the login.
     let mut parts: Vec<(u64, u64)> = lost(&trace, session, Direction::Backend);
     for message in trace.backends(session).iter().filter(|message| message.offset >= greeted) {
@@ -72,13 +89,7 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         assert!(said[at..].starts_with(&message.message), "a message that was not said at {at}");
         parts.push((message.offset, message.message.len() as u64));
     }
-    parts.sort_unstable();
-    let mut next = greeted;
-    for (offset, len) in parts {
-        assert_eq!(offset, next, "a gap or an overlap");
-        next += len;
-    }
-    assert_eq!(next, greeted + said.len() as u64);
+    assert_tiles(parts, greeted, greeted + said.len() as u64);
     // The holes are what the kernel counted as lost, but for what passed the hook twice: a client that sends faster than the server
     // reads has its segments refused by the socket behind the hook, and sends them again. One of the two may have been recorded.
     let accounts = trace.summary.accounts.clone();
@@ -95,6 +106,7 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
             .sum();
         assert!(counted > 0, "the ring was large enough: {accounts:?}");
         assert!(told <= counted && counted - told <= again, "{direction:?}: {told}, {counted}, {again}");
+        assert!(setup.packets || again == 0, "nothing is sent again by calls: {again}");
     }
     for end in trace.ends() {
         assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
@@ -118,7 +130,7 @@ fn losses_are_the_holes_of_a_summary_too() {
     }
     let postgres = Postgres::start().expect("a server");
     // However fast it reads otherwise.
-    let stall = std::time::Duration::from_millis(700);
+    let stall = Duration::from_millis(700);
     let capture = Capture::start(&postgres, &Setup { ring_bytes: 1, stall, ..Setup::default() });
     let mut clients: Vec<Client> = (0..8)
         .map(|_| Client::connect(&postgres.options("postgres", "postgres")).expect("connect"))

@@ -9,9 +9,9 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Capture, Setup, Trace, eventually, skipped};
+use common::{Capture, Setup, Trace, assert_tiles, eventually, lost, skipped};
 use underpass_capture::{Probes, Server, SourceKind};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
@@ -20,7 +20,7 @@ use underpass_mysql::packet::{self, put_message};
 use underpass_testkit::{Authority, Mariadb};
 use underpass_trace::statements::{Event, Statements};
 use underpass_trace::{
-    Direction, EndReason, Level, LossReason, Protocol, Record, SessionId, Source, TransactionStatus,
+    Direction, EndReason, Level, Loss, LossReason, Protocol, Record, SessionId, Source, TransactionStatus,
     Transport,
 };
 
@@ -70,6 +70,16 @@ fn run(mut command: Command, script: &str, arguments: &[&str]) {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the shell");
     child.stdin.take().expect("its input").write_all(script.as_bytes()).expect("a script");
     child.wait().expect("the shell");
+}
+
+/// Letters in which no part is like another.
+fn noise(len: usize) -> String {
+    let mut state = 1u32;
+    let mut letter = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (state >> 24) as u8 % 26)
+    };
+    (0..len).map(|_| letter()).collect()
 }
 
 /// Text, parameters, and how it ended.
@@ -148,7 +158,8 @@ fn the_shell_is_recorded_exactly() {
     let long = "y".repeat(200_000);
     let _ = writeln!(script, "insert into t values (4, '{long}');");
     // More than a packet's 16 MiB, either way.
-    let _ = writeln!(script, "select length('{}');", "z".repeat((16 << 20) + 5));
+    let large = format!("select length('{}')", noise((16 << 20) + 5));
+    let _ = writeln!(script, "{large};");
     let _ = writeln!(script, "select repeat('w', 17 * 1024 * 1024);\n{MANY_ROWS};");
     script += "delimiter //\nselect 1; select 2; insert into t values (5, 'five')//\ndelimiter ;\n";
     script += "use mysql;\n";
@@ -185,8 +196,9 @@ fn the_shell_is_recorded_exactly() {
     ] {
         assert_eq!(outcome(beginning), (tag.to_owned(), rows), "{beginning}");
     }
-    let exact = format!("insert into t values (4, '{long}')");
-    assert!(told.iter().any(|(text, ..)| *text == exact), "the long statement differs");
+    for exact in [format!("insert into t values (4, '{long}')"), large] {
+        assert!(told.iter().any(|(text, ..)| *text == exact), "a statement of {} bytes differs", exact.len());
+    }
     let starts = trace.starts();
     let start = starts[0];
     assert_eq!((start.user.as_deref(), start.database.as_deref()), (Some(&b"ann"[..]), Some(&b"shop"[..])));
@@ -210,6 +222,8 @@ struct Binary {
     stream: TcpStream,
     session: Session,
     sent: Vec<u8>,
+    /// What the server has said.
+    said: Vec<u8>,
 }
 
 impl Binary {
@@ -217,7 +231,8 @@ impl Binary {
         let stream = TcpStream::connect(("127.0.0.1", mariadb.port())).expect("connect");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         let capabilities = Capabilities(capability::PROTOCOL_41 | capability::TRANSACTIONS | capabilities);
-        let mut client = Self { stream, session: Session::new(capabilities), sent: Vec::new() };
+        let mut client =
+            Self { stream, session: Session::new(capabilities), sent: Vec::new(), said: Vec::new() };
         let greeting = client.read();
         let offered = Greeting::decode(&greeting).expect("a greeting").capabilities;
         let capabilities = Capabilities(capabilities.0 & offered.0);
@@ -243,6 +258,8 @@ impl Binary {
         self.stream.read_exact(&mut head).expect("a packet");
         let mut payload = vec![0; packet::Header::parse(&head).expect("a header").len];
         self.stream.read_exact(&mut payload).expect("a packet");
+        self.said.extend_from_slice(&head);
+        self.said.extend_from_slice(&payload);
         payload
     }
 
@@ -321,6 +338,79 @@ fn prepared_statements_are_recorded_exactly() {
         assert_eq!(told(&trace, session), expected());
         let errors = trace.outcomes(session).iter().filter(|(tag, _)| tag == "42S02").count();
         assert_eq!(errors, 1);
+    }
+}
+
+/// COM_QUERY.
+const ROWS: &[u8] = b"\x03select repeat('y', 1000) from information_schema.collations a, information_schema.collations b limit 300";
+
+/// By packets and by the calls of `vio_read` and `vio_write`: what is there is true, and the rest is in the holes, exactly.
+#[test]
+fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
+    if missing() {
+        return;
+    }
+    let mariadb = Mariadb::start().expect("a server");
+    for (packets, probes) in [(true, Probes::Never), (false, Probes::Always)] {
+        // However fast it reads otherwise.
+        let stall = Duration::from_millis(700);
+        let setup = Setup { level: Level::Full, packets, probes, ring_bytes: 1, stall };
+        let server = Server::of_process(mariadb.pid()).expect("a mariadbd");
+        let capture = Capture::of(server, mariadb.port(), &setup);
+        let mut client = Binary::connect(&mariadb, 0);
+        let greeted = client.said.len() as u64;
+        // As long as it takes for a pause of the recorder to be among it.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(2500) {
+            client.command(b"\x03select 1");
+            let large = format!("\x03select length('{}')", noise(300_000 + client.sent.len() % 1000));
+            client.command(large.as_bytes());
+            client.command(ROWS);
+            thread::sleep(Duration::from_millis(10));
+        }
+        client.command(b"\x0e");
+        let (sent, said) = (std::mem::take(&mut client.sent), std::mem::take(&mut client.said));
+        drop(client);
+        let trace = capture.end();
+        assert!(!trace.summary.lossless());
+        let session = trace.session("binary");
+        let starts = trace.starts();
+        let start = starts.iter().find(|start| start.session == session).expect("start");
+        let login = start.frontend_offset;
+        let mut parts = lost(&trace, session, Direction::Frontend);
+        for message in trace.frontends(session) {
+            let at = (message.offset - login) as usize;
+            assert!(sent[at..].starts_with(&message.message), "a message that was not sent at {at}");
+            parts.push((message.offset, message.wire_len));
+        }
+        assert_tiles(parts, login, login + sent.len() as u64);
+        let mut parts = lost(&trace, session, Direction::Backend);
+        for message in trace.backends(session).iter().filter(|message| message.offset >= greeted) {
+            let at = message.offset as usize;
+            assert!(said[at..].starts_with(&message.message), "a message that was not said at {at}");
+            parts.push((message.offset, message.message.len() as u64));
+        }
+        assert_tiles(parts, greeted, said.len() as u64);
+        for direction in [Direction::Frontend, Direction::Backend] {
+            let of = trace.summary.accounts.iter().filter(|(_, way, _)| *way == direction);
+            let (counted, again) = of.fold((0, 0), |(counted, again), (_, _, accounts)| {
+                (counted + accounts.missing(), again + accounts.again.bytes)
+            });
+            let is_lost = |loss: &&&Loss| loss.direction == direction && loss.reason != LossReason::Resync;
+            let told: u64 = trace.losses().iter().filter(is_lost).map(|loss| loss.len).sum();
+            assert!(counted > 0, "{direction:?}: the ring was large enough");
+            // Of what was sent again, one may have been recorded; by calls nothing is sent again.
+            assert!(told <= counted && counted - told <= again, "{direction:?}: {told}, {counted}, {again}");
+            assert!(packets || again == 0, "{again}");
+        }
+        for end in trace.ends() {
+            assert!(end.frontend.add_up() && end.backend.add_up(), "{end:?}");
+        }
+        // Every command is answered in the trace or not at all, never by another's answer.
+        for (tag, rows) in trace.outcomes(session) {
+            let is_known = [("ROWS 1", 1), ("ROWS 300", 300), ("OK 0", 0)].contains(&(&tag, rows));
+            assert!(tag == "Unknown" || is_known, "{tag} {rows}");
+        }
     }
 }
 

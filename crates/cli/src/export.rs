@@ -138,13 +138,22 @@ pub(crate) fn import(arguments: &Import) -> anyhow::Result<ExitCode> {
     // All of them are there before anything is made.
     let logs: Vec<_> = logs.collect::<anyhow::Result<_>>()?;
     let mut writer = Writer::create(&arguments.output, &csv_log::meta(), Options::default())?;
-    let mut import = csv_log::Import::default();
-    for (path, file) in logs {
-        import.log(file, &mut writer).with_context(|| path.display().to_string())?;
-    }
-    let sum = import.finish(&mut writer)?;
-    writer.finish()?;
+    let sum = match read(&logs, &mut writer) {
+        Ok(sum) => sum,
+        Err(error) => {
+            if matches!(error.downcast_ref(), Some(underpass_export::Error::Input { .. })) {
+                writer.discard();
+            }
+            return Err(error);
+        }
+    };
     let csv_log::Summary { lines, sessions, statements, errors, others, .. } = sum;
+    let is_understood = statements > 0 || lines == 0;
+    if is_understood {
+        writer.finish()?;
+    } else {
+        writer.discard();
+    }
     tell(&format!(
         "{statements} statements of {sessions} sessions, {errors} errors, from {lines} lines, of which {others} say nothing of a statement"
     ));
@@ -166,11 +175,20 @@ pub(crate) fn import(arguments: &Import) -> anyhow::Result<ExitCode> {
          a replay of them fails, but not as they did",
     );
     anyhow::ensure!(
-        statements > 0 || lines == 0,
+        is_understood,
         "no statement was found in {lines} lines: the server has to write them in English (lc_messages = 'C') and to log \
          statements (log_statement = 'all' or log_min_duration_statement = 0)"
     );
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads logs into a trace.
+fn read(logs: &[(&PathBuf, File)], writer: &mut Writer) -> anyhow::Result<csv_log::Summary> {
+    let mut import = csv_log::Import::default();
+    for (path, file) in logs {
+        import.log(file, writer).with_context(|| path.display().to_string())?;
+    }
+    Ok(import.finish(writer)?)
 }
 
 /// A line on standard error. If nobody reads it (`2>&1 | head`), that is no reason to fail.

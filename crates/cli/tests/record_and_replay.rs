@@ -40,6 +40,19 @@ fn client(program: &str, port: u16, tls: bool) -> Command {
     command
 }
 
+/// Dumps a server, unless it is newer than `pg_dump`, which refuses that then: `PG_BIN` may name one (tests/versions).
+fn dump(server: &Postgres, to: &Path) {
+    let told = run(Command::new("pg_dump").arg("--version"));
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    let major = |text: &str| {
+        let number: String = text.chars().skip_while(|c| !c.is_ascii_digit()).collect();
+        number.split(|c: char| !c.is_ascii_digit()).next().and_then(|major| major.parse::<u32>().ok())
+    };
+    if major(&server.sql_value("show server_version").expect("a version")) <= major(&told) {
+        run(client("pg_dump", server.port(), false).arg("-f").arg(to).arg("postgres"));
+    }
+}
+
 /// Servers of one kind.
 struct Kind {
     authority: Option<Authority>,
@@ -71,8 +84,11 @@ impl Kind {
         server
     }
 
-    /// A server with the data of a snapshot.
+    /// A server with the data of a snapshot; without one, made as the original was, which has the same data before the recording.
     fn copy(&self, snapshot: &Path) -> Postgres {
+        if !snapshot.exists() {
+            return self.original();
+        }
         let server = self.server();
         run(client("psql", server.port(), false).args(["-q", "-v", "ON_ERROR_STOP=1", "-f"]).arg(snapshot));
         server
@@ -216,7 +232,7 @@ fn recording(kind: &Kind, parent: &Path) -> (PathBuf, Postgres, PathBuf) {
         fs::create_dir(&directory).expect("a directory");
         let (trace, snapshot) = (directory.join("trace"), directory.join("snapshot.sql"));
         let original = kind.original();
-        run(client("pg_dump", original.port(), false).arg("-f").arg(&snapshot).arg("postgres"));
+        dump(&original, &snapshot);
         kind.record(&original, &trace, || workload(original.port(), kind.tls(), &directory));
         if is_in_order(&trace, &original) {
             return (trace, original, snapshot);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::Duration;
 
-use common::{binary, ended, output, skipped, start_recorder, stop_recorder, wait_gone};
+use common::{binary, ended, output, skipped, start_recorder, start_recorder_in, stop_recorder, wait_gone};
 use underpass_capture::Server;
 use underpass_testkit::{Authority, Client, Port, Postgres, SmallDisk, service_user};
 use underpass_trace::{Damage, Reader, Record};
@@ -425,6 +425,54 @@ fn a_lossy_recording_says_so_and_fails_where_that_is_asked() {
     assert!(text.contains(" losses, ") && !text.contains("nothing is missing"), "{text}");
 }
 
+/// Says so many statements of 64 KiB of random digits, of which zstd makes no less than half.
+fn say_digits(site: &Site, statements: usize) {
+    let mut client = site.connect();
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut digits = || {
+        // Marsaglia's xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        format!("{state:016x}")
+    };
+    for _ in 0..statements {
+        let text: String = (0..4096).map(|_| digits()).collect();
+        let response = client.query(&format!("select length('{text}')")).expect("the server goes on");
+        assert_eq!(response.value(), Some("65536"));
+    }
+}
+
+/// Chosen by its process, and into a directory that is named by its port and the time.
+#[test]
+fn a_trace_without_a_name_gets_one_and_ends_at_its_size() {
+    if skipped() {
+        return;
+    }
+    let site = Site::new();
+    let pid = site.postgres.pid().to_string();
+    let arguments = ["--pid", &pid, "--max-size", "1", "--require-lossless", "--probes", "never"];
+    let recorder = start_recorder_in(site.parent.path(), &arguments);
+    // Three times its size at least.
+    say_digits(&site, 100);
+    // It has ended by itself.
+    let (code, text) = ended(recorder);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("what came after its early end") && text.contains("size"), "{text}");
+    let made: Vec<_> = std::fs::read_dir(&site.parent).expect("a directory").collect();
+    assert_eq!(made.len(), 1, "{made:?}");
+    let directory = made[0].as_ref().expect("an entry").path();
+    let name = directory.file_name().expect("a name").to_string_lossy().into_owned();
+    let time = name.strip_prefix(&format!("trace-{}-", site.port())).expect("the port");
+    let form: String = time.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    assert_eq!(form, "00000000-000000", "{name}");
+    let files = std::fs::read_dir(&directory).expect("a directory");
+    let bytes: u64 = files.map(|file| file.expect("a file").metadata().expect("a size").len()).sum();
+    assert!((512 << 10..=1 << 20).contains(&bytes), "{bytes}");
+    let told = messages(&directory);
+    assert!((10..=60).contains(&told), "{told}");
+}
+
 #[test]
 fn a_full_disk_ends_the_trace_in_good_order_and_the_server_goes_on() {
     if skipped() {
@@ -434,21 +482,8 @@ fn a_full_disk_ends_the_trace_in_good_order_and_the_server_goes_on() {
     let site = Site::new();
     let directory = disk.path().join("trace");
     let recorder = site.record(&directory, &["--require-lossless"]);
-    let mut client = site.connect();
-    // Several times the disk; of random digits zstd makes no less than half.
-    let mut state = 88_172_645_463_325_252_u64;
-    let mut digits = || {
-        // Marsaglia's xorshift64.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        format!("{state:016x}")
-    };
-    for _ in 0..200 {
-        let text: String = (0..4096).map(|_| digits()).collect();
-        let response = client.query(&format!("select length('{text}')")).expect("the server goes on");
-        assert_eq!(response.value(), Some("65536"));
-    }
+    // Several times the disk.
+    say_digits(&site, 200);
     let (code, text) = ended(recorder);
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("the trace ended early: no space left on the device"), "{text}");

@@ -99,6 +99,15 @@ fn a_log_in_another_language_is_refused_with_the_settings_to_change() {
     for word in ["of which 2 say nothing", "lc_messages", "log_statement", "log_min_duration_statement"] {
         assert!(err.contains(word), "{word}: {err}");
     }
+    assert!(!folder.join("monday").exists(), "nothing is made of it");
+    // Nor of what is no log, though there is one before it; a directory that was there stays.
+    fs::write(folder.join("good.csv"), LOG).unwrap();
+    fs::write(folder.join("text"), "no log\n").unwrap();
+    fs::create_dir(folder.join("monday")).unwrap();
+    let (code, _, err) = run(folder, &["import", "good.csv", "text", "-o", "monday"]);
+    assert!(code == Some(1) && err.contains("text: line 1"), "{err}");
+    assert_eq!(fs::read_dir(folder.join("monday")).unwrap().count(), 0);
+    assert_eq!(run(folder, &["import", "good.csv", "-o", "monday"]).0, Some(0));
     // In an empty one there is nothing to misunderstand.
     fs::write(folder.join("empty.csv"), "").unwrap();
     assert_eq!(run(folder, &["import", "empty.csv", "-o", "tuesday"]).0, Some(0));
@@ -141,6 +150,7 @@ fn mistakes_are_said_plainly() {
         assert!(code == Some(1) && err.contains(text), "{arguments:?}: {err}");
     }
     assert!(!folder.join("new").exists(), "nothing is made when a log is missing");
+    assert!(!folder.join("new2").exists(), "nor when it is none");
     for arguments in [&["report"][..], &["export", "x"], &["export", "x", "-f", "xml"], &["import", "x"]] {
         assert_eq!(run(folder, arguments).0, Some(2), "{arguments:?}");
     }

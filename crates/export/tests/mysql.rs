@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A trace of MariaDB in every format that says something of messages.
 
-use underpass_export::{json_lines, sql};
+use arrow_array::cast::AsArray as _;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use underpass_export::{json_lines, parquet as tables, sql};
 use underpass_mysql::packet::put_message;
 use underpass_trace::*;
 
@@ -90,4 +92,36 @@ fn lines_name_commands_and_leave_nothing_out() {
     assert_eq!((of("file").len(), of("COM_QUERY").len()), (2, 3));
     assert_eq!(of("COM_STMT_EXECUTE")[0]["statement"], 7);
     assert!(of("COM_STMT_EXECUTE")[0]["message_base64"].is_string());
+}
+
+#[test]
+fn tables_have_a_row_for_each_statement() {
+    let parent = tempfile::tempdir().unwrap();
+    let mut reader = trace(&parent.path().join("trace"));
+    let place = parent.path().join("tables");
+    let summary = tables::export(&mut reader, &place).unwrap();
+    assert_eq!(summary.malformed, 0);
+    let file = std::fs::File::open(place.join("statements/date=1970-01-01/hour=00/part-00000.parquet"));
+    let read = ParquetRecordBatchReaderBuilder::try_new(file.unwrap()).unwrap().build().unwrap();
+    let rows: Vec<_> = read.map(Result::unwrap).collect();
+    assert_eq!((rows.len(), rows[0].num_rows() as u64), (1, summary.statements));
+    let texts = |name: &str| -> Vec<Option<String>> {
+        let column = rows[0].column_by_name(name).unwrap().as_string::<i32>();
+        column.iter().map(|text| text.map(str::to_owned)).collect()
+    };
+    let update = "update t set a = ? where b = ? or c = ?";
+    let expected = [
+        ("insert into t values ('it''s')", "OK 1"),
+        (update, "OK 2"),
+        (update, "OK 0"),
+        ("load data local infile 'x' into table t", "OK 3"),
+        ("select 1; select 2", "ROWS 1"),
+        (update, "ROWS 10"),
+        (update, "OK 2"),
+    ];
+    assert_eq!(texts("text"), expected.map(|(text, _)| Some(text.to_owned())));
+    assert_eq!(texts("tag"), expected.map(|(_, tag)| Some(tag.to_owned())));
+    let parameters = rows[0].column_by_name("parameters").unwrap().as_list::<i32>().value(1);
+    let parameters: Vec<Option<&str>> = parameters.as_string::<i32>().iter().collect();
+    assert_eq!(parameters, [Some("42"), Some("o'\\x"), None]);
 }

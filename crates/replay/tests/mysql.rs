@@ -546,6 +546,36 @@ fn what_differs_is_told_and_what_is_not_played_is_named() {
 }
 
 #[test]
+fn rows_of_two_servers_are_compared_whether_as_text_or_binary() {
+    if missing() {
+        return;
+    }
+    let records = record(&server(), Level::Summary, |port| {
+        let mut client = Client::connect(port, "bob", "");
+        client.query("select aid, balance from accounts where aid < 4 order by aid").expect("rows");
+        let look = client.prepare("select balance from accounts where aid = ?");
+        client.execute(look, &[Value::Int(2)]).expect("a row");
+        client.execute(look, &[Value::Int(3)]).expect("a row");
+        client.quit();
+    });
+    let (one, other) = (server(), server());
+    let compare = |rows: Rows| {
+        let plan = plan_of(&records, &plan::Options { rows, ..plan::Options::default() });
+        let [one, other] = [&one, &other].map(|server| target(server.port(), Identities::default()));
+        recorder::play_both(plan, &one, &other, &Options { rows, ..asap() })
+    };
+    let report = compare(Rows::Ordered);
+    assert!(report.is_equal() && report.counts.equal == 4, "{}", report.text());
+    other.sql("update shop.accounts set balance = 5 where aid = 2").expect("another value");
+    for rows in [Rows::Ordered, Rows::Unordered] {
+        let report = compare(rows);
+        assert_eq!(report.kinds, [(Kind::RowContents, 2)].into(), "{}", report.text());
+        assert_eq!(report.counts.equal, 2, "{}", report.text());
+    }
+    assert!(compare(Rows::Count).is_equal());
+}
+
+#[test]
 fn read_only_outlives_a_reset_of_the_session() {
     // MySQL has had COM_RESET_CONNECTION since 5.7.
     if missing() || Mariadb::is_mysql() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Functions of PostgreSQL and its extensions that a read-only transaction may call and that change something all the same.
 
-/// Functions about the server itself: its processes have other numbers on the target, and its state is not the captured one's.
+/// Functions about the server itself, whose processes have other numbers on another server, and whose state is its own.
 const ADMINISTRATION: [&str; 13] = [
     "pg_cancel_backend",
     "pg_create_restore_point",

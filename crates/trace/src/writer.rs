@@ -95,6 +95,8 @@ const INDEX_BYTES_MAX: usize = BLOCK_RAW_MAX;
 #[derive(Debug)]
 pub struct Writer {
     directory: PathBuf,
+    /// The directory was not there before.
+    made: bool,
     options: Options,
     meta: Vec<u8>,
     trace_id: [u8; 16],
@@ -151,7 +153,7 @@ impl std::fmt::Debug for Compressor {
 impl Writer {
     /// Begins a trace in `directory`, which is made (mode 0700) or must be empty. Segments have mode 0600.
     pub fn create(directory: &Path, meta: &Meta, options: Options) -> Result<Self, Error> {
-        make_directory(directory)?;
+        let made = make_directory(directory)?;
         let redaction = RedactionPolicy { passwords: true, literals: options.masker.is_some() };
         let meta = &Meta { redaction, ..meta.clone() };
         let trace_id = match options.trace_id {
@@ -160,6 +162,7 @@ impl Writer {
         };
         let mut writer = Self {
             directory: directory.to_owned(),
+            made,
             meta: serde_json::to_vec(meta)
                 .map_err(|error| Error::io(directory, "describe")(io::Error::other(error)))?,
             trace_id,
@@ -286,6 +289,19 @@ impl Writer {
         Ok(self.stats)
     }
 
+    /// Ends the trace and removes what was made for it, as far as that can be: one that turned out to be of nothing is not in the way of the
+    /// next, which needs a new directory or an empty one.
+    pub fn discard(mut self) {
+        self.stats.stopped = Some(Stopped::Finished);
+        self.free_reserve();
+        for number in 1..=self.stats.segments {
+            discard(&segment_path(&self.directory, number));
+        }
+        if self.made {
+            let _ = std::fs::remove_dir(&self.directory);
+        }
+    }
+
     fn free_reserve(&self) {
         // Nothing depends on it: a reserve that stays is 256 KiB in a directory of traces.
         let _ = std::fs::remove_file(self.directory.join(RESERVE_NAME));
@@ -312,7 +328,7 @@ impl Writer {
     /// Makes the file of the next segment, with its head and META; an error leaves nothing of it.
     fn new_segment(&self) -> Result<Option<Segment>, (PathBuf, io::Error)> {
         let number = self.stats.segments + 1;
-        let path = self.directory.join(format!("{number:06}.{SEGMENT_EXTENSION}"));
+        let path = segment_path(&self.directory, number);
         let head = Head {
             major: format::VERSION_MAJOR,
             minor: format::VERSION_MINOR,
@@ -580,15 +596,20 @@ fn write_both(file: &mut File, head: &[u8], body: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn make_directory(directory: &Path) -> Result<(), Error> {
+fn segment_path(directory: &Path, number: u32) -> PathBuf {
+    directory.join(format!("{number:06}.{SEGMENT_EXTENSION}"))
+}
+
+/// Returns whether it was made; an empty one may be there.
+fn make_directory(directory: &Path) -> Result<bool, Error> {
     match DirBuilder::new().mode(0o700).create(directory) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let mut entries = match std::fs::read_dir(directory) {
                 Ok(entries) => entries,
                 Err(_) => return Err(Error::Exists(directory.to_owned())),
             };
-            if entries.next().is_some() { Err(Error::Exists(directory.to_owned())) } else { Ok(()) }
+            if entries.next().is_some() { Err(Error::Exists(directory.to_owned())) } else { Ok(false) }
         }
         Err(error) => Err(Error::io(directory, "make the directory")(error)),
     }
@@ -609,7 +630,7 @@ fn open_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Removes a segment that has nothing in it. If that fails, it is one: nothing depends on it but its length.
+/// Removes a segment that nobody needs. If that fails, it is one: nothing depends on it but the length of the trace.
 fn discard(path: &Path) {
     let _ = std::fs::remove_file(path);
 }

@@ -250,6 +250,17 @@ pub fn lost(trace: &Trace, session: SessionId, direction: Direction) -> Vec<(u64
     holes
 }
 
+/// Pieces of a stream, by offset and length, are all of it between two offsets, once.
+pub fn assert_tiles(mut parts: Vec<(u64, u64)>, from: u64, to: u64) {
+    parts.sort_unstable();
+    let mut next = from;
+    for (offset, len) in parts {
+        assert_eq!(offset, next, "a gap or an overlap");
+        next += len;
+    }
+    assert_eq!(next, to);
+}
+
 /// Waits until a condition holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -126,17 +126,7 @@ pub fn binary() -> &'static Path {
 /// Runs to the end. One that should have failed but serves is ended by the time limit.
 pub fn output(command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-    let (ended, is_over) = std::sync::mpsc::channel::<()>();
-    let watch = std::thread::spawn(move || {
-        if is_over.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
-    });
-    let output = child.wait_with_output().unwrap();
-    drop(ended);
-    watch.join().unwrap();
-    output
+    limited(child)
 }
 
 /// Asks again and again until there is an answer.
@@ -176,26 +166,47 @@ pub fn stop_recorder(recorder: Child) -> (Option<i32>, String) {
     ended(recorder)
 }
 
-/// Waits for the end of a recorder: its exit status, and what it reported.
+/// Waits for the end of a recorder: its exit status, and what it reported. One that goes on and on is killed, which is no exit status.
 pub fn ended(recorder: Child) -> (Option<i32>, String) {
-    let output = recorder.wait_with_output().expect("an end");
+    let output = limited(recorder);
     (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What a process has printed when it ends, by itself or by the time limit.
+fn limited(child: Child) -> Output {
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    let (ended, is_over) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if is_over.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    });
+    let output = child.wait_with_output().expect("an end");
+    drop(ended);
+    watch.join().expect("a watch");
+    output
 }
 
 /// `underpass trace` that has begun.
 pub fn start_recorder(arguments: &[&str]) -> Child {
+    start_recorder_in(Path::new("."), arguments)
+}
+
+/// The same in a directory.
+pub fn start_recorder_in(directory: &Path, arguments: &[&str]) -> Child {
     // It goes on without its terminal where SIGHUP is ignored, as it is for tests that nohup runs.
     let mut child = Command::new("env")
         .arg("--default-signal=HUP")
         .arg(binary())
         .arg("trace")
         .args(arguments)
+        .current_dir(directory)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("underpass");
     let mut line = String::new();
     std::io::BufReader::new(child.stderr.take().expect("stderr")).read_line(&mut line).expect("a line");
-    assert!(line.starts_with("recording PostgreSQL"), "{line}");
+    assert!(line.starts_with("recording PostgreSQL") || line.starts_with("recording MariaDB"), "{line}");
     child
 }
