@@ -5,6 +5,7 @@ mod common;
 #[path = "../../console/tests/exposition/mod.rs"]
 mod exposition;
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::Site;
 use exposition::parse;
-use underpass_testkit::{Client, Options, Port, Postgres};
+use underpass_testkit::{Batch, Client, Options, Port, Postgres};
 
 /// Sends bytes and reads to the end: head and body.
 fn ask(address: SocketAddr, request: &str) -> (String, String) {
@@ -84,6 +85,66 @@ fn scraped_under_load() {
     assert!(families["underpass_servers"].samples.iter().any(|(_, labels, value)| {
         labels["database"] == "postgres" && labels["state"] == "idle" && (1.0..=2.0).contains(value)
     }));
+}
+
+/// What SHOW KERNEL says and what is scraped are the same.
+#[test]
+fn lanes_are_scraped_as_the_console_shows_them() {
+    if underpass_testkit::service_user().is_none() {
+        println!("skipped: kernel lanes need root");
+        return;
+    }
+    let server = Postgres::start().unwrap();
+    let port = Port::reserve().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    let site = Site::with_database(
+        &format!("* = host=127.0.0.1 port={} user=postgres", server.port()),
+        "pool_mode = transaction\ndefault_pool_size = 2",
+        &format!("metrics_listen = {address}\nkernel_path = require"),
+    );
+    let _pooler = site.start(&["-q"]);
+    site.wait_serving();
+    let mut client = Client::connect(&Options::new(site.port(), "postgres", "postgres")).unwrap();
+    for n in 0..100 {
+        assert_eq!(client.query("select 1").unwrap().value(), Some("1"));
+        if n % 10 == 0 {
+            // For user space, by a reason of a program's.
+            let batch = Batch::new().parse(&format!("statement {n}"), "select 1").sync();
+            client.exchange(&batch).unwrap().pop().unwrap().ok().unwrap();
+        }
+    }
+    let shown = |kind: &str, item: &str| -> BTreeMap<String, f64> {
+        let rows = site.console("SHOW KERNEL").into_iter();
+        let rows = rows.map(|row| row.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>());
+        rows.filter(|row| row[0] == kind && row[2] == item)
+            .map(|row| (row[1].clone(), row[3].parse().unwrap()))
+            .collect()
+    };
+    let families = parse(&get(address, "/metrics").1);
+    let scraped = |family: &str, label: &str| -> BTreeMap<String, f64> {
+        let samples = families[family].samples.iter();
+        samples
+            .filter(|(name, ..)| !name.ends_with("_created"))
+            .map(|(_, labels, value)| (labels[label].clone(), *value))
+            .collect()
+    };
+    for (family, label, kind, item) in [
+        ("underpass_lane_xacts", "lane", "lane", "xacts"),
+        ("underpass_lane_user_xacts", "reason", "user", "xacts"),
+        ("underpass_lane_exits", "reason", "exit", "count"),
+        ("underpass_lane_queued_bytes", "queue", "queue", "queued"),
+    ] {
+        let (scraped, shown) = (scraped(family, label), shown(kind, item));
+        assert!(!scraped.is_empty() && scraped == shown, "{family}: {scraped:?}, shown: {shown:?}");
+    }
+    let xacts = scraped("underpass_lane_xacts", "lane");
+    assert!(xacts["A"] >= 50.0 && xacts["user"] >= 10.0, "{xacts:?}");
+    assert_eq!(xacts.values().sum::<f64>(), 110.0, "{xacts:?}");
+    assert!(scraped("underpass_lane_user_xacts", "reason")["named_statement"] >= 1.0);
+    // Somebody may have the kernel measure: then these go on.
+    let (runs, shown) = (scraped("underpass_lane_program_runs", "program"), shown("program", "runs"));
+    assert!(!runs.is_empty() && runs.keys().eq(shown.keys()), "{runs:?}, shown: {shown:?}");
+    assert!(runs.iter().all(|(program, runs)| *runs <= shown[program]), "{runs:?}, shown: {shown:?}");
 }
 
 #[test]

@@ -240,7 +240,7 @@ fn each_capability_that_is_missing_is_named_alone() {
         } else {
             format!("all traffic goes through user space: missing {name}; see `underpass check`")
         };
-        assert!(log.contains(&told), "{log}");
+        assert_eq!(log.matches(&told).count(), 1, "{log}");
 
         let refuses = output(&mut lacking(&with_lanes("kernel_path = require"), &lacks));
         let text = String::from_utf8(refuses.stderr).unwrap();
@@ -262,6 +262,66 @@ fn each_capability_that_is_missing_is_named_alone() {
             assert!(log.contains("kernel lanes: D on\n") && !log.contains("no lane"), "{log}");
         }
     }
+}
+
+/// `underpass check` without these capabilities, in the form of `setpriv`, or with all: whether it succeeds, and what it prints.
+fn check(lacks: &str) -> (bool, String) {
+    let mut command = if lacks.is_empty() { Command::new(common::binary()) } else { Command::new("setpriv") };
+    if !lacks.is_empty() {
+        command.args(["--bounding-set", lacks, "--inh-caps", lacks]).arg(common::binary());
+    }
+    let ended = output(command.arg("check"));
+    (ended.status.success(), String::from_utf8(ended.stdout).unwrap())
+}
+
+/// What `underpass check` says of a lane.
+fn verdict<'a>(text: &'a str, lane: &str) -> &'a str {
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("lane {lane}        ")));
+    line.unwrap_or_else(|| panic!("nothing of lane {lane}: {text}"))
+}
+
+/// What a line of `underpass check` says that a round trip takes, in microseconds.
+fn cost(verdict: &str) -> f64 {
+    let cost = verdict.strip_prefix("works, ").and_then(|text| text.strip_suffix(" us a round trip"));
+    cost.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no cost: {verdict}"))
+}
+
+#[test]
+fn check_tells_what_this_kernel_does() {
+    if service_user().is_none() {
+        println!("skipped: not root");
+        return;
+    }
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let (works, text) = check("");
+    assert!(works && text.starts_with(&format!("kernel        {}", release)), "{text}");
+    assert!(text.contains("\ncapabilities  complete\n"), "{text}");
+    assert!((0.1..1e6).contains(&cost(verdict(&text, "D"))), "{text}");
+    assert!(text.contains("\nlanes         D for any server"), "{text}");
+    // docs/lanes.md, "Older kernels".
+    if version >= (6, 2) {
+        assert!((0.1..1e6).contains(&cost(verdict(&text, "A"))), "{text}");
+        assert!(text.contains(", A for servers on this host (same_host = server)"), "{text}");
+        assert!(text.contains("at host = 127.0.0.1 has lane A\n"), "{text}");
+    }
+    if version >= (6, 18) {
+        assert!((0.1..1e6).contains(&cost(verdict(&text, "B"))), "{text}");
+        assert!(text.contains(", B for applications on this host too (same_host = both)\n"), "{text}");
+    }
+
+    // Lane D is left.
+    let (works, text) = check("-sys_ptrace,-sys_admin");
+    assert!(works && text.contains("\ncapabilities  missing CAP_SYS_PTRACE\n"), "{text}");
+    assert!(cost(verdict(&text, "D")) > 0.0 && verdict(&text, "A").starts_with("fails: "), "{text}");
+    assert!(text.contains("\nlanes         D for any server\n"), "{text}");
+
+    let (works, text) = check("-bpf,-net_admin,-perfmon,-sys_ptrace,-sys_admin");
+    let missing = "\ncapabilities  missing CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_PTRACE\n";
+    assert!(!works && text.contains(missing), "{text}");
+    assert!(!text.contains(" works"), "{text}");
+    assert!(text.ends_with("lanes         none: all traffic goes through user space\n"), "{text}");
 }
 
 #[test]

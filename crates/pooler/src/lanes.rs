@@ -340,6 +340,7 @@ impl Lanes {
                     linked: false,
                     session: false,
                     fed: false,
+                    owed: Vec::new(),
                     refusals: 0,
                     refused_after: 0,
                     not_before: None,
@@ -535,6 +536,8 @@ pub(crate) struct ClientLane {
     pub session: bool,
     /// User space reads its requests while a program forwards the answers: see `worker/feed.rs`.
     pub fed: bool,
+    /// What the server of a fed link has not taken yet, under its names. The first to be written when user space has the link.
+    pub owed: Vec<u8>,
     /// Refusals by its requests' nature with hardly a transaction in the lane between them, and the transactions at the last one.
     refusals: u32,
     refused_after: u64,

@@ -95,6 +95,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_manual_names_the_numbers() {
+        let numbers =
+            format!("{QUEUED_MAX} clients within {} ms or {WAITERS_MAX} at once", WINDOW.as_millis());
+        assert!(crate::why::Own::Contended.meaning().contains(&numbers), "{numbers}");
+    }
+
+    #[test]
     fn many_in_a_window_raise_it_and_quiet_ends_it() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);

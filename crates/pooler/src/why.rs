@@ -25,7 +25,7 @@ macro_rules! reasons {
 
             /// As in docs/lanes.md, which a test compares.
             #[cfg(test)]
-            const fn meaning(self) -> &'static str {
+            pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $meaning),* }
             }
         }
@@ -52,7 +52,7 @@ reasons! {
     "server_unix" ServerUnix "The server is reached by a unix socket.",
     "server_none" ServerNone "No server of the pool is in a map: there was none when the client was to be offered, or they are of a kind that lanes do not carry.",
     "server_refused" ServerRefused "The server could not be put into its map.",
-    "contended" Contended "The pool's queue was long: user space forwarded the requests, and what cannot be fed whole.",
+    "contended" Contended "The pool's queue was long, 64 clients within 100 ms or 8 at once: user space forwarded the requests, and what cannot be fed whole.",
     "rest" Rest "A client that mostly sends what a lane refuses: half a second apart from it.",
     "unread" Unread "The client had more to say, or could have had, when it was to be offered.",
     "unwritten" Unwritten "The client had not taken its answers when it was to be offered.",

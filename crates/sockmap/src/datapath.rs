@@ -254,8 +254,8 @@ pub struct Datapath {
     _links: Vec<attach::Attachment>,
     /// Lane A is possible on this kernel.
     pub(crate) local_works: bool,
-    /// Says which socket is whose, where lane A is possible.
-    pub(crate) holders: Option<Holders>,
+    /// Says which socket is whose, or why it does not.
+    pub(crate) holders: Result<Holders, String>,
     refused: Refused,
     /// Applications' sockets can be [attached](Datapath::attach_application).
     pub(crate) apps_work: bool,
@@ -389,13 +389,13 @@ impl Datapath {
             skel,
             _links: links,
             local_works: false,
-            holders: None,
+            holders: Err("lane A is not possible".into()),
             refused: Refused::default(),
             apps_work: false,
         };
         datapath.local_works = datapath.can_read_sockets()?;
         if datapath.local_works {
-            datapath.holders = Holders::open().ok();
+            datapath.holders = Holders::open().map_err(|error| error.to_string());
         }
         datapath.apps_work = datapath.local_works && config.applications;
         Ok(datapath)
@@ -626,7 +626,7 @@ impl Datapath {
     /// The backend's socket, if all that was ever written to the server is there. What is not acknowledged would make the
     /// two ends' counts differ for ever.
     fn local_backend(&self, server: BorrowedFd<'_>, pid: Option<u32>) -> io::Result<OwnedFd> {
-        let found = holder_of(server, pid, self.holders.as_ref())?;
+        let found = holder_of(server, pid, self.holders.as_ref().ok())?;
         if let Found::Refused(why) = &found {
             self.refused.count.fetch_add(1, Ordering::Relaxed);
             self.refused.first.get_or_init(|| why.to_string());

@@ -310,7 +310,10 @@ fn round_trips(dp: &Datapath, lane: Lane) -> Result<Duration, Error> {
 fn prove_found(dp: &Datapath, backend: &TcpStream) -> Result<(), Error> {
     let what = "asking who holds a backend's socket";
     let inode = rustix::fs::fstat(backend).map_err(|e| Error::System { what, source: e.into() })?.st_ino;
-    let holders = dp.holders.as_ref().ok_or(Error::State("no iterator over open files can be loaded"))?;
+    let holders = dp.holders.as_ref().map_err(|why| Error::System {
+        what: "loading the iterator over open files",
+        source: io::Error::other(why.clone()),
+    })?;
     match holders.descriptor_in(std::process::id(), inode).map_err(Error::system(what))? {
         Some(_) => Ok(()),
         None => Err(Error::State("the iterator over open files does not tell of our own")),
@@ -474,6 +477,19 @@ mod tests {
         } else {
             assert!(report.features.iter().all(|f| f.works || f.why_not.contains("CAP_")));
         }
+    }
+
+    #[test]
+    fn why_backends_cannot_be_found_is_told() {
+        if !Privileges::probe().missing().is_empty() {
+            return eprintln!("skipped: the lanes need root");
+        }
+        let mut datapath = Datapath::open(&Config::default()).unwrap();
+        datapath.holders = Err("refused\nlast line of the log".into());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let backend = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let why = prove_found(&datapath, &backend).unwrap_err().to_string();
+        assert_eq!(why, "loading the iterator over open files: refused\nlast line of the log");
     }
 
     /// As a pooler with `same_host = both` and a mirror opens them.

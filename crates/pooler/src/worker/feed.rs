@@ -113,11 +113,23 @@ impl Worker {
         let slot = self.parked_slot(id, |_| true)?;
         for _ in 0..SETTLE_TRIES {
             if lanes.datapath.unfeed(slot).unwrap_or(true) {
-                break;
+                return lock(&self.shared.core).unpark_linked(id);
             }
             std::thread::yield_now();
         }
-        lock(&self.shared.core).unpark_linked(id)
+        // The program has been stopped in the middle of a chunk: until it is through, the server is nobody's.
+        self.again_soon.push(Again::Unfed(slot));
+        None
+    }
+
+    /// See [`Again::Unfed`]. The server is listened to, and then goes back to its pool.
+    pub(super) fn unfed(&mut self, slot: ServerSlot) {
+        let Some(lanes) = self.shared.lanes.clone() else { return };
+        match lanes.datapath.unfeed(slot) {
+            Ok(true) => self.lane_server_up(slot, None),
+            Ok(false) => self.again_soon.push(Again::Unfed(slot)),
+            Err(error) => log::debug!("kernel lanes: unfeed: {error}"),
+        }
     }
 
     fn parked_slot(&self, id: ServerId, fits: impl FnOnce(&Server) -> bool) -> Option<ServerSlot> {
@@ -206,30 +218,29 @@ impl Worker {
         if client.readable || client.ended {
             self.again.push(Again::Client(key));
         }
-        let written = lanes.datapath.write_fed(server, bytes);
-        let rest = match &written {
-            Ok(count) if *count == bytes.len() => return,
-            Ok(count) => &bytes[*count..],
-            Err(_) => &[],
-        };
-        client.why = Own::Contended.into();
-        for _ in 0..SETTLE_TRIES {
-            if self.lane_take(key) {
-                break;
-            }
-            std::thread::yield_now();
-        }
-        let Some(&Phase::Linked(server_key)) = self.clients.get(key).map(|client| &client.phase) else {
+        let count = lanes.datapath.write_fed(server, bytes).unwrap_or(0);
+        if count == bytes.len() {
             return;
-        };
-        let Some(server) = self.server(server_key) else { return };
-        let failure = match written {
-            Err(error) => Some(error.to_string()),
-            Ok(_) => server.outbox.send(&mut server.transport, rest).err().map(|error| error.to_string()),
-        };
-        if let Some(error) = failure {
-            self.close_server(server_key, &format!("server write failed: {error}"));
         }
+        // Held, the link neither ends nor takes more, so nothing comes between; how a connection is broken shows when the rest is written.
+        client.why = Own::Contended.into();
+        let Some(lane) = &mut client.lane else { return };
+        lane.owed.extend_from_slice(&bytes[count..]);
+        if let Err(error) = lanes.datapath.hold_fed(lane.slot) {
+            log::error!("kernel lanes: hold_fed: {error}");
+        }
+        self.again.push(Again::LaneClient(key));
+    }
+
+    /// The rest of what a client was fed to its server, which user space has by now: see [`ClientLane::owed`](crate::lanes::ClientLane::owed).
+    pub(super) fn pay_fed(&mut self, key: Key) {
+        let Some(client) = self.clients.get_mut(key) else { return };
+        let Some(owed) = client.lane.as_mut().map(|lane| std::mem::take(&mut lane.owed)) else { return };
+        let Some(server_key) = client.phase_server().filter(|_| !owed.is_empty()) else { return };
+        let Some(server) = self.server(server_key) else { return };
+        // Sent off when nobody is in the middle of taking the client, which a broken connection would end.
+        server.outbox.hold_back_all(owed);
+        self.holding_back.push(server_key);
     }
 
     /// A fed client says more.

@@ -524,6 +524,7 @@ impl Worker {
         );
         if let Some(slot) = taken.server {
             self.lane_adopt(key, slot, &taken, since);
+            self.pay_fed(key);
         }
         true
     }

@@ -88,6 +88,8 @@ enum Again {
     /// To be taken from a lane, which was busy.
     LaneClient(Key),
     LaneServer(ServerSlot, Option<Reason>),
+    /// A server that was taken to be fed and was not, when a program was just running.
+    Unfed(ServerSlot),
     /// A client that leaves, to which a lane has still something on its way.
     Farewell(Key),
     /// A server to which a lane had still something on its way when its transaction was over or its client left.
@@ -324,6 +326,7 @@ impl Worker {
                     }
                     Again::LaneClient(key) => self.lane_client_up(key),
                     Again::LaneServer(slot, reason) => self.lane_server_up(slot, reason),
+                    Again::Unfed(slot) => self.unfed(slot),
                     Again::Farewell(key) => self.farewell(key),
                     Again::Unclear(key) => self.lane_unclear(key),
                 }

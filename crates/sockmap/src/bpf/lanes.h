@@ -244,7 +244,7 @@ struct lane_event {
 	X(DEPTH, "depth", "More than 4,096 ReadyForQuery outstanding.")                                       \
 	X(NAMED_STATEMENT, "named_statement", "Parse or Close of a named statement, or a name that the lane does not know.") \
 	X(UNPREPARED, "unprepared", "The server does not have the named statement yet: user space prepares it there.") \
-	X(STATEMENTS, "statements", "More uses of named statements in one chunk than a program renames.")     \
+	X(STATEMENTS, "statements", "More than 8 uses of named statements in one chunk.")                     \
 	X(ERROR, "error", "An error on a link that used named statements: user space looks whether one is outdated, and which name the error tells.") \
 	X(NAMED_PORTAL, "named_portal", "A Bind to a named portal.")                                          \
 	X(UNNAMED_BIND, "unnamed_bind", "Use of an unnamed statement that was not parsed on this link.")      \
@@ -258,7 +258,7 @@ struct lane_event {
 	X(RESPONSE_QUEUE, "response_queue", "The client reads too slowly: its queue is at the limit.")        \
 	X(RESPONSE_RUN, "response_run", "The response passed the byte limit of a lane.")                      \
 	X(ROOM, "room", "The client's send buffer (lane A) or the application's queue (lane B) has no room for the whole message.")               \
-	X(GATHER, "gather", "A send of the backend could not be made contiguous: above 65,520 bytes, or no memory (lane A).") \
+	X(GATHER, "gather", "A chunk could not be made contiguous: a send of the backend above 65,520 bytes (lane A), or no memory.") \
 	X(NO_CLIENT, "no_client", "The server sent something while no client was linked.")                    \
 	X(AFTER_RFQ, "after_rfq", "Messages followed the last ReadyForQuery.")                                \
 	X(RFQ_UNEXPECTED, "rfq_unexpected", "A ReadyForQuery that nobody asked for, or with a bad status.")   \
