@@ -125,10 +125,10 @@ impl Worker {
     /// See [`Again::Unfed`]. The server is listened to, and then goes back to its pool.
     pub(super) fn unfed(&mut self, slot: ServerSlot) {
         let Some(lanes) = self.shared.lanes.clone() else { return };
-        match lanes.datapath.unfeed(slot) {
-            Ok(true) => self.lane_server_up(slot, None),
-            Ok(false) => self.again_soon.push(Again::Unfed(slot)),
-            Err(error) => log::debug!("kernel lanes: unfeed: {error}"),
+        if lanes.datapath.unfeed(slot).unwrap_or(true) {
+            self.lane_server_up(slot, None);
+        } else {
+            self.again_soon.push(Again::Unfed(slot));
         }
     }
 
