@@ -31,15 +31,19 @@ fn a_mirror_that_leaves_and_comes_back_is_told_things_in_their_order() -> Result
                 insert(&mut client, id)?;
             }
             eventually("they wait", || Ok(pair.account()?.get("queued") == 5))?;
+            // The client's worker hears of it a moment later.
+            let moment = || thread::sleep(Duration::from_millis(500));
             pair.reload(gone)?;
+            moment();
             client.query("select 'not there'")?.ok()?;
             pair.reload(Some(&format!("pool_size = 4\n{mode}")))?;
             pair.wait_on()?;
+            moment();
             for _ in 0..3 {
                 client.query("insert into seen select count(*) from t")?.ok()?;
             }
             // Time enough for a session that does not wait.
-            thread::sleep(Duration::from_millis(500));
+            moment();
             assert_eq!(pair.there.sql_value("select count(*) from seen")?, "0", "{gone:?}, {mode}");
             blocker.query("rollback")?.ok()?;
             let account = pair.settled()?;
