@@ -40,6 +40,10 @@ pub struct Requests {
     is_open: bool,
     /// It has COPY data.
     has_copy: bool,
+    /// And their end, CopyDone or CopyFail.
+    has_copy_end: bool,
+    /// The cycle before the open one ended with a Sync.
+    closed_by_sync: bool,
     /// What it keeps for the present transaction, in bytes.
     kept_bytes: usize,
     /// It has prepared a statement by a name.
@@ -61,6 +65,8 @@ impl Default for Requests {
             cycles: vec![Vec::new()],
             is_open: false,
             has_copy: false,
+            has_copy_end: false,
+            closed_by_sync: false,
             kept_bytes: 0,
             has_named: false,
             is_unwanted: false,
@@ -135,11 +141,11 @@ impl Requests {
                     self.forget_names();
                 }
                 self.run(until_zero(body).into());
-                self.close_cycle();
+                self.close_cycle(false);
             }
             frontend::FUNCTION_CALL => {
                 self.run(b"<function call>"[..].into());
-                self.close_cycle();
+                self.close_cycle(false);
             }
             frontend::PARSE => {
                 self.is_open = true;
@@ -178,12 +184,19 @@ impl Requests {
                     }
                 }
             }
-            // A Sync ahead of or amid COPY data has no answer: the one behind the data ends the cycle that began the COPY.
-            frontend::SYNC if self.has_copy && !self.is_open && self.cycles.len() > 1 => {
-                self.has_copy = false
+            // A Sync ahead of or amid COPY data has no answer: the one behind the data ends the cycle that began the COPY. A Query that began it
+            // has its answer at the end of the data, and a Sync behind that has one of its own.
+            frontend::SYNC
+                if self.has_copy
+                    && !self.is_open
+                    && self.cycles.len() > 1
+                    && (self.closed_by_sync || !self.has_copy_end) =>
+            {
+                (self.has_copy, self.has_copy_end) = (false, false);
             }
-            frontend::SYNC => self.close_cycle(),
-            frontend::COPY_DATA | frontend::COPY_DONE | frontend::COPY_FAIL => self.has_copy = true,
+            frontend::SYNC => self.close_cycle(true),
+            frontend::COPY_DATA => (self.has_copy, self.has_copy_end) = (true, false),
+            frontend::COPY_DONE | frontend::COPY_FAIL => (self.has_copy, self.has_copy_end) = (true, true),
             frontend::DESCRIBE => self.is_open = true,
             _ => {}
         }
@@ -199,15 +212,16 @@ impl Requests {
         }
     }
 
-    fn close_cycle(&mut self) {
+    fn close_cycle(&mut self, by_sync: bool) {
         if self.is_unwanted {
             self.cycles.truncate(1);
         } else {
             self.kept_bytes += size_of::<Vec<Text>>();
         }
         self.cycles.push(Vec::new());
+        self.closed_by_sync = by_sync;
         self.is_open = false;
-        self.has_copy = false;
+        (self.has_copy, self.has_copy_end) = (false, false);
     }
 
     /// The present transaction is to be forgotten, and the next piece of the stream begins a message.
@@ -254,7 +268,7 @@ impl Requests {
         self.portals.clear();
         self.unnamed_portal = None;
         self.is_open = false;
-        self.has_copy = false;
+        (self.has_copy, self.has_copy_end) = (false, false);
         self.kept_bytes = 0;
         self.has_named = false;
         self.is_unwanted = false;
@@ -342,6 +356,39 @@ mod tests {
                 at = cut;
             }
             prop_assert_eq!(texts(&requests.take()), EXPECTED);
+        }
+    }
+
+    /// The server reads a Sync amid the data and passes it over; the one behind the end of a Query's COPY it answers.
+    #[test]
+    fn a_sync_behind_the_copy_of_a_query_is_a_cycle_of_its_own() {
+        let copy = |amid: bool, end: fn(&mut Vec<u8>), behind: usize| {
+            let mut out = Vec::new();
+            build::query(&mut out, b"begin");
+            build::query(&mut out, b"copy t from stdin");
+            build::copy_data(&mut out, b"1\n");
+            if amid {
+                build::sync(&mut out);
+                build::copy_data(&mut out, b"2\n");
+            }
+            end(&mut out);
+            (0..behind).for_each(|_| build::sync(&mut out));
+            build::query(&mut out, b"commit");
+            let mut requests = Requests::default();
+            requests.feed(&out);
+            texts(&requests.take())
+        };
+        let ends: [fn(&mut Vec<u8>); 2] = [|out| build::copy_done(out), |out| build::copy_fail(out, b"no")];
+        let (begin, copied, commit) = (vec!["begin"], vec!["copy t from stdin"], vec!["commit"]);
+        for end in ends {
+            for amid in [false, true] {
+                for behind in 0..3 {
+                    let mut expected = vec![begin.clone(), copied.clone()];
+                    expected.extend((0..behind).map(|_| Vec::new()));
+                    expected.push(commit.clone());
+                    assert_eq!(copy(amid, end, behind), expected, "amid: {amid}");
+                }
+            }
         }
     }
 

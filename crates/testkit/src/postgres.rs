@@ -182,6 +182,36 @@ impl Postgres {
         }
     }
 
+    /// A physical standby of this server, which must be running: a copy of its data that follows its log.
+    pub fn standby(&self) -> Result<Self> {
+        let directory = service_directory()?;
+        let data = directory.path().join("data");
+        let output = service_command(&bin_dir()?.join("pg_basebackup"), directory.path())
+            .args(["-h", "127.0.0.1", "-p", &self.port().to_string(), "-U", SUPERUSER])
+            .args(["-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"])
+            .arg(&data)
+            .output()
+            .map_err(Error::io("run pg_basebackup"))?;
+        if !output.status.success() {
+            return Err(Error::Exited {
+                program: "pg_basebackup".into(),
+                status: output.status.to_string(),
+                log: String::from_utf8_lossy(&output.stderr).into_owned(),
+            });
+        }
+        let port = Port::reserve()?;
+        let path = data.join("postgresql.conf");
+        let mut text = fs::read_to_string(&path).map_err(Error::io("read postgresql.conf"))?;
+        // The last line of a key wins.
+        let _ = writeln!(text, "port = {}", port.number());
+        let _ = writeln!(text, "unix_socket_directories = '{}'", directory.path().display());
+        write_service_file(&path, &text, 0o600)?;
+        let process = spawn(directory.path(), &data)?;
+        let mut server = Self { process, port, data, directory };
+        server.wait_ready()?;
+        Ok(server)
+    }
+
     /// TCP port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port.number()

@@ -672,8 +672,11 @@ impl Worker {
         let served_nobody = !matches!(server.work, Work::Login(_)) && lock(&self.shared.core).is_login(id);
         let has_failed = (error.is_some() && !tries_next) || served_nobody;
         let is_refused = matches!(&error, Some((_, error)) if error.refused.is_some());
-        // Whoever sees the failure can tell what it was.
+        // Whoever sees the failure can tell what it was. So can who waits for the answer to the question who it is, or that would wait for ever.
         if let Some((_, error)) = error {
+            pool.last_error.store(Some(Arc::new(error)));
+        } else if served_nobody && matches!(server.work, Work::Identifying { .. }) {
+            let error = ConnectError { message: reason.to_owned(), refused: None };
             pool.last_error.store(Some(Arc::new(error)));
         }
         lock(&self.shared.core).closed(id, has_failed, self.now);

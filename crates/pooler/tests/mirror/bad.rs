@@ -180,9 +180,11 @@ fn a_mirror_that_is_down_costs_nothing_and_comes_back() -> Result<()> {
     pair.both("create table t (id int)")?;
     pair.there.stop()?;
     let mut client = pair.client()?;
+    let begun = Instant::now();
     for id in 0..50 {
         insert(&mut client, id)?;
     }
+    assert!(begun.elapsed() < Duration::from_secs(5), "while it is tried: {:?}", begun.elapsed());
     pair.wait_state("down")?;
     insert(&mut client, 50)?;
     // The client has its answer a moment before the account does.
@@ -201,9 +203,11 @@ fn a_mirror_that_is_down_costs_nothing_and_comes_back() -> Result<()> {
     assert_eq!(pair.there.sql_value("select max(id) from t")?, "10000");
     // In the middle: what is under way is lost and counted, the rest of the clients' lives goes on.
     pair.there.restart()?;
+    let begun = Instant::now();
     for id in 20_000..20_020 {
         insert(&mut client, id)?;
     }
+    assert!(begun.elapsed() < Duration::from_secs(5), "while it is lost: {:?}", begun.elapsed());
     eventually("the mirror is back", || {
         next += 1;
         insert(&mut client, next)?;
@@ -217,6 +221,36 @@ fn a_mirror_that_is_down_costs_nothing_and_comes_back() -> Result<()> {
         (account.get("executed")..=account.get("executed") + lost).contains(&there),
         "{there}: {account:?}"
     );
+    Ok(())
+}
+
+/// The transaction that a session was at when it broke, and those that waited for it, are lost for reasons of their own.
+#[test]
+fn what_waits_behind_a_lost_transaction_is_lost_with_its_session() -> Result<()> {
+    let pair = Pair::start("")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin; lock table t")?.ok()?;
+    let mut client = pair.client()?;
+    for id in 0..3 {
+        insert(&mut client, id)?;
+    }
+    eventually("they are queued", || Ok(pair.account()?.get("queued") == 3))?;
+    let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity where wait_event_type = 'Lock'";
+    eventually("the first runs, and its session ends", || Ok(pair.there.sql_value(end)? == "1"))?;
+    let account = pair.settled()?;
+    let lost = (account.get("connection_lost"), account.get("session_lost"), account.get("dropped"));
+    assert_eq!(lost, (1, 2, 3), "{account:?}");
+    blocker.query("rollback")?.ok()?;
+    let mut id = 10;
+    eventually("it is back", || {
+        id += 1;
+        insert(&mut client, id)?;
+        pair.settled()?;
+        Ok(pair.there.sql_value("select count(*) from t where id > 10")? != "0")
+    })?;
+    assert_eq!(pair.there.sql_value("select count(*) from t where id < 10")?, "0");
     Ok(())
 }
 

@@ -91,6 +91,36 @@ fn a_block_in_which_a_copy_was_refused() -> Result<()> {
     Ok(())
 }
 
+/// Each is compared with its own answer, also behind the Sync that some clients send when the COPY of a Query is over.
+#[test]
+fn a_sync_behind_a_simple_copy_shifts_nothing() -> Result<()> {
+    for mode in MODES {
+        let pair = pair(mode, "")?;
+        pair.both("create table u (id int)")?;
+        pair.there.sql("alter table u add check (id < 10)")?;
+        let mut client = pair.client()?;
+        client.query("begin")?.ok()?;
+        client.send(&Batch::new().query("copy t from stdin"))?;
+        while client.recv()?.tag != b'G' {}
+        client.send(&Batch::new().copy_data(b"1\n").copy_done().sync())?;
+        client.response()?.ok()?;
+        client.response()?.ok()?;
+        client.query("select count(*) from t")?.ok()?;
+        client.query("savepoint s")?.ok()?;
+        client.query("insert into u values (77)")?.ok()?;
+        client.query("rollback to s")?.ok()?;
+        client.query("commit")?.ok()?;
+        let rows = pair.differences()?;
+        pair.assert_same("select count(*) from t")?;
+        for row in &rows {
+            let differs = if row["query"].contains("into u") { "error_there=1" } else { "" };
+            assert_eq!(row["differences"], differs, "{mode}: {rows:?}");
+        }
+        assert!(rows.iter().any(|row| row["differing"] == "1"), "{mode}: {rows:?}");
+    }
+    Ok(())
+}
+
 /// Its client leaves right behind it, too: no connection of the mirror stays with it.
 #[test]
 fn a_client_that_leaves_behind_a_refused_copy() -> Result<()> {

@@ -15,6 +15,29 @@ fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
     rows.iter().find(|row| row["query"].contains(part)).unwrap_or_else(|| panic!("{part}: {rows:?}"))
 }
 
+/// What becomes of a transaction, by columns of SHOW MIRRORS.
+const OUTCOMES: [&str; 10] = [
+    "executed",
+    "filtered",
+    "queue_full",
+    "too_large",
+    "not_ready",
+    "disabled",
+    "connection_lost",
+    "session_lost",
+    "session_state",
+    "ring_full",
+];
+
+/// The body of what the metrics endpoint answers.
+fn get(port: u16, path: &str) -> String {
+    let mut http = TcpStream::connect(("127.0.0.1", port)).expect("the metrics endpoint");
+    http.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).expect("write");
+    let mut text = String::new();
+    http.read_to_string(&mut text).expect("read");
+    text.split_once("\r\n\r\n").expect("a body").1.to_owned()
+}
+
 /// SHOW MIRROR_DIFF begins anew with ENABLE MIRROR behind DISABLE MIRROR, and holds nothing of a mirror that is removed.
 #[test]
 fn differences_are_forgotten() -> Result<()> {
@@ -135,8 +158,12 @@ fn a_wrong_row_a_missing_table_and_a_missing_index_are_found() -> Result<()> {
     pair.there.sql(
         "update t set v = 'wrong' where id = 77; drop table gone; insert into other values (5); analyze t",
     )?;
-    pair.wait_on()?;
+    pair.pooler.console("DISABLE MIRROR next")?.ok()?;
     let mut client = pair.client()?;
+    client.query("select 'dropped'")?.ok()?;
+    eventually("it is counted", || Ok(pair.account()?.get("disabled") == 1))?;
+    pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+    pair.wait_on()?;
     for id in 1..=100 {
         let by_id = Batch::new().extended("select v from t where id = $1", &[Some(&id.to_string())]);
         client.exchange(&by_id.sync())?;
@@ -177,11 +204,29 @@ fn a_wrong_row_a_missing_table_and_a_missing_index_are_found() -> Result<()> {
     assert_eq!((&*sequence["differing"], &*sequence["expected"]), ("0", "1"), "{sequence:?}");
 
     // The same for programs.
-    let mut http = TcpStream::connect(("127.0.0.1", metrics.number())).expect("the metrics endpoint");
-    http.write_all(b"GET /mirror_diff HTTP/1.1\r\n\r\n").expect("write");
-    let mut text = String::new();
-    http.read_to_string(&mut text).expect("read");
-    let body = text.split("\r\n\r\n").nth(1).expect("a body");
+    let counted: u64 = rows.iter().map(|row| row["differing"].parse::<u64>().unwrap()).sum();
+    let slower: u64 = rows.iter().map(|row| row["slower"].parse::<u64>().unwrap()).sum();
+    let account = pair.account()?;
+    let text = get(metrics.number(), "/metrics");
+    let value = |name: &str, further: &str| -> u64 {
+        let start = format!("underpass_mirror_{name}{{mirror=\"next\",database=\"postgres\"{further}}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        let value: f64 = line.unwrap_or_else(|| panic!("{start}: {text}")).parse().expect("a number");
+        value as u64
+    };
+    for (outcome, expected) in account.0.iter().filter(|(name, _)| OUTCOMES.contains(&name.as_str())) {
+        let told = value("transactions_total", &format!(",outcome=\"{outcome}\""));
+        assert_eq!(told.to_string(), *expected, "{outcome}");
+    }
+    assert!(account.get("executed") > 100 && counted > 3, "{account:?}");
+    assert_eq!(account.get("dropped"), 1, "{account:?}");
+    assert_eq!(value("differences_total", ""), counted);
+    assert_eq!(value("slower_total", ""), slower);
+    assert_eq!(value("compared_total", ""), account.get("compared"));
+    assert_eq!((value("on", ""), value("queued", "")), (1, 0));
+
+    let text = get(metrics.number(), "/mirror_diff");
+    let body = text.as_str();
     let json: serde_json::Value = serde_json::from_str(body).expect("JSON");
     let rows = json["statements"].as_array().expect("rows");
     let gone = rows.iter().find(|row| row["query"] == "insert into gone values ($1)");

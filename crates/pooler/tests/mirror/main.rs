@@ -2,6 +2,7 @@
 //! Mirroring with two real PostgreSQL: what reaches the mirror, what is counted, what is found, and what a bad mirror does to clients.
 
 mod bad;
+mod changes;
 mod copy;
 mod differences;
 mod lanes;
@@ -9,4 +10,5 @@ mod moves;
 mod pair;
 mod same;
 mod soak;
+mod standby;
 mod sync;

@@ -75,6 +75,11 @@ impl Pair {
         Ok(Some(Self { pooler, here, there, settings, lanes }))
     }
 
+    /// A setting of `[pgbouncer]`, from the next RELOAD on.
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.settings.insert(key.into(), value.into());
+    }
+
     /// Other lines in the mirror's section, or no mirror; RELOAD.
     pub fn reload(&mut self, mirror: Option<&str>) -> Result<()> {
         self.reload_at(self.there.port(), mirror)
@@ -260,6 +265,18 @@ pub fn eventually_or_not(mut holds: impl FnMut() -> Result<bool>) -> Result<bool
     Ok(true)
 }
 
+/// Nothing that PostgreSQL says.
+const GARBAGE: &[u8] = b"\xff\xff\xff\xff\xffgarbage";
+
+/// A mirror that answers a login so, and one that does when it is asked who it is.
+pub fn garbage_at_first() -> Result<[MockServer; 2]> {
+    let send = || Step::Send(Reply::new().raw(GARBAGE));
+    Ok([
+        MockServer::start(move |_| vec![Step::Startup, send(), Step::WaitClose])?,
+        MockServer::start(move |_| vec![Step::Login, Step::Expect(b'Q'), send(), Step::WaitClose])?,
+    ])
+}
+
 /// A mirror that answers well at first, when it is asked who it is: as each connection is, and before the first. Then it does not.
 pub fn garbage() -> Result<MockServer> {
     MockServer::start(|_| {
@@ -270,7 +287,7 @@ pub fn garbage() -> Result<MockServer> {
             Step::Expect(b'Q'),
             Step::Send(Reply::new().single_row("identity", "1 1")),
             Step::Until(b'Q'),
-            Step::Send(Reply::new().raw(b"\xff\xff\xff\xff\xffgarbage")),
+            Step::Send(Reply::new().raw(GARBAGE)),
             Step::WaitClose,
         ]
     })

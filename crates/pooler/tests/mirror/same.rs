@@ -2,11 +2,11 @@
 //! What clients say arrives whole, in order, with the state of their sessions.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Pooler, Result};
 
-use crate::pair::{Pair, eventually, pgbench};
+use crate::pair::{Pair, eventually, eventually_or_not, pgbench};
 
 pub const T: &str = "create table t (id int primary key, v text)";
 pub const ALL: &str = "select id, v from t order by id";
@@ -181,6 +181,13 @@ fn writers_that_do_not_commute_agree_in_sync() -> Result<()> {
 
 #[test]
 fn a_mirror_that_comes_in_mid_session_gets_the_session_as_it_is() -> Result<()> {
+    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+        comes_in_mid_session(mode)?;
+    }
+    Ok(())
+}
+
+fn comes_in_mid_session(mode: &str) -> Result<()> {
     let mut pair = Pair::start("")?;
     pair.both(T)?;
     pair.reload(None)?;
@@ -191,14 +198,15 @@ fn a_mirror_that_comes_in_mid_session_gets_the_session_as_it_is() -> Result<()> 
     client.exchange(&prepare.sync())?;
     client.query("set timezone = 'Asia/Tokyo'")?;
     client.query("begin")?;
-    pair.reload(Some("compare_rows = ordered"))?;
+    pair.reload(Some(&format!("{mode}\ncompare_rows = ordered")))?;
     pair.wait_on()?;
     // The transaction that is under way is left alone; the next one is whole.
     client.query("insert into t values (1, 'before')")?;
     client.query("commit")?;
     client.exchange(&Batch::new().bind("", "ins", &[Some("2")]).execute("", 0).sync())?;
-    pair.settled()?;
-    assert_eq!(pair.there.sql_value("select id || right(v, 10) from t")?, "2Asia/Tokyo");
+    let account = pair.settled()?;
+    assert_eq!(account.0["state"], "on", "{mode}: {account:?}");
+    assert_eq!(pair.there.sql_value("select id || right(v, 10) from t")?, "2Asia/Tokyo", "{mode}");
     assert_eq!(pair.there.sql_value("select count(*) from t")?, "1");
     // And goes when it is taken away.
     pair.reload(None)?;
@@ -219,6 +227,7 @@ fn cancels_and_vanished_clients_reach_the_mirror() -> Result<()> {
 pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
     pair.both(T)?;
     pair.wait_on()?;
+    let begun = Instant::now();
     let mut client = pair.client()?;
     client.send(&Batch::new().query("select pg_sleep(40)"))?;
     let runs =
@@ -228,9 +237,13 @@ pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
     client.cancel()?;
     assert_eq!(client.response()?.ok().unwrap_err().sqlstate(), Some("57014"));
     client.query("insert into t values (1, 'behind it')")?;
-    pair.settled()?;
+    let rows = pair.differences()?;
+    assert!(begun.elapsed() < Duration::from_secs(20), "it ran to its end there: {:?}", begun.elapsed());
+    let slept = rows.iter().find(|row| row["query"].contains("pg_sleep")).expect("compared");
+    assert_eq!((&*slept["compared"], &*slept["differing"]), ("1", "0"), "{slept:?}");
     pair.assert_same(ALL)?;
     // In the middle of a transaction; and while a statement runs.
+    let begun = Instant::now();
     client.query("begin")?;
     client.query("insert into t values (2, 'never')")?;
     client.reset()?;
@@ -242,6 +255,7 @@ pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
     client.reset()?;
     let account = pair.settled()?;
     assert_eq!(account.get("dropped"), 0, "{account:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it ran to its end there: {:?}", begun.elapsed());
     for server in [&pair.here, &pair.there] {
         eventually("nothing is left behind", || {
             let sql = "select count(*) from pg_stat_activity where state <> 'idle' and pid <> pg_backend_pid() \
@@ -251,6 +265,44 @@ pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
     }
     pair.assert_same(ALL)?;
     assert_eq!(Pair::calls(&pair.there, "insert into t%")?, 3, "they were said there");
+    Ok(())
+}
+
+/// A cancel that comes when the primary has answered cancels nothing there, and so nothing on a mirror that is behind.
+#[test]
+fn a_cancel_that_comes_late_strikes_no_mirror() -> Result<()> {
+    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+        let pair = Pair::start(mode)?;
+        pair.both(T)?;
+        pair.there.sql(
+            "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.7); return new; end';
+             create trigger slow before insert on t for each row execute function slow()",
+        )?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        let active =
+            "select count(*) from pg_stat_activity where query ilike 'insert into t%' and state = 'active'";
+        let cancel = |client: &Client| {
+            // In `mode = async` what is in a block is not there yet.
+            eventually_or_not(|| Ok(mode == "mode = async" || pair.there.sql_value(active)? == "1"))?;
+            client.cancel()
+        };
+        client.query("insert into t values (1, 'alone')")?.ok()?;
+        eventually("it runs there", || Ok(pair.there.sql_value(active)? == "1"))?;
+        client.cancel()?;
+        client.query("begin")?.ok()?;
+        client.query("insert into t values (2, 'in a block')")?.ok()?;
+        cancel(&client)?;
+        client.query("insert into t values (3, 'in a block')")?.ok()?;
+        cancel(&client)?;
+        client.query("commit")?.ok()?;
+        let account = pair.settled()?;
+        assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
+        assert_eq!(pair.there.sql_value("select count(*) from t")?, "3", "{mode}");
+        pair.assert_same(ALL)?;
+        let rows = pair.differences()?;
+        assert!(rows.iter().all(|row| row["differing"] == "0"), "{mode}: {rows:?}");
+    }
     Ok(())
 }
 

@@ -2,8 +2,8 @@
 //! A session with one mirror on behalf of one client.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use underpass_mirror::{Answer, Answers, DropReason, Transaction};
@@ -41,6 +41,10 @@ pub(crate) struct Shadow {
     generation: u32,
     owner: Key,
     pub answers: Answers,
+    /// Lives as long as the shadow: what the owner says to a further one waits for that.
+    pub alive: Arc<()>,
+    /// Of shadows that its owner left behind at the same mirror: nothing begins while they are at something.
+    before: Vec<Weak<()>>,
     /// Waiting.
     queue: VecDeque<Unit>,
     /// Under way: one in `mode = async`; those that are over on the primary in `mode = sync`.
@@ -54,13 +58,15 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    pub fn new(state: Arc<MirrorState>, owner: Key, now: Instant) -> Self {
+    pub fn new(state: Arc<MirrorState>, owner: Key, before: Vec<Weak<()>>, now: Instant) -> Self {
         let hashes = [state.row_hash()].into_iter().collect();
         Self {
             generation: state.generation(),
             state,
             owner,
             answers: Answers::new(hashes, now),
+            alive: Arc::default(),
+            before,
             queue: VecDeque::new(),
             running: VecDeque::new(),
             is_left: false,
@@ -105,6 +111,11 @@ impl Worker {
         }
         if shadow.generation != shadow.state.generation() {
             self.shadow_outdated(key);
+            return false;
+        }
+        shadow.before.retain(|other| other.strong_count() > 0);
+        if !shadow.before.is_empty() {
+            // The sweep looks again.
             return false;
         }
         let Some(mut unit) = shadow.queue.pop_front() else { return false };
@@ -415,6 +426,8 @@ impl Worker {
         let Some(unit) = shadow.running.front() else {
             if shadow.is_left && shadow.queue.is_empty() {
                 self.close_client(key, Farewell::quiet("mirrored client left"));
+            } else if !shadow.before.is_empty() && self.shadow_start(key) {
+                self.again.push(Again::Client(key));
             }
             return;
         };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A client of a mirrored database: what it says and hears, and to whom that goes.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use underpass_config::{MirrorSend, PoolMode};
@@ -30,6 +30,10 @@ const QUERY_CANCELED: [u8; 5] = *b"57014";
 pub(crate) struct Tap {
     pub state: Arc<MirrorState>,
     pub shadow: Option<Key>,
+    /// Of the shadow, [`super::Shadow::alive`].
+    alive: Weak<()>,
+    /// Of shadows that are still at what was said before it left the mirror and came back.
+    before: Vec<Weak<()>>,
     /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what a lane
     /// carries is told too late for that.
     is_stream: bool,
@@ -57,6 +61,8 @@ pub(crate) struct Source {
     requests: Requests,
     answers: Answers,
     pub taps: Vec<Tap>,
+    /// Mirrors that RELOAD took away, and the shadows that play what is queued there: another session there may not pass them.
+    left: Vec<(Arc<MirrorState>, Weak<()>)>,
     /// No transaction is under way.
     at_boundary: bool,
     /// It was under way when mirroring began: it is left alone.
@@ -89,6 +95,7 @@ impl Source {
             requests: Requests::default(),
             answers: Answers::new(hashes, now),
             taps,
+            left: Vec::new(),
             at_boundary,
             is_partial: !at_boundary,
             bytes: Vec::new(),
@@ -102,6 +109,17 @@ impl Source {
         }
     }
 
+    /// The shadows that are still at what was said to a mirror before it went, if it is back at the same place: as itself (`sample`) or as another
+    /// of its name.
+    fn left_at(&mut self, state: &MirrorState) -> Vec<Weak<()>> {
+        self.left.retain(|(_, shadow)| shadow.strong_count() > 0);
+        let there = state.target.settings.load();
+        let is_same = |other: &MirrorState| {
+            other.name == state.name && !other.target.settings.load().needs_reconnect(&there)
+        };
+        self.left.iter().filter(|(other, _)| is_same(other)).map(|(_, shadow)| shadow.clone()).collect()
+    }
+
     /// `in_lane`: a kernel lane has carried it.
     pub(super) fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters, in_lane: bool) {
         if !self.at_boundary {
@@ -112,7 +130,9 @@ impl Source {
             tap.charged = 0;
             tap.has_part = false;
             tap.generation = tap.state.generation();
-            tap.is_stream = tap.state.is_sync() && !in_lane && Arc::strong_count(&tap.queued) == 1;
+            tap.before.retain(|shadow| shadow.strong_count() > 0);
+            let is_first = tap.before.is_empty() && Arc::strong_count(&tap.queued) == 1;
+            tap.is_stream = tap.state.is_sync() && !in_lane && is_first;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
             // From here on: a difference that is found while it is under way is for the next one.
@@ -202,6 +222,8 @@ impl Tap {
         Self {
             state,
             shadow: None,
+            alive: Weak::new(),
+            before: Vec::new(),
             is_stream: false,
             queued: Arc::default(),
             has_part: false,
@@ -282,10 +304,12 @@ impl Worker {
                     .into_iter()
                     .partition(|tap| mirrors.iter().any(|state| Arc::ptr_eq(state, &tap.state)));
                 source.taps = kept;
+                source.left.extend(gone.iter().map(|tap| (tap.state.clone(), tap.alive.clone())));
                 left = gone;
                 for state in mirrors {
                     if !source.taps.iter().any(|tap| Arc::ptr_eq(&tap.state, &state)) {
-                        source.taps.push(Tap { is_out: is_late, ..Tap::new(state) });
+                        let before = source.left_at(&state);
+                        source.taps.push(Tap { is_out: is_late, before, ..Tap::new(state) });
                     }
                 }
                 if !std::mem::replace(&mut source.is_session_pooling, is_session_pooling)
@@ -614,21 +638,23 @@ impl Worker {
             }
             return Some(shadow);
         }
-        let state = tap.state.clone();
-        let shadow = self.new_shadow(key, state, &primary, restore);
-        self.source(key)?.taps.get_mut(index)?.shadow = Some(shadow);
+        let (state, before) = (tap.state.clone(), tap.before.clone());
+        let shadow = self.new_shadow(key, (state, before), &primary, restore);
+        let alive = self.shadow(shadow).map(|shadow| Arc::downgrade(&shadow.alive));
+        let tap = self.source(key)?.taps.get_mut(index)?;
+        (tap.shadow, tap.alive) = (Some(shadow), alive.unwrap_or_default());
         Some(shadow)
     }
 
     fn new_shadow(
         &mut self,
         owner: Key,
-        state: Arc<MirrorState>,
+        (state, before): (Arc<MirrorState>, Vec<Weak<()>>),
         primary: &Pool,
         restore: Option<Restore>,
     ) -> Key {
         let pool = self.shared.mirrors.pool(&self.shared, &state, primary, self.now);
-        let shadow = super::Shadow::new(state, owner, self.now);
+        let shadow = super::Shadow::new(state, owner, before, self.now);
         self.silent_client(&pool, restore, Role::Shadow(shadow))
     }
 
@@ -675,7 +701,8 @@ impl Worker {
             };
             if let (None, Some(primary), true) = (tap.shadow, &primary, is_sent && !tap.is_stream) {
                 // It is the first that goes there.
-                tap.shadow = Some(self.new_shadow(key, state.clone(), primary, None));
+                let place = (state.clone(), tap.before.clone());
+                tap.shadow = Some(self.new_shadow(key, place, primary, None));
             }
             match tap.shadow {
                 Some(shadow) if is_sent && tap.is_stream => {

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What RELOAD changes under clients that stay: mirrors that leave and come back, databases that are mirrored, how long sessions last.
+
+use std::thread;
+use std::time::Duration;
+
+use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+
+use crate::pair::{Pair, Row, eventually, table};
+
+const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+
+fn insert(client: &mut Client, id: u32) -> Result<()> {
+    client.query(&format!("insert into t values ({id})"))?.ok().map(drop)
+}
+
+/// What was said to a mirror before it left is said there before what comes when it is back, though it is another session that says it.
+#[test]
+fn a_mirror_that_leaves_and_comes_back_is_told_things_in_their_order() -> Result<()> {
+    // Another of the same name, and the same one, of which one client in a hundred stays.
+    for gone in [None, Some("pool_size = 4\nsample = 1")] {
+        for mode in MODES {
+            let mut pair = Pair::start("pool_size = 4")?;
+            pair.both("create table t (id int); create table seen (rows int)")?;
+            pair.wait_on()?;
+            let mut client = pair.client()?;
+            let mut blocker = Client::connect(&pair.there.superuser())?;
+            // It may be read.
+            blocker.query("begin; lock table t in share row exclusive mode")?.ok()?;
+            for id in 0..5 {
+                insert(&mut client, id)?;
+            }
+            eventually("they wait", || Ok(pair.account()?.get("queued") == 5))?;
+            // The client's worker hears of it a moment later.
+            let moment = || thread::sleep(Duration::from_millis(500));
+            pair.reload(gone)?;
+            moment();
+            client.query("select 'not there'")?.ok()?;
+            pair.reload(Some(&format!("pool_size = 4\n{mode}")))?;
+            pair.wait_on()?;
+            moment();
+            for _ in 0..3 {
+                client.query("insert into seen select count(*) from t")?.ok()?;
+            }
+            // Time enough for a session that does not wait.
+            moment();
+            assert_eq!(pair.there.sql_value("select count(*) from seen")?, "0", "{gone:?}, {mode}");
+            blocker.query("rollback")?.ok()?;
+            let account = pair.settled()?;
+            assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
+            assert_eq!(pair.there.sql_value("select string_agg(rows::text, ',') from seen")?, "5,5,5");
+            // And it goes on, in its mode.
+            client.query("insert into seen values (6)")?.ok()?;
+            client.query("select 1")?.ok()?;
+            if mode == MODES[1] {
+                pair.assert_same("select count(*) from seen")?;
+            }
+            pair.settled()?;
+            pair.assert_same("select count(*) from seen")?;
+            pair.assert_same("select count(*) from t")?;
+        }
+    }
+    Ok(())
+}
+
+/// Its client may leave while its second session waits for the first: all of it is played.
+#[test]
+fn a_client_that_leaves_behind_a_mirror_that_came_back() -> Result<()> {
+    for mode in MODES {
+        let mut pair = Pair::start("pool_size = 4")?;
+        pair.both("create table t (id int); create table seen (rows int)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        let mut blocker = Client::connect(&pair.there.superuser())?;
+        blocker.query("begin; lock table t in share row exclusive mode")?.ok()?;
+        insert(&mut client, 1)?;
+        eventually("it waits", || Ok(pair.account()?.get("queued") == 1))?;
+        pair.reload(None)?;
+        pair.reload(Some(&format!("pool_size = 4\n{mode}")))?;
+        pair.wait_on()?;
+        client.query("insert into seen select count(*) from t")?.ok()?;
+        client.terminate()?;
+        thread::sleep(Duration::from_millis(300));
+        blocker.query("rollback")?.ok()?;
+        let account = pair.settled()?;
+        assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
+        assert_eq!(pair.there.sql_value("select string_agg(rows::text, ',') from seen")?, "1", "{mode}");
+    }
+    Ok(())
+}
+
+#[test]
+fn only_the_databases_that_are_named_are_mirrored() -> Result<()> {
+    let (here, there) = (Postgres::start()?, Postgres::start()?);
+    for server in [&here, &there] {
+        for name in ["one", "two", "three"] {
+            server.sql(&format!("create database {name}"))?;
+            let mut own = Client::connect(&server.superuser().database(name))?;
+            own.query("create table t (id int)")?.ok()?;
+        }
+    }
+    let rows = |server: &Postgres, name: &str| -> Result<String> {
+        let mut own = Client::connect(&server.superuser().database(name))?;
+        let answer = own.query("select coalesce(string_agg(id::text, ',' order by id), '') from t")?;
+        Ok(answer.value().unwrap_or_default().to_owned())
+    };
+    let ini = |names: &str| {
+        Ini::for_server(&here).set("pool_mode", "transaction").tail(&format!(
+            "[underpass:mirror:m]\ndatabases = {names}\nhost = 127.0.0.1\nport = {}",
+            there.port()
+        ))
+    };
+    let mut pooler = Underpass::start(&ini("one, three"))?;
+    let connect = |name| Client::connect(&pooler.options("postgres", name));
+    let mut clients = [connect("one")?, connect("two")?, connect("three")?];
+    let mirrored = |pooler: &Underpass| -> Result<Vec<String>> {
+        let mirrors = table(pooler, "SHOW MIRRORS")?;
+        let on = mirrors.into_iter().filter(|row| row["state"] == "on");
+        Ok(on.map(|row| row["database"].clone()).collect())
+    };
+    eventually("they are on", || Ok(mirrored(&pooler)? == ["one", "three"]))?;
+    clients.iter_mut().try_for_each(|client| insert(client, 1))?;
+    eventually("they are there", || Ok(rows(&there, "one")? == "1" && rows(&there, "three")? == "1"))?;
+    pooler.rewrite(&ini("two,one"))?;
+    pooler.console("RELOAD")?.ok()?;
+    eventually("the list has changed", || {
+        clients.iter_mut().try_for_each(|client| client.query("select 1")?.ok().map(drop))?;
+        Ok(mirrored(&pooler)? == ["one", "two"])
+    })?;
+    clients.iter_mut().try_for_each(|client| insert(client, 2))?;
+    eventually("they are there", || Ok(rows(&there, "one")? == "1,2" && rows(&there, "two")? == "2"))?;
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(rows(&there, "three")?, "1", "it is in the list no more");
+    assert_eq!(table(&pooler, "SHOW MIRRORS")?.len(), 2);
+    assert!(["one", "two", "three"].iter().all(|name| rows(&here, name).is_ok_and(|ids| ids == "1,2")));
+    Ok(())
+}
+
+/// State that a session keeps would be lost there, or that of others be found.
+#[test]
+fn a_mirror_s_user_with_another_pool_mode_gets_nothing_and_is_told_of_once() -> Result<()> {
+    for mode in MODES {
+        let (here, there) = (Postgres::start()?, Postgres::start()?);
+        for server in [&here, &there] {
+            server.sql("create table t (id int)")?;
+        }
+        there.sql("create role mirror superuser login")?;
+        let tail = format!(
+            "[underpass:mirror:m]\ndatabases = *\nhost = 127.0.0.1\nport = {}\nuser = mirror\n{mode}",
+            there.port()
+        );
+        let ini = Ini::for_server(&here).set("pool_mode", "transaction").tail(&tail);
+        let mut pooler = Underpass::start(&ini.clone().user("mirror", "pool_mode=session"))?;
+        let connect = |pooler: &Underpass| Client::connect(&pooler.options("postgres", "postgres"));
+        let mut clients = [connect(&pooler)?, connect(&pooler)?];
+        let mirror = |pooler: &Underpass| -> Result<Row> { Ok(table(pooler, "SHOW MIRRORS")?.remove(0)) };
+        eventually("it is on", || Ok(mirror(&pooler)?["state"] == "on"))?;
+        for id in 0..3 {
+            clients.iter_mut().try_for_each(|client| insert(client, id))?;
+        }
+        eventually("all are counted", || Ok(mirror(&pooler)?["session_state"] == "6"))?;
+        let row = mirror(&pooler)?;
+        assert_eq!((&*row["executed"], &*row["dropped"], &*row["state"]), ("0", "6", "on"), "{row:?}");
+        assert_eq!(there.sql_value("select count(*) from t")?, "0");
+        assert_eq!(pooler.log().matches("its user mirror has another pool_mode").count(), 1);
+        // Those that come when it is the same are sent.
+        pooler.rewrite(&ini)?;
+        pooler.console("RELOAD")?.ok()?;
+        insert(&mut connect(&pooler)?, 9)?;
+        eventually("it is there", || Ok(there.sql_value("select string_agg(id::text, ',') from t")? == "9"))?;
+    }
+    Ok(())
+}
+
+/// What did not go there while sessions could be had anew cannot be had any more when they last.
+#[test]
+fn a_reload_to_session_pooling_leaves_out_whom_something_is_missing_of() -> Result<()> {
+    for mode in MODES {
+        let mut pair = Pair::start(mode)?;
+        pair.both("create table t (id int)")?;
+        pair.wait_on()?;
+        let (mut lacking, mut whole) = (pair.client()?, pair.client()?);
+        insert(&mut whole, 1)?;
+        insert(&mut lacking, 2)?;
+        pair.settled()?;
+        pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+        lacking.query("set datestyle = 'German'")?.ok()?;
+        eventually("it is counted", || Ok(pair.settled()?.get("disabled") == 1))?;
+        pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+        pair.wait_on()?;
+        insert(&mut whole, 3)?;
+        pair.settled()?;
+        pair.set("pool_mode", "session");
+        pair.reload(Some(mode))?;
+        insert(&mut lacking, 4)?;
+        insert(&mut whole, 5)?;
+        insert(&mut pair.client()?, 6)?;
+        let account = pair.settled()?;
+        let dropped = (account.get("session_state"), account.get("dropped"), &*account.0["state"]);
+        assert_eq!(dropped, (1, 2, "on"), "{mode}: {account:?}");
+        let there = pair.there.sql_value("select string_agg(id::text, ',' order by id) from t")?;
+        assert_eq!(there, "1,2,3,5,6", "{mode}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mirror_that_comes_back_has_the_queue_that_it_is_given_then() -> Result<()> {
+    let mut pair = Pair::start("queue_bytes = 1000000")?;
+    pair.both("create table t (v text)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let long = format!("insert into t values ('{}')", "x".repeat(5000));
+    client.query(&long)?.ok()?;
+    assert_eq!(pair.settled()?.get("dropped"), 0);
+    for (queue, too_large) in [("queue_bytes = 2000", 1), ("queue_bytes = 1000000", 0)] {
+        pair.reload(None)?;
+        client.query("select 1")?.ok()?;
+        pair.reload(Some(queue))?;
+        pair.wait_on()?;
+        let before = pair.settled()?.get("too_large");
+        client.query(&long)?.ok()?;
+        let account = pair.settled()?;
+        assert_eq!(account.get("too_large") - before, too_large, "{queue}: {account:?}");
+    }
+    assert_eq!(pair.there.sql_value("select count(*) from t")?, "2");
+    Ok(())
+}
+
+/// Its text is known when it is used, though nobody listened when it was prepared.
+#[test]
+fn a_statement_that_was_prepared_while_the_mirror_came_is_known() -> Result<()> {
+    for mode in MODES {
+        let mut pair = Pair::start("")?;
+        pair.both("create table t (id int)")?;
+        pair.reload(None)?;
+        let mut client = pair.client()?;
+        client.query("begin")?.ok()?;
+        pair.reload(Some(mode))?;
+        pair.wait_on()?;
+        client.exchange(&Batch::new().parse("ins", "insert into t values ($1)").sync())?;
+        client.query("commit")?.ok()?;
+        for id in ["1", "2"] {
+            client.exchange(&Batch::new().bind("", "ins", &[Some(id)]).execute("", 0).sync())?;
+        }
+        let rows = pair.differences()?;
+        pair.assert_same("select id from t order by id")?;
+        assert!(!rows.iter().any(|row| row["query"].contains("unknown")), "{mode}: {rows:?}");
+        let row = rows.iter().find(|row| row["query"] == "insert into t values ($1)").expect("compared");
+        assert_eq!((&*row["compared"], &*row["differing"]), ("2", "0"), "{mode}: {row:?}");
+    }
+    Ok(())
+}
