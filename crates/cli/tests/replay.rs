@@ -132,7 +132,7 @@ fn names_are_mapped_a_dry_run_sends_nothing_and_force_plays_on_the_captured_serv
     assert_eq!(code, Some(0), "{out}{err}");
     assert!(out.contains("\"pace\": \"think\"") && out.contains("\"speed\": 1000.0"), "{out}");
     let row = vec![Some("jane".to_owned()), Some("copy".to_owned())];
-    assert_eq!(rows(&mut admin), [row.clone()]);
+    assert_eq!(rows(&mut admin), std::slice::from_ref(&row));
 
     // The captured server itself: also by a dry run that is told to force it.
     for arguments in [&["--dry-run"][..], &["--dry-run", "--force"], &[]] {
