@@ -2,7 +2,8 @@
 """Real clients, unmodified, through the pooler in session and transaction mode; and recorded by `underpass trace`.
 
 Mode `trace` runs the same clients, and some of MariaDB, against a server whose workload is recorded, through a proxy that keeps
-every byte: the trace must have exactly the messages that were sent. It needs root, and underpass as the pooler.
+every byte: the trace must have exactly the messages that were sent, and DuckDB must find the same in its Parquet. It needs root, and
+underpass as the pooler.
 
 Clients are installed on demand with pinned versions, into a cache directory (UNDERPASS_TEST_CACHE). An install that
 fails is a failure. POOLER=direct runs them against PostgreSQL itself.
@@ -189,7 +190,9 @@ def record_clients(commands, server_port, decode, environment, results, options)
     """Each client has a recording of its own."""
     for name, argv in commands.items():
         try:
-            with recorded.Recording(server_port, decode) as recording:
+            # Simple and extended queries, with values of many types.
+            reader = [install_python(), os.path.join(HERE, "python", "duckdb_reader.py")] if name == "psycopg" else None
+            with recorded.Recording(server_port, decode, reader) as recording:
                 of_client = {**environment, "DRIVER_PORT": str(recording.port), "DRIVER_MODE": "direct",
                              "DRIVER_TABLE": f"t_{name.replace('-', '_')}_trace"}
                 run_client(name, argv, of_client, results, "trace", options)

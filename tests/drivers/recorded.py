@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what a client sends to a server, by `underpass trace` and by a proxy, and compares the two. What differs is kept."""
+"""Records what a client sends to a server, by `underpass trace` and by a proxy, and compares the two, and what DuckDB reads of the
+trace's Parquet with both. What differs is kept."""
 
 import base64
 import json
@@ -64,10 +65,11 @@ def differences(sent, got):
 
 
 class Recording:
-    """Between entering and leaving, clients of `port` are recorded; then `difference` tells what is not as it was sent."""
+    """Between entering and leaving, clients of `port` are recorded; then `difference` tells what is not as it was sent, and `reader`, a
+    program that prints what it finds in the trace's Parquet, is held against the messages as well."""
 
-    def __init__(self, server_port, decode):
-        self.server_port, self.decode = server_port, decode
+    def __init__(self, server_port, decode, reader=None):
+        self.server_port, self.decode, self.reader = server_port, decode, reader
         self.directory = tempfile.mkdtemp(prefix="up-trace-", dir="/tmp")
         self.difference = None
 
@@ -134,8 +136,30 @@ class Recording:
             raise host.SetupError("underpass export failed")
         return by_port, messages
 
+    def _read(self, messages):
+        """What the reader finds otherwise than it is in the trace, in words."""
+        place = os.path.join(self.directory, "parquet")
+        for command in ([self.command[0], "export", "-f", "parquet", "-o", place, os.path.join(self.directory, "trace")],
+                        [*self.reader, place]):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=END_S, check=False)
+            if done.returncode:
+                return f"{os.path.basename(command[0])} ended with {done.returncode}: {done.stderr[-600:]}"
+        found = json.loads(done.stdout)
+        said = [[session, one["query"]] for session, of_session in sorted(messages.items())
+                for one in of_session if one.get("type") == "Query" and "query" in one]
+        if not said or found["simple"] != said:
+            return f"Parquet: {len(said)} simple queries were sent, {len(found['simple'])} were found, or others"
+        bound = sum(one.get("type") == "Execute" for of_session in messages.values() for one in of_session)
+        if not 0 < found["extended"] <= bound:
+            return f"Parquet: {found['extended']} of {bound} executions"
+        if found["misplaced"] or found["without_session"] or found["sessions"] != len(messages):
+            return f"Parquet: { {key: found[key] for key in ('misplaced', 'without_session', 'sessions')} }"
+        return None
+
     def _compare(self):
         by_port, messages = self._sessions()
+        if self.reader and (wrong := self._read(messages)):
+            return wrong
         compared = 0
         decoded = [(connection.port, self.decode(connection)) for connection in self.proxy.connections]
         decoded = [(port, expected) for port, expected in decoded if expected not in ("cancel", "nothing")]
