@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use common::{LIMIT, Running, Site, output, wait};
 use nix::sys::signal::Signal;
-use underpass_testkit::{Client, Options, service_user};
+use underpass_testkit::{Client, Options, Postgres, service_user};
 
 fn next(socket: &UnixDatagram) -> String {
     let mut buffer = [0; 4096];
@@ -99,6 +99,42 @@ fn sockets_that_were_handed_over_are_served() {
     pooler.signal(Signal::SIGQUIT);
     assert_eq!(pooler.wait(), Some(0));
     assert!(path.exists(), "the service manager's file stays");
+}
+
+/// The next process finds them where they wait, as systemd restarts it.
+#[test]
+fn clients_that_wait_at_a_handed_over_socket_are_not_told_of_a_restart() {
+    let server = Postgres::start().unwrap();
+    let database = format!("* = host=127.0.0.1 port={} user=postgres", server.port());
+    let site = Site::with_database(&database, "logfile = {dir}/log", "kernel_path = off\nthreads = 2");
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let fd = inheritable(&tcp);
+    let start = || {
+        let mut command = activated(&site, &[fd.as_raw_fd()], &["-q"]);
+        Running(command.process_group(0).spawn().unwrap())
+    };
+    let options = Options::new(tcp.local_addr().unwrap().port(), "postgres", "postgres").read_timeout(LIMIT);
+    let serve = || {
+        let mut client = Client::connect(&options).unwrap();
+        assert_eq!(client.query("select 1").unwrap().value(), Some("1"));
+        client.terminate().unwrap();
+    };
+    let mut pooler = start();
+    for _ in 0..5 {
+        // It is up.
+        serve();
+        // It finds both when it goes on, the signal and the clients, in whatever order.
+        pooler.signal(Signal::SIGSTOP);
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..20).map(|_| scope.spawn(serve)).collect();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            pooler.signal(Signal::SIGTERM);
+            pooler.signal(Signal::SIGCONT);
+            assert_eq!(pooler.wait(), Some(0));
+            pooler = start();
+            clients.into_iter().for_each(|client| client.join().expect("served"));
+        });
+    }
 }
 
 #[test]

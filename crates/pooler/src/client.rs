@@ -61,6 +61,8 @@ pub(crate) struct Login {
     pub secret: Option<Arc<Secret>>,
     /// What its TLS was begun with. A RELOAD may have put another certificate in force since.
     pub tls: Option<Arc<TlsSide>>,
+    /// It came when a shutdown had closed the listening sockets, by our own unix socket.
+    pub is_late: bool,
 }
 
 #[derive(Default)]

@@ -242,6 +242,7 @@ fn share(
         statements: Statements::default(),
         parameters: Mutex::default(),
         names: std::sync::RwLock::new(Names::default()),
+        logins: mailboxes.iter().map(|_| AtomicU32::new(u32::MAX)).collect(),
         mailboxes,
         cancel_keys: Mutex::default(),
         cancel_keys_unknown: Default::default(),

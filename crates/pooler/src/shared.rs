@@ -160,6 +160,8 @@ pub(crate) struct Shared {
     /// Clients that were closed for an error, by what they were told.
     pub client_errors: Mutex<BTreeMap<Told, u64>>,
     pub clients: AtomicU32,
+    /// Logins at each worker that a shutdown waits for; `u32::MAX` until the worker has closed its listening sockets and counted.
+    pub logins: Vec<AtomicU32>,
     /// Tasks that every worker was given. Held while they are given one, and while a client goes from one to another.
     pub broadcasts: Mutex<u64>,
     /// Who takes the next one.

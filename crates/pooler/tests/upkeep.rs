@@ -3,8 +3,10 @@
 //! the middle, names that nobody has.
 
 use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
 
 /// Until something must have come to pass that nothing hinders.
@@ -513,7 +515,7 @@ fn who_does_not_read_is_closed_after_suspend_timeout() -> Result<()> {
 
 /// `prlimit` for the open files of a running pooler, as its user: root may lack the capability.
 fn limit_files(pooler: &Underpass, arguments: &[&str]) -> String {
-    let mut prlimit = std::process::Command::new("prlimit");
+    let mut prlimit = Command::new("prlimit");
     if let Some(user) = underpass_testkit::service_user() {
         prlimit.uid(user.uid.as_raw()).gid(user.gid.as_raw());
     }
@@ -566,6 +568,29 @@ fn who_waits_for_a_descriptor_slows_nobody_down() -> Result<()> {
     Ok(())
 }
 
+/// A further process beside a pooler, as the same user, by a file in its directory.
+fn second_process(pooler: &Underpass, ini: &str) -> Command {
+    // The testkit starts a copy where the service user cannot reach the original.
+    let copy = pooler.directory().join("underpass");
+    let program = if copy.exists() { copy } else { Underpass::binary().expect("built") };
+    let mut second = Command::new(program);
+    if let Some(user) = underpass_testkit::service_user() {
+        second.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    second.args(["pooler", ini]).current_dir(pooler.directory());
+    second
+}
+
+/// A process that is killed with the end of the value.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_second_start_resets_no_client_of_the_first() -> Result<()> {
     let server = server_with_databases()?;
@@ -587,15 +612,7 @@ fn a_second_start_resets_no_client_of_the_first() -> Result<()> {
             Ok(count)
         });
         let start = |_| {
-            // The testkit starts a copy where the service user cannot reach the original.
-            let copy = pooler.directory().join("underpass");
-            let program = if copy.exists() { copy } else { Underpass::binary().expect("built") };
-            let mut second = std::process::Command::new(program);
-            if let Some(user) = underpass_testkit::service_user() {
-                second.uid(user.uid.as_raw()).gid(user.gid.as_raw());
-            }
-            second.args(["pooler", "pgbouncer.ini"]).current_dir(pooler.directory());
-            let output = second.output().expect("it starts");
+            let output = second_process(&pooler, "pgbouncer.ini").output().expect("it starts");
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             (output.status.success(), text)
         };
@@ -607,4 +624,97 @@ fn a_second_start_resets_no_client_of_the_first() -> Result<()> {
         assert!(clients.join().expect("no panic")? > 10);
         Ok(())
     })
+}
+
+/// There is nobody else whom they could ask: their connections are here.
+#[test]
+fn who_was_let_in_before_a_shutdown_is_served() -> Result<()> {
+    let server = server_with_databases()?;
+    // With it a connection that has said nothing is the kernel's, which resets it.
+    let ini = ini(&server, &[("x", "dbname=a")]).set("tcp_defer_accept", "0");
+    let mut pooler = Underpass::start(&ini)?;
+    let options = pooler.options("app", "x");
+    // One has said nothing yet, one is in the middle of its login.
+    let (mut silent, mut half) = (Client::open(&options)?, Client::open(&options)?);
+    half.startup()?;
+    std::thread::sleep(A_WHILE);
+    pooler.signal(Signal::SIGTERM)?;
+    pooler.wait_log("got SIGTERM", SOON)?;
+    until("its port is closed", || {
+        Ok(Client::connect(&options).is_err_and(|error| error.sqlstate().is_none()))
+    })?;
+    std::thread::sleep(A_WHILE);
+    silent.startup()?;
+    for client in [&mut silent, &mut half] {
+        client.authenticate()?;
+        client.finish_login()?;
+        assert_eq!(ask(client, "select current_database()")?, "a");
+    }
+    silent.terminate()?;
+    std::thread::sleep(A_WHILE);
+    assert_eq!(ask(&mut half, "select 1")?, "1");
+    half.terminate()?;
+    assert!(pooler.wait(SOON)?.success());
+    Ok(())
+}
+
+/// As docs/operation.md describes it. A connection that comes between the last look into the queue of a socket and its close is reset by the kernel
+/// (net.ipv4.tcp_migrate_req), so a few may be.
+#[test]
+fn a_new_process_takes_over_and_no_client_is_refused() -> Result<()> {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    let server = server_with_databases()?;
+    let ini = ini(&server, &[("x", "dbname=a")]).set("so_reuseport", "1");
+    let mut first = Underpass::start(&ini)?;
+    let place = first.directory();
+    let text = std::fs::read_to_string(place.join("pgbouncer.ini")).expect("its configuration");
+    let text = text.replace(&format!("unix_socket_dir = {}", place.display()), "unix_socket_dir =");
+    std::fs::write(place.join("second.ini"), text).expect("a configuration");
+    let log = place.join("second.log");
+    let mut second = second_process(&first, "second.ini");
+    let second = second.stderr(std::fs::File::create(&log).expect("a log")).spawn().expect("it starts");
+    let _second = Ends(second);
+    until("it is up", || Ok(std::fs::read_to_string(&log).is_ok_and(|text| text.contains("process up"))))?;
+    let options = first.options("app", "x");
+    let (served, reset, over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let come_and_go = || -> Result<()> {
+        while !over.load(Relaxed) {
+            let answer = Client::connect(&options).and_then(|mut client| {
+                let answer = ask(&mut client, "select current_database()")?;
+                client.terminate()?;
+                Ok(answer)
+            });
+            match answer {
+                Ok(answer) => {
+                    assert_eq!(answer, "a");
+                    served.fetch_add(1, Relaxed);
+                }
+                Err(error) if error.sqlstate().is_some() => return Err(error),
+                Err(_) => {
+                    reset.fetch_add(1, Relaxed);
+                }
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(come_and_go)).collect();
+        let some = |count: usize| {
+            let before = served.load(Relaxed);
+            let is_over = || clients.iter().any(|client| client.is_finished());
+            until("clients come and go", || Ok(served.load(Relaxed) > before + count || is_over()))
+        };
+        let mut replace = || -> Result<()> {
+            some(200)?;
+            first.signal(Signal::SIGTERM)?;
+            assert!(first.wait(SOON)?.success());
+            some(200)
+        };
+        let replaced = replace();
+        over.store(true, Relaxed);
+        clients.into_iter().try_for_each(|client| client.join().expect("no panic"))?;
+        replaced
+    })?;
+    assert!(reset.load(Relaxed) <= 4, "{} of {} were reset", reset.load(Relaxed), served.load(Relaxed));
+    Ok(())
 }

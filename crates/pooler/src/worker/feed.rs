@@ -112,8 +112,12 @@ impl Worker {
         let lanes = self.shared.lanes.clone()?;
         let slot = self.parked_slot(id, |_| true)?;
         for _ in 0..SETTLE_TRIES {
-            if lanes.datapath.unfeed(slot).unwrap_or(true) {
-                return lock(&self.shared.core).unpark_linked(id);
+            {
+                // Under one lock, as in `lane_server_up`: between the two another worker could claim it and put it back.
+                let mut core = lock(&self.shared.core);
+                if lanes.datapath.unfeed(slot).unwrap_or(true) {
+                    return core.unpark_linked(id);
+                }
             }
             std::thread::yield_now();
         }
@@ -275,6 +279,7 @@ impl Worker {
                     client.why = Own::Contended.into();
                     if let Some(lane) = &mut client.lane {
                         lane.fed = false;
+                        lane.owed.clear();
                     }
                 }
                 self.first_request(key);

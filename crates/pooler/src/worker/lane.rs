@@ -525,6 +525,9 @@ impl Worker {
         if let Some(slot) = taken.server {
             self.lane_adopt(key, slot, &taken, since);
             self.pay_fed(key);
+        } else if let Some(lane) = self.clients.get_mut(key).and_then(|client| client.lane.as_mut()) {
+            // Only a server that answers more often than it was asked to can have ended the link before it had all.
+            lane.owed.clear();
         }
         true
     }

@@ -672,10 +672,10 @@ impl Worker {
         let served_nobody = !matches!(server.work, Work::Login(_)) && lock(&self.shared.core).is_login(id);
         let has_failed = (error.is_some() && !tries_next) || served_nobody;
         let is_refused = matches!(&error, Some((_, error)) if error.refused.is_some());
-        // Whoever sees the failure can tell what it was. So can who waits for the answer to the question who it is, or that would wait for ever.
+        // Whoever sees the failure can tell what it was. So can who waits till it has said who it is (or done `connect_query`), or that would be for ever.
         if let Some((_, error)) = error {
             pool.last_error.store(Some(Arc::new(error)));
-        } else if served_nobody && matches!(server.work, Work::Identifying { .. }) {
+        } else if served_nobody && server.work.is_before_service() {
             let error = ConnectError { message: reason.to_owned(), refused: None };
             pool.last_error.store(Some(Arc::new(error)));
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::epoll::EventFlags;
 
 use super::{Farewell, Source, Worker, token};
-use crate::client::Client;
+use crate::client::{Client, Phase};
 use crate::lanes::USER_INTEREST;
 use crate::listeners;
 use crate::net::{self, Endpoint, Inherited, TcpOptions};
@@ -32,6 +32,8 @@ pub(crate) struct Listener {
 
 /// Connections taken at a time before others have their turn.
 pub(super) const ACCEPTS_PER_TURN: usize = 16;
+/// When a socket is to be closed: as many as may wait at one (`net.core.somaxconn`), and some who come meanwhile.
+pub(super) const ACCEPTS_AT_END: usize = 2 * 4096;
 /// Pause of accepting when there are no descriptors or no memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -109,7 +111,11 @@ impl Worker {
         if let Some(recording) = self.shared.recordings.current() {
             transport.set_tap(recording.tap(address.socket_address(), None));
         }
-        let key = self.clients.insert(|_| Box::new(Client::new(transport, id, address, now)));
+        let mut client = Box::new(Client::new(transport, id, address, now));
+        if let Phase::Login(login) = &mut client.phase {
+            login.is_late = self.has_closed;
+        }
+        let key = self.clients.insert(|_| client);
         // Room for the console and for cancel requests, which must get in when the pooler is full.
         let full = connected > settings.config.max_client_conn.saturating_add(CONSOLE_RESERVE);
         let farewell = if full {

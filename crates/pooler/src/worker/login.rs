@@ -235,7 +235,8 @@ impl Worker {
             None
         } else {
             client.database = self.shared.database(&startup.database);
-            self.refuses_all(config)
+            let is_late = matches!(&client.phase, Phase::Login(login) if login.is_late);
+            self.refuses_all(config, is_late)
         };
         let Some(client) = self.clients.get_mut(key) else { return };
         let Phase::Login(login) = &mut client.phase else { return };
@@ -263,8 +264,13 @@ impl Worker {
     }
 
     /// What is told to any client, whatever it asks for.
-    fn refuses_all(&self, config: &Config) -> Option<Farewell> {
-        if self.shared.phase.load(Ordering::Relaxed) >= phase::WAIT_FOR_SERVERS {
+    fn refuses_all(&self, config: &Config, is_late: bool) -> Option<Farewell> {
+        let is_ending = match self.shared.phase.load(Ordering::Relaxed) {
+            // Who was let in before is one of the present clients: there is nobody else whom it could ask.
+            phase::WAIT_FOR_CLIENTS => is_late,
+            phase => phase >= phase::WAIT_FOR_SERVERS,
+        };
+        if is_ending {
             return Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, "pooler is shutting down"));
         }
         let is_full = self.shared.clients.load(Ordering::Relaxed) > config.max_client_conn;

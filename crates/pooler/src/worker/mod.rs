@@ -129,6 +129,8 @@ pub(crate) struct Worker {
     /// Transactions that mirrors have answered, not passed on for comparison yet.
     compared: Vec<Compared>,
     pub stopping: bool,
+    /// Its listening sockets are closed, but for our own unix socket.
+    pub has_closed: bool,
     /// SHUTDOWN WAIT_FOR_SERVERS: clients leave when their transaction is over.
     pub draining: bool,
     /// SUSPEND: nothing is read but what the console says.
@@ -177,6 +179,7 @@ impl Worker {
             now: Instant::now(),
             round: 0,
             accepted_round: 0,
+            has_closed: false,
             scratch: vec![0; SCRATCH_BYTES].into(),
             compose: Vec::new(),
             to_client: Vec::new(),
@@ -234,10 +237,15 @@ impl Worker {
     /// Takes no more connections, for good, but those by our own unix socket: the console is there till the end, as with PgBouncer, and
     /// tells others that it ends.
     pub(crate) fn stop_listening(&mut self) {
-        // Those that the kernel let in already are told, instead of being reset.
+        // Those that the kernel let in already are served, or told, instead of being reset. A service manager's socket stays open: the next process
+        // finds them in its queue.
         for index in 0..self.listeners.len() {
-            self.accept(index, listen::ACCEPTS_PER_TURN);
+            if !self.listeners[index].is_handed_over {
+                self.accept(index, listen::ACCEPTS_AT_END);
+            }
         }
+        self.has_closed = true;
+        self.count_logins();
         self.unwatch_listeners();
         self.listeners.retain(|listener| listener.unix_port.is_some() && !listener.is_handed_over);
         // Their numbers may be others now. A suspended worker watches them when it goes on.

@@ -38,6 +38,9 @@ impl Worker {
         }
         let settings = self.shared.settings.load_full();
         self.sweep_clients(&settings);
+        if self.has_closed {
+            self.count_logins();
+        }
         if self.draining {
             self.drain();
         }

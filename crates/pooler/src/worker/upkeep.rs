@@ -178,6 +178,18 @@ impl Worker {
         }
     }
 
+    /// Counts those who were let in before the listening sockets were closed and are not logged in yet: a shutdown waits for them as well.
+    pub(super) fn count_logins(&self) {
+        let is_awaited = |client: &Client| match &client.phase {
+            Phase::Login(login) => {
+                !login.is_late && !login.is_console && !matches!(login.step, LoginStep::Cancel)
+            }
+            _ => false,
+        };
+        let count = self.clients.iter().filter(|(_, client)| is_awaited(client)).count();
+        self.shared.logins[self.index as usize].store(count as u32, Ordering::Release);
+    }
+
     /// What the first worker looks after for all.
     pub(super) fn upkeep(&mut self, settings: &Settings) {
         match self.shared.phase.load(Ordering::Acquire) {
@@ -226,12 +238,17 @@ impl Worker {
 
     /// Ends the process when a shutdown has nothing left to wait for.
     fn end_if_drained(&mut self) {
+        let waits_for_clients = self.shared.waits_for_clients();
+        // Before the clients of pools, among whom they are when they are no logins any more.
+        let logins = || self.shared.logins.iter().map(|count| count.load(Ordering::Acquire));
+        if waits_for_clients && logins().any(|count| count > 0) {
+            return;
+        }
         let pools = self.shared.pools();
         // A client counts until it has taken its last bytes.
         if pools.iter().any(|pool| pool.clients.load(Ordering::Acquire) > 0) {
             return;
         }
-        let waits_for_clients = self.shared.waits_for_clients();
         // A mirror that hangs keeps nobody waiting, the end neither.
         let is_busy = pools.iter().filter(|pool| !pool.database.is_mirror).any(|pool| {
             let counts = lock(&self.shared.core).counts(pool.id, self.now);

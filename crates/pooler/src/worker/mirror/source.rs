@@ -115,7 +115,10 @@ impl Source {
         self.left.retain(|(_, shadow)| shadow.strong_count() > 0);
         let there = state.target.settings.load();
         let is_same = |other: &MirrorState| {
-            other.name == state.name && !other.target.settings.load().needs_reconnect(&there)
+            let other_there = other.target.settings.load();
+            let place =
+                |at: &underpass_config::Database| (at.server_dbname().to_owned(), at.host.clone(), at.port);
+            other.name == state.name && place(&other_there) == place(&there)
         };
         self.left.iter().filter(|(other, _)| is_same(other)).map(|(_, shadow)| shadow.clone()).collect()
     }
