@@ -390,6 +390,33 @@ def host_name_moves(t):
     host.wait_until(lambda: served() not in (None, pid), what="served by a new connection")
 
 
+@check("database/host-name-moves-after-its-ttl", slow=True)
+def host_name_moves_ttl(t):
+    if os.geteuid() != 0:
+        return  # needs a mount of its own
+    p = t.tx({"dns_max_ttl": 1, "server_login_retry": "0.2", "default_pool_size": 3},
+             databases={"p0": t.target(host="moves.test")}, own_hosts=True, files={"hosts": "127.0.0.1 moves.test\n"})
+    clients = [t.connect(p) for _ in range(3)]
+    asked = time.monotonic()
+    pid = backend_pid(clients[0])
+    clients[0].query("BEGIN")
+    p.write("hosts", "127.0.0.9 moves.test\n")
+    # Within its time the old answer serves a further connection, if this machine is quick enough to ask.
+    other = clients[1].one("SELECT pg_backend_pid()") if time.monotonic() < asked + 0.5 else None
+    assert other is None or "connect failed" not in p.log(), "asked again too early"
+    if other is not None:
+        assert other != pid, "a connection of its own"
+        clients[1].query("BEGIN")
+    time.sleep(max(0, asked + 1.3 - time.monotonic()))
+    # Nobody says RELOAD: the next connection asks again, and finds nobody at the new address.
+    t.background(clients[2].query, "SELECT 1")
+    p.wait_log("connect failed")
+    same(backend_pid(clients[0]), pid, "the transaction keeps its server")
+    clients[0].query("COMMIT")
+    p.wait_log("obsolete connection|close_needed")
+    assert "RELOAD" not in p.log(), "nobody did"
+
+
 @check("database/unknown-host-name", slow=True)
 def unknown_host(t):
     p = t.tx({"query_wait_timeout": "1"}, databases={"p0": t.target(host="no-such-host.invalid")})

@@ -87,6 +87,91 @@ fn scraped_under_load() {
     }));
 }
 
+/// All that was asked is in the histograms, where user space does all of it: each pool's own.
+#[test]
+fn histograms_hold_what_each_pool_was_asked() {
+    const SLEEP: f64 = 0.2;
+    let server = Postgres::start().unwrap();
+    server.sql("create database other").unwrap();
+    server.sql("create role somebody login").unwrap();
+    let port = Port::reserve().unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+    let host = format!("host=127.0.0.1 port={}", server.port());
+    let site = Site::with_database(
+        &format!("postgres = {host}\nother = {host} pool_size=1"),
+        "auth_type = trust\nauth_file = {dir}/users\npool_mode = transaction",
+        &format!("metrics_listen = {address}\nkernel_path = off\nthreads = 2"),
+    );
+    site.write("users", "\"postgres\" \"\"\n\"somebody\" \"\"\n\"admin\" \"\"\n");
+    let _pooler = site.start(&["-q"]);
+    site.wait_serving();
+    let connect =
+        |user: &str, database: &str| Client::connect(&Options::new(site.port(), user, database)).unwrap();
+    let ask = |client: &mut Client, sql: &str| drop(client.query(sql).unwrap().ok().unwrap());
+
+    let begun = Instant::now();
+    // Seven transactions of one query, and two of several.
+    let mut client = connect("postgres", "postgres");
+    (0..7).for_each(|_| ask(&mut client, "select 1"));
+    for sql in ["begin", "select 1", "select 2", "commit", "begin", "rollback"] {
+        ask(&mut client, sql);
+    }
+    // Two of the extended protocol.
+    for _ in 0..2 {
+        client.extended("select 1", &[]).unwrap().ok().unwrap();
+    }
+    // One whose query takes its time, and one that takes its time between its queries.
+    let mut somebody = connect("somebody", "postgres");
+    ask(&mut somebody, &format!("select pg_sleep({SLEEP})"));
+    ask(&mut somebody, "begin");
+    std::thread::sleep(Duration::from_secs_f64(SLEEP));
+    ask(&mut somebody, "commit");
+    // One that waits for the only server of its pool.
+    let (mut holder, mut waiting) = (connect("postgres", "other"), connect("postgres", "other"));
+    ask(&mut holder, "begin");
+    waiting.send(&Batch::new().query("select 1")).unwrap();
+    std::thread::sleep(Duration::from_secs_f64(SLEEP));
+    ask(&mut holder, "commit");
+    waiting.response().unwrap().ok().unwrap();
+    let all = begun.elapsed().as_secs_f64();
+
+    let families = parse(&get(address, "/metrics").1);
+    let value = |family: &str, of: &str, database: &str, user: &str| {
+        let samples = families[&format!("underpass_{family}")].samples.iter();
+        let mut mine = samples.filter(|(name, labels, _)| {
+            name.ends_with(of) && labels["database"] == database && labels["user"] == user
+        });
+        mine.next().unwrap_or_else(|| panic!("{family}{of} of {user} in {database}")).2
+    };
+    // Transactions and queries; of each histogram the least and the most that its sum may be.
+    let pools = [
+        ("postgres", "postgres", 11.0, 15.0, [(0.0, all); 3]),
+        ("postgres", "somebody", 2.0, 3.0, [(0.0, all), (2.0 * SLEEP, all), (SLEEP, all)]),
+        ("other", "postgres", 2.0, 3.0, [(SLEEP, all), (SLEEP, all), (0.0, all)]),
+    ];
+    for (database, user, xacts, queries, sums) in pools {
+        let of = |family: &str, of: &str| value(family, of, database, user);
+        let counts = ["wait_duration_seconds", "xact_duration_seconds", "query_duration_seconds"]
+            .map(|family| of(family, "_count"));
+        assert_eq!(counts, [xacts, xacts, queries], "{user} in {database}");
+        assert_eq!([of("xacts", "_total"), of("queries", "_total")], [xacts, queries]);
+        for (family, (least, most)) in
+            ["wait_duration_seconds", "xact_duration_seconds", "query_duration_seconds"].iter().zip(sums)
+        {
+            let sum = of(family, "_sum");
+            assert!((least..=most).contains(&sum), "{family} of {user} in {database}: {sum}");
+        }
+        // A histogram and the counter of the same time say the same.
+        for kind in ["wait", "xact", "query"] {
+            let (sum, total) = (
+                of(&format!("{kind}_duration_seconds"), "_sum"),
+                of(&format!("{kind}_time_seconds"), "_total"),
+            );
+            assert!((sum - total).abs() < 0.001, "{kind} of {user} in {database}: {sum}, counter {total}");
+        }
+    }
+}
+
 /// What SHOW KERNEL says and what is scraped are the same.
 #[test]
 fn lanes_are_scraped_as_the_console_shows_them() {

@@ -362,6 +362,18 @@ fn a_plan_that_became_useless_is_made_anew() -> Result<()> {
     server.sql("alter table t add b int default 7")?;
     assert_eq!(sqlstate(client.exchange(&run)?.remove(0).ok()), "0A000", "as PostgreSQL says once");
     assert_eq!(client.exchange(&run)?.remove(0).ok()?.rows()[0].len(), 2);
+    // Who asks what the rows look like hears nothing of it, unless a transaction block has failed with it.
+    let described = Batch::new().bind("", "all", &[]).describe_portal("").execute("", 0).sync();
+    server.sql("alter table t add c int default 8")?;
+    if !pooler.has_lanes() {
+        let response = client.exchange(&described)?.remove(0).ok()?;
+        assert_eq!((response.column_names().len(), response.rows()[0].len()), (3, 3));
+        server.sql("alter table t add d int default 9")?;
+        client.query("begin")?.ok()?;
+        assert_eq!(sqlstate(client.exchange(&described)?.remove(0).ok()), "0A000");
+        client.query("rollback")?.ok()?;
+        assert_eq!(client.exchange(&run)?.remove(0).ok()?.rows()[0].len(), 4);
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
+use underpass_testkit::{Batch, Client, Ini, Pooler, Port, Postgres, Result, Underpass};
 
 /// Types and bodies of what is answered; of errors only what users read.
 fn said(client: &mut Client, batch: &Batch) -> Result<Vec<String>> {
@@ -248,5 +248,86 @@ fn a_timeout_at_a_flush_is_not_the_end_of_the_server() -> Result<()> {
     assert_eq!(error.sqlstate, "57014");
     client.query("rollback")?.ok()?;
     assert_eq!(client.query(pid)?.ok()?.value().map(str::to_owned), before, "{}", pooler.log());
+    Ok(())
+}
+
+/// The most memory that it ever had.
+fn peak_kib(pooler: &Underpass) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pooler.pid())).expect("the process runs");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
+    peak.trim().trim_end_matches("kB").trim().parse().expect("a number")
+}
+
+/// One error, a line in the log and a count for whoever says it, while another client's transactions go on on the one server that there is.
+#[test]
+fn names_and_texts_without_measure_end_their_own_client() -> Result<()> {
+    const MIB: usize = 1 << 20;
+    let server = Postgres::start()?;
+    let metrics = Port::reserve()?;
+    let pooler = Underpass::start(
+        &Ini::for_server(&server)
+            .set("pool_mode", "transaction")
+            .set("default_pool_size", "1")
+            .tail(&format!("[underpass]\nmetrics_listen = 127.0.0.1:{}", metrics.number())),
+    )?;
+    let options = pooler.options("postgres", "postgres");
+    let mut witness = Client::connect(&options)?;
+    let home = witness.query("select pg_backend_pid()")?.ok()?.value().map(str::to_owned);
+    let long = "n".repeat(10 * MIB);
+    let text = format!("select '{}'", "t".repeat(16 * MIB));
+    let names = |message: &str| format!("FATAL 54000: names in a {message} message take more than 64 KiB");
+    let length =
+        |tag: char| format!("FATAL 08P01: invalid message length {} for type {tag:?}", long.len() + 6);
+    let cases = [
+        ("Parse, name", Batch::new().parse(&long, "select 1"), names("Parse")),
+        ("Bind, statement", Batch::new().bind("", &long, &[]), names("Bind")),
+        ("Bind, portal", Batch::new().bind(&long, "s", &[]), names("Bind")),
+        // PostgreSQL itself takes 10,000 bytes of these.
+        ("Close, statement", Batch::new().close_statement(&long), length('C')),
+        ("Close, portal", Batch::new().close_portal(&long), length('C')),
+        ("Describe, statement", Batch::new().describe_statement(&long), length('D')),
+        (
+            "Parse, text",
+            Batch::new().parse("s", &text),
+            format!(
+                "FATAL 54000: prepared statement of {} bytes is over max_prepared_statement_bytes",
+                // Type and length word, name and text with their ends, number of types.
+                5 + 2 + text.len() + 1 + 2
+            ),
+        ),
+    ];
+    let before = peak_kib(&pooler);
+    for (what, batch, expected) in &cases {
+        for is_in_transaction in [false, true] {
+            let mut client = Client::connect(&options)?;
+            client.exchange(&Batch::new().parse("known", "select 1").sync())?.remove(0).ok()?;
+            if is_in_transaction {
+                client.query("begin")?.ok()?;
+            }
+            // The connection may be closed before all is sent.
+            let _ = client.send(&Batch::new().raw(batch.as_bytes()).sync());
+            let errors: Vec<_> =
+                client.until_closed()?.iter().filter_map(|message| message.error()).collect();
+            let heard: Vec<_> = errors.iter().map(ToString::to_string).collect();
+            assert_eq!(heard, [expected.as_str()], "{what}");
+            let pid = witness.query("select pg_backend_pid()")?.ok()?.value().map(str::to_owned);
+            assert_eq!(pid, home, "{what}: the server is of use");
+        }
+        let reason = &expected["FATAL 54000: ".len()..];
+        let lines = pooler.log().lines().filter(|line| line.contains(reason)).count();
+        assert!(lines >= 2, "{what}: {reason}: {}", pooler.log());
+    }
+    // A named Parse is taken in whole, up to max_prepared_statement_bytes; of the others no more than a read.
+    let grown = peak_kib(&pooler) - before;
+    assert!(grown < 16 << 10, "{grown} KiB more for names of 10 MiB and a text of 16");
+
+    let mut scrape = TcpStream::connect(("127.0.0.1", metrics.number())).expect("the metrics' port");
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").expect("asked");
+    let mut page = String::new();
+    scrape.read_to_string(&mut page).expect("a page");
+    for (sqlstate, count) in [("54000", 8), ("08P01", 6)] {
+        let line = format!("underpass_client_errors_total{{sqlstate=\"{sqlstate}\"}} {count}");
+        assert!(page.lines().any(|have| have == line), "{line}: {page}");
+    }
     Ok(())
 }
