@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, Site, output, wait};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use underpass_testkit::{Client, Options};
+use underpass_testkit::{Authority, Client, MockServer, Options, Step};
 
 /// The background pooler of a site, by its PID file. Ends it when dropped.
 struct Background<'a> {
@@ -98,6 +98,41 @@ fn a_failed_start_tells_the_caller_and_the_log() {
     assert!(site.read("log").contains("FATAL") && !site.path("pid").exists(), "{}", site.read("log"));
 }
 
+/// In one line each, to the caller, as in the foreground.
+#[test]
+fn what_keeps_it_from_starting_is_told_before_the_background() {
+    let refused = |site: &Site, words: &[&str]| {
+        let err = site.refused(&["-d"]);
+        // Until it has its log, what it logs is on standard error too.
+        let (told, logged): (Vec<&str>, Vec<&str>) =
+            err.lines().partition(|line| line.starts_with("underpass: "));
+        assert!(told.len() == 1 && words.iter().all(|word| told[0].contains(word)), "{words:?}: {err}");
+        assert!(logged.iter().all(|line| line.contains(" LOG ")), "{words:?}: {err}");
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let mut command_lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+        let name = site.path("").display().to_string();
+        let is_left = |line: Vec<u8>| String::from_utf8_lossy(&line).contains(&name);
+        assert!(!command_lines.any(is_left) && !site.path("pid").exists(), "{words:?}");
+    };
+    let site = Site::new(FILES);
+    let taken = std::net::TcpListener::bind(("127.0.0.1", site.port())).unwrap();
+    refused(&site, &[&format!("127.0.0.1:{}", site.port()), "listen_port"]);
+    drop(taken);
+    // There, and not to be read, whoever we are.
+    let unreadable = "{dir}/pgbouncer.ini/file";
+    refused(&Site::new(&format!("{FILES}\nauth_file = {unreadable}")), &["auth_file", "pgbouncer.ini/file"]);
+    let site = Site::new(&format!(
+        "{FILES}\nclient_tls_sslmode = require\nclient_tls_key_file = {unreadable}\nclient_tls_cert_file = {{dir}}/site.crt"
+    ));
+    let authority = Authority::new("test").unwrap();
+    authority.server(&["localhost"]).unwrap().write(&site.path(""), "site").unwrap();
+    refused(&site, &["client_tls_key_file", "pgbouncer.ini/file"]);
+    refused(
+        &Site::new("pidfile = {dir}/pid\nlogfile = {dir}/no/such/directory/log"),
+        &["logfile", "check path and permissions"],
+    );
+}
+
 #[test]
 fn the_log_is_opened_again() {
     let site = Site::new(FILES);
@@ -183,19 +218,56 @@ fn statistics_are_logged_every_period() {
     assert!(stats.contains("0 xacts/s, 0 queries/s") && stats.ends_with("wait 0 us"), "{stats}");
 }
 
+/// As PgBouncer: an option stands for a key that the file does not have, at every RELOAD.
 #[test]
 fn verbosity_follows_the_command_line_and_the_file() {
-    let site = Site::new("");
-    let ended = |arguments: &[&str]| {
+    let server = MockServer::start(|_| vec![Step::Login, Step::Serve]).unwrap();
+    let to = format!("* = host=127.0.0.1 port={} user=postgres", server.port());
+    // The log of a pooler that logs in to a server and moves a client, before and after a RELOAD.
+    let log_of = |arguments: &[&str], key: &str| {
+        let keys = format!("pool_mode = transaction\n{key}");
+        let site = Site::with_database(&to, &keys, "kernel_path = off\nthreads = 2");
         let mut command = site.command(arguments);
-        let mut running = common::Running(command.stderr(std::process::Stdio::piped()).spawn().unwrap());
+        command.env("UNDERPASS_TEST_MOVE", "1").stderr(std::process::Stdio::piped());
+        let mut running = common::Running(command.spawn().unwrap());
         site.wait_serving();
+        for command in ["RELOAD", "RECONNECT"] {
+            let mut client = Client::connect(&Options::new(site.port(), "somebody", "db")).unwrap();
+            // Whoever is served a second time has been moved.
+            for _ in 0..2 {
+                client.query("select").unwrap().ok().unwrap();
+            }
+            drop(client);
+            site.console("RECONNECT");
+            site.console(command);
+        }
         running.signal(Signal::SIGQUIT);
         assert_eq!(running.wait(), Some(0));
         let mut text = String::new();
         std::io::Read::read_to_string(running.0.stderr.as_mut().unwrap(), &mut text).unwrap();
         text
     };
-    assert_eq!(ended(&["-q"]), "");
-    assert!(ended(&[]).contains("process up"));
+    assert_eq!(log_of(&["-q"], ""), "");
+    assert_eq!(log_of(&["-q", "-vv"], ""), "");
+    for (arguments, key, level) in [
+        (&[][..], "", 0),
+        (&["-v"], "", 1),
+        (&["--verbose"], "", 1),
+        (&["-vv"], "", 2),
+        (&["-v", "-v"], "", 2),
+        (&[], "verbose = 1", 1),
+        (&[], "verbose = 2", 2),
+        (&["-vv"], "verbose = 0", 0),
+        (&["-v"], "verbose = 2", 2),
+    ] {
+        let log = log_of(arguments, key);
+        assert!(log.contains(" LOG ") && log.contains("process up"), "{log}");
+        let lines = |level: &str, phrase: &str| {
+            log.lines().filter(|line| line.contains(level) && line.contains(phrase)).count()
+        };
+        let logins = lines(" DEBUG ", "login finished");
+        let moves = lines(" NOISE ", "goes from worker");
+        assert_eq!(logins, if level >= 1 { 2 } else { 0 }, "{arguments:?} {key}: {log}");
+        assert!(if level >= 2 { moves >= 2 } else { moves == 0 }, "{arguments:?} {key}: {moves} in {log}");
+    }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use common::{binary, output, wait};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use underpass_testkit::{Client, Options};
+use underpass_testkit::{AuthMethod, Client, Options, Postgres, service_user};
 
 fn script() -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/run.sh"));
@@ -29,7 +29,11 @@ struct Run {
 
 impl Run {
     fn start() -> Self {
-        let child = script().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash");
+        Self::of(&mut script())
+    }
+
+    fn of(script: &mut Command) -> Self {
+        let child = script.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash");
         Self { child, printed: Vec::new() }
     }
 
@@ -65,6 +69,13 @@ impl Run {
         };
         assert_eq!(key("host"), "127.0.0.1");
         Options::new(key("port").parse().unwrap(), key("user"), key("dbname"))
+    }
+
+    /// What a printed line prints, when it is entered in a shell with this behind it.
+    fn entered(&self, word: &str, more: &str) -> String {
+        let ended = output(Command::new("bash").arg("-c").arg(format!("{} {more}", self.told(word))));
+        assert!(ended.status.success(), "{word}: {}", String::from_utf8_lossy(&ended.stderr));
+        String::from_utf8(ended.stdout).unwrap()
     }
 
     fn interrupt(&self) {
@@ -145,6 +156,66 @@ fn interrupted_when(what: &str, is_so: impl Fn(&Path) -> bool) {
     wait("the end of scripts/run.sh", || child.try_wait().unwrap());
     assert!(!directory.exists(), "{}", directory.display());
     assert_eq!(processes_of(&directory), Vec::<String>::new());
+}
+
+#[test]
+fn an_upstream_that_asks_for_a_password_is_served_and_the_printed_lines_work() {
+    let server = Postgres::builder()
+        .auth(AuthMethod::Scram)
+        .user("app", "it's %1: a/b@c")
+        .start()
+        .expect("PostgreSQL");
+    assert!(Client::connect(&server.options("app", "postgres")).is_err(), "no login without the password");
+    let upstream =
+        format!("postgres://app:it%27s%20%251%3A%20a%2Fb%40c@127.0.0.1:{}/postgres", server.port());
+    let mut run = Run::of(script().env("UPSTREAM", upstream));
+    run.wait_ready();
+    assert_eq!(run.entered("try", "-XAt -c 'select current_user, inet_server_port()'").trim(), {
+        format!("app|{}", server.port())
+    });
+    let pools = run.entered("console", "-XAt");
+    assert!(pools.lines().any(|line| line.starts_with("postgres|app|")), "{pools}");
+    let kernel = run.entered("kernel", "-XAt");
+    assert!(!kernel.is_empty());
+    let metrics = run.entered("metrics", "-sS");
+    let is_pool = |line: &str| line.contains("database=\"postgres\"") && line.contains("user=\"app\"");
+    assert!(metrics.lines().any(is_pool), "{metrics}");
+    run.leaves_nothing();
+}
+
+/// Who is not root, and has next to no programs: every package is named, and apt-get is not run.
+#[test]
+fn who_may_not_install_is_told_what_to_install() {
+    let bin = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(bin.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/id", bin.path().join("id")).unwrap();
+    let apt_get = bin.path().join("apt-get");
+    std::fs::write(&apt_get, format!("#!/bin/sh\n: >{}/was-run\n", bin.path().display())).unwrap();
+    std::fs::set_permissions(&apt_get, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (argument, packages) in [
+        ("run", &["build-essential", "pkg-config", "clang-19", "postgresql-client", "curl"][..]),
+        ("ci", &["build-essential", "python3-venv", "openssl", "git", "mariadb-client"]),
+    ] {
+        // By way of standard input: where the sources are may be closed to that user.
+        let text =
+            std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install.sh")).unwrap();
+        let mut command = Command::new("/bin/bash");
+        command.args(["-s", argument]).env_clear().env("PATH", bin.path()).current_dir("/");
+        if let Some(user) = service_user() {
+            command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&text).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        let line = said.strip_prefix("missing: install it as root with\n  apt-get install ").expect(&said);
+        let named: Vec<&str> = line.split_whitespace().collect();
+        assert!(packages.iter().all(|package| named.contains(package)), "{said}");
+        assert!(said.lines().count() == 2 && ended.stdout.is_empty(), "{said}");
+        assert!(!bin.path().join("was-run").exists());
+    }
 }
 
 #[test]

@@ -189,14 +189,49 @@ fn status(pid: u32, key: &str) -> String {
     line.trim_start_matches(':').trim().to_owned()
 }
 
+/// What is left of root with lanes, and its numbers in linux/capability.h.
+const LANES: [(&str, u32); 4] =
+    [("CAP_BPF", 39), ("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_SYS_PTRACE", 19)];
+
+#[test]
+fn the_unit_gives_what_lanes_need_and_no_more() {
+    let unit = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/underpass.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    for key in ["AmbientCapabilities=", "CapabilityBoundingSet="] {
+        let lines: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix(key)).collect();
+        let [line] = lines[..] else { panic!("{key} {lines:?}") };
+        let mut given: Vec<&str> = line.split(' ').collect();
+        given.sort_unstable();
+        assert_eq!(given, LANES.map(|(name, _)| name), "{key}");
+    }
+
+    // Installed, its program is another.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("underpass.service");
+    let program = common::binary().to_str().unwrap();
+    assert!(unit.contains("\nExecStart=/usr/bin/underpass "));
+    std::fs::write(&path, unit.replace("/usr/bin/underpass", program)).unwrap();
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]).arg(&path).stdin(Stdio::null());
+    let verified = match verify.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("skipped: no systemd-analyze");
+            return;
+        }
+        verified => verified.unwrap(),
+    };
+    // It speaks of the machine's other units, too; an unknown key is no failure to it.
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success() && !said.contains("underpass.service"), "{said}");
+}
+
 #[test]
 fn of_root_only_the_capabilities_of_lanes_are_left() {
     let Some(user) = service_user() else {
         println!("skipped: not root");
         return;
     };
-    // NET_ADMIN is 12, SYS_PTRACE 19, PERFMON 38, BPF 39 (linux/capability.h).
-    let lanes = 1u64 << 12 | 1 << 19 | 1 << 38 | 1 << 39;
+    let lanes = LANES.iter().fold(0u64, |lanes, (_, number)| lanes | 1 << number);
     let permitted = u64::from_str_radix(&status(std::process::id(), "CapPrm"), 16).unwrap();
     for (path, expected) in [("off", 0), ("auto", lanes & permitted)] {
         let site = Site::with_database("x = host=127.0.0.1", "", &format!("kernel_path = {path}"));

@@ -293,6 +293,13 @@ fn what_nobody_uses_is_forgotten_and_comes_back() {
         assert_eq!(names("SHOW POOLS"), ["pgbouncer"]);
         assert!(names("SHOW SERVERS").is_empty());
     }
+    let log = pooler.log();
+    for phrase in [
+        "cleaning up idle pool for user postgres on db postgres because: pool idle timeout (age= ",
+        "dropping database 'postgres' as it does not exist anymore or inactive auto-database",
+    ] {
+        assert_eq!(log.matches(phrase).count(), 2, "{phrase}: {log}");
+    }
 }
 
 /// Who waits looks ten times a second at all pools, and at the same time new names make new ones: each side holds what the other wants next.

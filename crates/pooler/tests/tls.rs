@@ -283,6 +283,30 @@ fn certificates_are_exchanged_under_running_clients() -> Result<()> {
     Ok(())
 }
 
+/// PgBouncer's phrase: for a setting that cannot be applied, and for who begins with TLS and breaks it.
+#[test]
+fn a_tls_setup_that_fails_is_logged() -> Result<()> {
+    let authority = Authority::new("test")?;
+    let server = Postgres::start()?;
+    let (cert, key) = authority.server(&["127.0.0.1"])?.write(server.socket_dir(), "pooler")?;
+    let ini = Ini::for_server(&server)
+        .set("client_tls_sslmode", "allow")
+        .set("client_tls_cert_file", &cert.display().to_string())
+        .set("client_tls_key_file", &key.display().to_string());
+    let mut pooler = Underpass::start(&ini)?;
+    let _ = pooler.console("SET client_tls_cert_file = '/nowhere.crt'")?;
+    pooler.wait_log(" ERROR TLS setup failed: ", Duration::from_secs(20))?;
+    assert!(pooler.log().contains("/nowhere.crt"), "{}", pooler.log());
+    let port = pooler.options("postgres", "postgres");
+    let mut client = Client::open(&port)?;
+    // A record with a ClientHello of no length.
+    client.send_bytes(&[0x16, 3, 1, 0, 4, 1, 0, 0, 0])?;
+    pooler.wait_log("closing because: TLS setup failed: ", Duration::from_secs(20))?;
+    // Others go on.
+    Client::connect(&port.tls(Tls::new(&authority, None)?))?.query("select 1")?.ok()?;
+    Ok(())
+}
+
 /// Between handshake and login a RELOAD may come: a client is what its certificate said when it was shown.
 #[test]
 fn a_login_is_about_the_handshake_that_it_began_with() -> Result<()> {
