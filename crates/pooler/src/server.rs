@@ -38,13 +38,6 @@ pub(crate) enum Work {
     Resting,
 }
 
-impl Work {
-    /// Logged in, and nobody's yet: it is asked who it is, or does its `connect_query`.
-    pub fn is_before_service(&self) -> bool {
-        matches!(self, Self::Identifying { .. } | Self::Settling { step: SettleStep::Connecting, .. })
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PrepareStep {
     Check,

@@ -672,10 +672,11 @@ impl Worker {
         let served_nobody = !matches!(server.work, Work::Login(_)) && lock(&self.shared.core).is_login(id);
         let has_failed = (error.is_some() && !tries_next) || served_nobody;
         let is_refused = matches!(&error, Some((_, error)) if error.refused.is_some());
-        // Whoever sees the failure can tell what it was. So can who waits till it has said who it is (or done `connect_query`), or that would be for ever.
+        // Whoever sees the failure can tell what it was. Who waits for a mirror does nothing but look, and would do so for ever; clients of others wait
+        // for the next attempt.
         if let Some((_, error)) = error {
             pool.last_error.store(Some(Arc::new(error)));
-        } else if served_nobody && server.work.is_before_service() {
+        } else if served_nobody && pool.database.is_mirror {
             let error = ConnectError { message: reason.to_owned(), refused: None };
             pool.last_error.store(Some(Arc::new(error)));
         }
