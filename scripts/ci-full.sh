@@ -8,7 +8,7 @@
 #
 # A part's result is kept, with its log, under target/ci-full/REVISION: a run that was interrupted goes on where it was, and
 # parts can be run one by one. REVISION is the last commit that changed what the part is about: for most anything but documents and measurements, for
-# those of the pooler alone neither what it is not built from (below), and never the tests of another part: those of crates, with crate testkit, are of `lint`, `test`, `test-lanes` and `versions`. A part that cannot run here is in the summary as skipped with its reason, never left out.
+# those of the pooler alone neither what it is not built from (below), and never the tests of another part: those of crates, with crate testkit and what runs them, are of `lint`, `test`, `test-lanes` and `versions`. A part that cannot run here is in the summary as skipped with its reason, never left out.
 # UNDERPASS_BIN names a program to use instead of building one; SOAK_TRANSACTIONS, SOAK_MIRROR_TRANSACTIONS and FUZZ_SECONDS make a run shorter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -49,7 +49,7 @@ revision_of() {
     [ "$1" != test-lanes ] || about+=(':!crates/cli/tests')
     case $1 in
         lint | test | test-lanes | versions | all) ;;
-        *) about+=(':!crates/*/tests/*' ':!crates/testkit') ;;
+        *) about+=(':!crates/*/tests/*' ':!crates/testkit' ':!scripts/test.sh') ;;
     esac
     # The leak checker is in none of these.
     case $1 in

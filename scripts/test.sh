@@ -23,9 +23,9 @@ if [ "$UNDERPASS_TEST_KERNEL_PATH" = require ]; then
     packages=(-p underpass-pooler -p underpass-soak -p underpass-testkit)
 fi
 
-# Two at a time: the fixtures start servers, and more of them only wait for each other. Output is shown because the
-# reasons of skipped tests are in it.
-"${heed_signals[@]}" cargo test ${CI:+--locked} "${packages[@]}" --no-fail-fast -- --test-threads "${TEST_THREADS:-2}" --show-output \
+# One more than there are processors, for most tests wait now and then, and not many more, for the fixtures start servers. Output is
+# shown because the reasons of skipped tests are in it.
+"${heed_signals[@]}" cargo test ${CI:+--locked} "${packages[@]}" --no-fail-fast -- --test-threads "${TEST_THREADS:-$(($(nproc) + 1))}" --show-output \
     </dev/null 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 

@@ -83,7 +83,7 @@ fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
     config.clients = 40;
     config.pool_mode = mode;
     let is_contended = pool == "5";
-    config.transactions = if is_contended { 20_000 } else { 200_000 };
+    config.transactions = if is_contended { 20_000 } else { 100_000 };
     config.silence = 20;
     config.fault_every = 50;
     config.require_faults = 5;

@@ -50,6 +50,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod stream;
+mod template;
 mod tls;
 
 pub use account::Account;

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::process::{make_service_directory, service_command, service_directory, write_service_file};
-use crate::{Authority, Error, Port, Process, Result};
+use crate::{Authority, Error, Port, Process, Result, template};
 
 /// Longest start on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(90);
@@ -77,7 +77,7 @@ impl Mariadb {
         let (data, socket) = (directory.path().join("data"), directory.path().join("mariadb.sock"));
         match mysql_home() {
             Some(home) => install_mysql(&home, directory.path(), &data)?,
-            None => install_mariadb(directory.path(), &data)?,
+            None => install_mariadb(&data)?,
         }
         let init = directory.path().join("init.sql");
         write_service_file(&init, INIT, 0o600)?;
@@ -180,13 +180,16 @@ fn mysql_home() -> Option<PathBuf> {
     std::env::var_os(MYSQL_HOME).map(PathBuf::from)
 }
 
-fn install_mariadb(directory: &Path, data: &Path) -> Result<()> {
+fn install_mariadb(data: &Path) -> Result<()> {
     let name = "mariadb-install-db";
-    let mut install = service_command(&program(name)?, directory);
-    install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
-    // Servers that start together would meet in /tmp.
-    install.arg(option("datadir", data)).env("TMPDIR", directory);
-    succeed(name, install.output().map_err(Error::io(format!("run {name}")))?)
+    let program = program(name)?;
+    let arguments = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
+    template::copy(&program, &arguments, data, |directory, data| {
+        let mut install = service_command(&program, directory);
+        // Servers that start together would meet in /tmp.
+        install.args(arguments).arg(option("datadir", data)).env("TMPDIR", directory);
+        succeed(name, install.output().map_err(Error::io(format!("run {name}")))?)
+    })
 }
 
 /// MySQL's own program for this is in Perl and looks around in the system.

@@ -8,16 +8,19 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::process::{service_command, service_directory, write_service_file};
-use crate::{Authority, Client, Error, Options, Port, Process, Result};
+use crate::{Authority, Client, Error, Options, Port, Process, Result, template};
 
 /// Longest start, recovery after `kill -9` included, on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -94,7 +97,7 @@ impl<'a> PostgresBuilder<'a> {
         self
     }
 
-    /// Runs initdb, starts the server and creates the users.
+    /// Makes a data directory as initdb does, starts the server and creates the users.
     pub fn start(self) -> Result<Postgres> {
         let directory = service_directory()?;
         let data = directory.path().join("data");
@@ -337,18 +340,40 @@ pub(crate) fn bin_dir() -> Result<PathBuf> {
         })
 }
 
+/// A data directory as initdb makes it, which no other has the system identifier of.
 fn initdb(directory: &Path, data: &Path) -> Result<()> {
-    let output = service_command(&bin_dir()?.join("initdb"), directory)
-        .arg("-D")
-        .arg(data)
-        .args(["-U", SUPERUSER, "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"])
-        .output()
-        .map_err(Error::io("run initdb"))?;
+    let program = bin_dir()?.join("initdb");
+    let arguments = ["-U", SUPERUSER, "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"];
+    template::copy(&program, &arguments, data, |directory, data| {
+        run(service_command(&program, directory).arg("-D").arg(data).args(arguments))
+    })?;
+    // A mirror, for one, is refused if it is the same server, and initdb too takes the time for it. It stands first in pg_control;
+    // what pg_resetwal does about the checksum and the log is what makes it valid.
+    let identifier = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+        ^ next_identity();
+    let control = data.join("global/pg_control");
+    OpenOptions::new()
+        .write(true)
+        .open(&control)
+        .and_then(|file| file.write_all_at(&identifier.to_ne_bytes(), 0))
+        .map_err(Error::io(format!("write {}", control.display())))?;
+    run(service_command(&bin_dir()?.join("pg_resetwal"), directory).arg("-f").arg("-D").arg(data))
+}
+
+/// What two servers differ by that are made in the same moment, by two processes or two threads.
+fn next_identity() -> u64 {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    (u64::from(std::process::id()) << 16) + MADE.fetch_add(1, Ordering::Relaxed)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(Error::io(format!("run {program}")))?;
     if output.status.success() {
         return Ok(());
     }
     Err(Error::Exited {
-        program: "initdb".into(),
+        program,
         status: output.status.to_string(),
         log: String::from_utf8_lossy(&output.stderr).into_owned(),
     })
