@@ -574,7 +574,11 @@ fn second_process(pooler: &Underpass, ini: &str) -> Command {
     let copy = pooler.directory().join("underpass");
     let program = if copy.exists() { copy } else { Underpass::binary().expect("built") };
     let mut second = Command::new(program);
-    if let Some(user) = underpass_testkit::service_user() {
+    // Who has lanes begins as root, and takes the user of its file after it has bound its sockets.
+    let text = std::fs::read_to_string(pooler.directory().join(ini)).expect("its configuration");
+    if let Some(user) = underpass_testkit::service_user()
+        && !text.lines().any(|line| line.starts_with("user = "))
+    {
         second.uid(user.uid.as_raw()).gid(user.gid.as_raw());
     }
     second.args(["pooler", ini]).current_dir(pooler.directory());
