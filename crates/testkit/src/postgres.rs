@@ -342,11 +342,16 @@ pub(crate) fn bin_dir() -> Result<PathBuf> {
 
 /// A data directory as initdb makes it, which no other has the system identifier of.
 fn initdb(directory: &Path, data: &Path) -> Result<()> {
-    let program = bin_dir()?.join("initdb");
+    let (program, reset) = (bin_dir()?.join("initdb"), bin_dir()?.join("pg_resetwal"));
     let arguments = ["-U", SUPERUSER, "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"];
-    template::copy(&program, &arguments, data, |directory, data| {
+    let make = |directory: &Path, data: &Path| {
         run(service_command(&program, directory).arg("-D").arg(data).args(arguments))
-    })?;
+    };
+    // Some packages have the server and little else.
+    if !reset.exists() {
+        return make(directory, data);
+    }
+    template::copy(&program, &arguments, data, make)?;
     // A mirror, for one, is refused if it is the same server, and initdb too takes the time for it. It stands first in pg_control;
     // what pg_resetwal does about the checksum and the log is what makes it valid.
     let identifier = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
@@ -357,7 +362,7 @@ fn initdb(directory: &Path, data: &Path) -> Result<()> {
         .open(&control)
         .and_then(|file| file.write_all_at(&identifier.to_ne_bytes(), 0))
         .map_err(Error::io(format!("write {}", control.display())))?;
-    run(service_command(&bin_dir()?.join("pg_resetwal"), directory).arg("-f").arg("-D").arg(data))
+    run(service_command(&reset, directory).arg("-f").arg("-D").arg(data))
 }
 
 /// What two servers differ by that are made in the same moment, by two processes or two threads.
