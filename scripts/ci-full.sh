@@ -68,16 +68,16 @@ state_of() { echo "$target/ci-full/$(revision_of "$1")"; }
 
 # Name, minutes on two quiet processors with everything built and fetched, what it is.
 parts="lint|1|formatting, clippy, documentation, rules of the tree
-test|10|every cargo test, with real servers
-test-lanes|10|the tests that start a pooler, with kernel lanes required: each transaction in user space has a reason
+test|17|every cargo test, with real servers
+test-lanes|12|the tests that start a pooler, with kernel lanes required: each transaction in user space has a reason
 compat|1|console and behaviour as PgBouncer's
 compat-lanes|3|the same with kernel lanes required
-compat-pgbouncer|7|the same checks against Debian's PgBouncer
+compat-pgbouncer|17|the same checks against Debian's PgBouncer
 drivers|1|nine client libraries and programs, session and transaction pooling; recorded, and three of MariaDB
 drivers-lanes|1|the same with kernel lanes required
 regress|1|PostgreSQL's regression suite, directly and through session pooling
 regress-lanes|1|the same with kernel lanes required
-versions|1|PostgreSQL 14 to 18, MySQL 5.6
+versions|5|PostgreSQL 14 to 18, MySQL 5.6
 kernels|1|Debian's 6.1 kernel in an emulated machine
 soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
 soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
