@@ -133,12 +133,19 @@ pub struct TapStream {
     fronts: [Vec<u8>; 2],
     /// A front has a hole.
     torn: [bool; 2],
+    /// Behind the last request that was told.
+    position: u64,
 }
 
 impl TapStream {
     /// Of a client that was tapped from here on.
     pub fn new(mark: TapMark) -> Self {
-        Self { closed: mark.link, ..Self::default() }
+        Self { closed: mark.link, position: mark.requests, ..Self::default() }
+    }
+
+    /// Where the client's requests stand that were told, as a position in all that programs ever forwarded of it.
+    pub fn position(&self) -> u64 {
+        self.position
     }
 
     /// Takes the client's next record.
@@ -171,6 +178,7 @@ impl TapStream {
             TAP_REQUEST => {
                 let follows = open.requests == record.position;
                 open.requests += u64::from(record.chunk);
+                self.position = open.requests;
                 follows
             }
             _ => {
@@ -210,7 +218,7 @@ impl TapStream {
         if lost > 0 {
             tell(Tapped::Lost(lost));
         }
-        *self = Self { closed: mark.link, ..Self::default() };
+        *self = Self::new(mark);
         match (mark.is_linked, is_whole) {
             (false, _) => TapTaken::Boundary,
             (true, true) => TapTaken::Open,

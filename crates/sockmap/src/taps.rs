@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::handover::server_of;
 use crate::socket;
 use crate::tap_stream::{HEAD_BYTES, TapMark, TapRecord};
-use crate::words::{LINK_GEN_SHIFT, LINK_HELD};
+use crate::words::{LINK_GEN_SHIFT, LINK_HELD, TAP_AT_SHIFT, TAP_TELL, TAP_WAITS};
 
 /// Bytes that may wait in one reader's queue. What is over it is lost as if the ring had been full.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
@@ -153,8 +153,25 @@ impl Datapath {
         if let Some(reader) = reader {
             taps.readers[c as usize].store(reader + 1, Ordering::Release);
         }
-        self.clients.tap(c).store(reader.is_some().into(), Ordering::SeqCst);
+        let tap = if reader.is_some() { TAP_TELL } else { 0 };
+        self.clients.tap(c).store(tap, Ordering::SeqCst);
         Ok(self.tap_mark(c))
+    }
+
+    /// The mirrors of a client that waits for them have answered its requests up to here ([`TapStream::position`]). The first call, between
+    /// [`Self::set_client_tap`] and [`Self::give_client`], makes it such a client, `None` with mirrors that have not answered all: a request that
+    /// comes when nothing is outstanding, and not all before it was answered by them, is for user space ([`crate::Reason::Mirror`]),
+    /// and requests are told at once.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    pub fn set_mirrored(&self, client: ClientSlot, position: Option<u64>) -> Result<(), Error> {
+        let c = self.check_client(client)?;
+        // Of bits that cannot be the position's.
+        let position = position.unwrap_or_else(|| !self.clients.req_fwd(c).load(Ordering::SeqCst));
+        let tap = TAP_TELL | TAP_WAITS | (position as u32) << TAP_AT_SHIFT;
+        self.clients.tap(c).store(tap, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Sorts what is in the ring into the readers' queues, and appends the readers to `out` that have something new.

@@ -35,6 +35,10 @@ pub(crate) const CLI_NAMED: u32 = 4;
 
 pub(crate) const POOL_CLOSED: u32 = 1;
 
+pub(crate) const TAP_TELL: u32 = 1;
+pub(crate) const TAP_WAITS: u32 = 2;
+pub(crate) const TAP_AT_SHIFT: u32 = 2;
+
 /// `enum look_map`.
 pub(crate) const LOOK_CLIENT: u32 = 1;
 pub(crate) const LOOK_SERVER: u32 = 2;
@@ -86,6 +90,9 @@ mod tests {
             ("CLI_BATCH", super::CLI_BATCH.into()),
             ("CLI_NAMED", super::CLI_NAMED.into()),
             ("POOL_CLOSED", super::POOL_CLOSED.into()),
+            ("TAP_TELL", super::TAP_TELL.into()),
+            ("TAP_WAITS", super::TAP_WAITS.into()),
+            ("TAP_AT_SHIFT", super::TAP_AT_SHIFT.into()),
             ("TAP_PIECE", super::TAP_PIECE.into()),
             ("TAP_BEGIN", super::TAP_BEGIN.into()),
             ("TAP_END", super::TAP_END.into()),

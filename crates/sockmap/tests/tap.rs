@@ -9,7 +9,8 @@ use common::ends::{Client, Rig, Server, on_each_lane};
 use common::{answer, eventually, expect, message, query, ready, row, send};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use underpass_sockmap::{Config, Give, TapBatch, TapMark, TapStream, TapTaken, Tapped};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use underpass_sockmap::{Config, Give, Reason, TapBatch, TapMark, TapStream, TapTaken, Tapped};
 
 const READER: u32 = 3;
 
@@ -156,6 +157,75 @@ fn a_ring_without_room_loses_whole_transactions_and_counts_them() {
             assert_eq!(transaction.responses, responses);
         }
     });
+}
+
+/// What is said when nothing is outstanding waits for mirrors that have not answered all before it; requests are told at once.
+#[test]
+fn a_request_waits_for_mirrors() {
+    on_each_lane(&config(1 << 20), |rig| {
+        for is_answered in [true, false] {
+            let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_answered)));
+            let mut told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
+            rig.dp.set_mirrored(c.slot, Some(told.stream.position())).unwrap();
+            assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+            told.read(rig);
+            assert!(!is_called(rig));
+            send(&mut c.app, &query("begin"));
+            expect(&mut s.backend, &query("begin"));
+            eventually("the reader is called before the answer", || is_called(rig));
+            told.read(rig);
+            assert_eq!(told.open.requests, query("begin"));
+            let first = told.stream.position();
+            // Something is outstanding.
+            send(&mut c.app, &query("select 1"));
+            expect(&mut s.backend, &query("select 1"));
+            told.read(rig);
+            let answers = [answer(b"", b'T'), answer(b"one", b'T')].concat();
+            send(&mut s.backend, &answers);
+            expect(&mut c.app, &answers);
+            let answered = if is_answered { told.stream.position() } else { first };
+            rig.dp.set_mirrored(c.slot, Some(answered)).unwrap();
+            send(&mut c.app, &query("commit"));
+            if is_answered {
+                expect(&mut s.backend, &query("commit"));
+                send(&mut s.backend, &answer(b"", b'I'));
+                expect(&mut c.app, &answer(b"", b'I'));
+                rig.expect_released(&s);
+                assert_eq!(told.take(rig, &c), TapTaken::Boundary);
+                assert_eq!(told.all.len(), 1);
+            } else {
+                assert!(rig.expect_up(&c, Reason::Mirror).server.is_some());
+                assert_eq!(told.take(rig, &c), TapTaken::Open);
+            }
+        }
+    });
+}
+
+/// One that is given while its mirrors are behind is let on when they are not.
+#[test]
+fn a_client_may_be_given_before_its_mirrors_have_answered() {
+    on_each_lane(&config(1 << 20), |rig| {
+        for is_let_on in [true, false] {
+            let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_let_on)));
+            let told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
+            rig.dp.set_mirrored(c.slot, None).unwrap();
+            assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+            if is_let_on {
+                rig.dp.set_mirrored(c.slot, Some(told.stream.position())).unwrap();
+                ask(&mut c, &mut s, &query("select 1"), &answer(b"one", b'I'));
+                rig.expect_released(&s);
+            } else {
+                send(&mut c.app, &query("select 1"));
+                assert!(rig.expect_up(&c, Reason::Mirror).server.is_none());
+            }
+        }
+    });
+}
+
+/// Whether the tap's reader is called. The record of what was just read may still be being written.
+fn is_called(rig: &Rig) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(rig.dp.tap_fd().unwrap(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
 }
 
 #[test]

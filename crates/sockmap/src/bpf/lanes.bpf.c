@@ -351,6 +351,8 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 
 	if (!ctl || ctl->off)
 		return REASON_OFF;
+	if (tap_waits(c, old))
+		return REASON_MIRROR;
 	begin_scan(&scan, c, old, ctl);
 	scan_request_skb(&scan);
 	if (scan.reason)
@@ -655,8 +657,11 @@ static __always_inline __u32 forward_response(struct __sk_buff *skb, struct serv
 	if (scan.reason)
 		return scan.reason;
 	position = s->run_bytes;
-	if (tap_wanted(c) && !c->tap_lost)
-		tells = tap_last_skb(skb, c, *client, TAP_RESPONSE, skb->len, &tap);
+	if (tap_wanted(c) && !c->tap_lost) {
+		tells = tap_last_skb(skb, *client, TAP_RESPONSE, skb->len, &tap);
+		if (!tells && tap_without(c))
+			return REASON_MIRROR;
+	}
 	commit_response(&scan, s, server, c, skb->len, ~0u, done);
 	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;
@@ -877,8 +882,11 @@ static __always_inline __u32 forward_send(struct sk_msg_md *msg, struct server_s
 	if (scan.reason)
 		return scan.reason;
 	position = s->run_bytes;
-	if (tap_wanted(c) && !c->tap_lost)
-		tells = tap_last_msg(msg, c, *client, TAP_RESPONSE, msg->size, &tap);
+	if (tap_wanted(c) && !c->tap_lost) {
+		tells = tap_last_msg(msg, *client, TAP_RESPONSE, msg->size, &tap);
+		if (!tells && tap_without(c))
+			return REASON_MIRROR;
+	}
 	commit_response(&scan, s, server, c, msg->size, note_direct(c, s, server, run, msg->size, scan.rfq), done);
 	tap_response(tells, tap, &done->tap, position, !done->reason, done->released);
 	return done->reason;

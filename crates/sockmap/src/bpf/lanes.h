@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 11
+#define LANES_ABI 12
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -63,6 +63,11 @@
 #define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
 #define CLI_DIRECT 8u  /* lane B: all requests since nothing was pending went straight to the backend */
 
+/* Tap word of a client: 0, or TAP_TELL and, where requests wait for mirrors, the position up to which those have answered. */
+#define TAP_TELL 1u	/* what is forwarded is told, see tap.bpf.h */
+#define TAP_WAITS 2u	/* what is said when nothing is outstanding is for user space, unless mirrors have answered all before it */
+#define TAP_AT_SHIFT 2	/* low bits of the position; requests of one cycle are far fewer (REQUEST_BUDGET) */
+
 /* Flags of an application's socket in a client slot, programs only. */
 #define APP_AWAKE 1u /* nobody sleeps in a recv() that began before the socket was in its map */
 
@@ -98,7 +103,7 @@ struct client_slot {
 	__u64 query_ns;	  /* program: sum of times with something pending */
 	__u32 in_use;	  /* user */
 	__u32 links;	  /* program: links that it made, modulo 2^32 */
-	__u32 tap;	  /* user, while it holds the client: what is forwarded is told, see tap.bpf.h */
+	__u32 tap;	  /* user: tap word; TAP_TELL and TAP_WAITS while it holds the client */
 	__u32 tap_lost;	  /* program: the tap had no room in this transaction */
 	/* Program: CLEAR_KNOWN and the generation of the link word if, when requests last came for user space, no link stood and
 	 * all that was ever forwarded to the client was in its socket. */
@@ -234,6 +239,7 @@ struct lane_event {
 	X(WAITERS, "waiters", "Clients are queued: user space grants servers in their order.")               \
 	X(NO_SERVER, "no_server", "No idle server.")                                                          \
 	X(UNFIT, "unfit", "Idle servers, but none for this client: other parameters, to be closed or checked first, of another lane.") \
+	X(MIRROR, "mirror", "A mirror in `mode = sync` has not answered yet what the client said before, and user space holds the request until it has; or its ring had no room for a response.") \
 	X(LINK_RACE, "link_race", "The link word kept changing under the program.")                           \
 	X(BEHIND, "behind", "Earlier bytes are not where the next ones may not overtake them: responses outside of the client's socket, requests that the backend has not read (lane A).") \
 	X(TYPE, "type", "A message type that a lane does not forward.")                                       \

@@ -7,7 +7,7 @@
  *   hear them, and the end of a transaction before the beginning of the client's next one: its place is reserved
  *   before the compare-and-swap that releases the link.
  * - Without room, the rest of the transaction is not told either. User space sees by positions and generations of
- *   the link what it did not get.
+ *   the link what it did not get. Of a client that waits for mirrors no response is lost: without room it is for user space.
  * - Without tap_works the verifier removes all of this, and the ring is not made. Global functions look at it themselves:
  *   before Linux 6.8 the verifier walks them whether anybody calls them or not.
  */
@@ -39,16 +39,22 @@ static __always_inline int tap_wanted(struct client_slot *c)
 	return tap_works && *(volatile __u32 *)&c->tap;
 }
 
-static __always_inline void tap_lose(struct client_slot *c)
+/* Whether a request with this link word is to wait for mirrors: they have not answered all that was forwarded before. */
+static __always_inline int tap_waits(struct client_slot *c, __u64 link)
 {
-	c->tap_lost = 1;
-	count_counter(COUNTER_TAPS_LOST);
+	__u32 tap;
+
+	if (!tap_works)
+		return 0;
+	tap = *(volatile __u32 *)&c->tap;
+	return tap & TAP_WAITS && !(link & (LINK_PENDING_MASK | LINK_OPEN)) &&
+	       (tap >> TAP_AT_SHIFT) != (__u32)c->req_fwd << TAP_AT_SHIFT >> TAP_AT_SHIFT;
 }
 
-/* The reader is woken at the end of a transaction: before, there is little that it could do. */
-static __always_inline __u64 tap_wake(int ends)
+/* The reader is woken at the end of a transaction: before, there is little that it could do, unless mirrors get requests as they come. */
+static __always_inline __u64 tap_wake(int at_once)
 {
-	return ends || bpf_ringbuf_query(&taps, BPF_RB_AVAIL_DATA) > tap_wake_bytes ? BPF_RB_FORCE_WAKEUP
+	return at_once || bpf_ringbuf_query(&taps, BPF_RB_AVAIL_DATA) > tap_wake_bytes ? BPF_RB_FORCE_WAKEUP
 										       : BPF_RB_NO_WAKEUP;
 }
 
@@ -148,8 +154,8 @@ __noinline int tap_front_msg(struct sk_msg_md *msg, __u32 client, __u32 kind, __
  * before Linux 6.4 walk both branches when a program asks a second time whether memory of a ring is there.
  */
 #define TAP_LAST(name, type, front, load)                                                          \
-	static __always_inline __u64 name(type *source, struct client_slot *c, __u32 client, __u32 kind,  \
-					  __u32 length, struct tap_last **told)                    \
+	static __always_inline __u64 name(type *source, __u32 client, __u32 kind, __u32 length,         \
+					  struct tap_last **told)                                  \
 	{                                                                                          \
 		__u32 rest = tap_rest(length);                                                     \
 		struct tap_last *last;                                                             \
@@ -176,8 +182,8 @@ __noinline int tap_front_msg(struct sk_msg_md *msg, __u32 client, __u32 kind, __
 		}                                                                                  \
 		bpf_ringbuf_discard(last, BPF_RB_NO_WAKEUP);                                       \
 	lost:                                                                                      \
-		tap_lose(c);                                                                       \
-		return 0;                                                                       \
+		count_counter(COUNTER_TAPS_LOST);                                                  \
+		return 0;                                                                          \
 	}
 
 TAP_LAST(tap_last_skb, struct __sk_buff, tap_front_skb, tap_load_skb)
@@ -198,15 +204,26 @@ __noinline int tap_request(struct __sk_buff *skb, __u32 client, __u32 link, __u3
 		c->tap_lost = 0;
 	else if (c->tap_lost)
 		return 0;
-	if (!tap_last_skb(skb, c, client, TAP_REQUEST, skb->len, &last))
+	if (!tap_last_skb(skb, client, TAP_REQUEST, skb->len, &last)) {
+		c->tap_lost = 1;
 		return 0;
+	}
 	last->head.flags = flags;
 	last->head.link = link;
 	last->head.position = c->req_fwd;
 	last->head.at_ns = c->active_ns;
-	bpf_ringbuf_submit(last, tap_wake(0));
+	bpf_ringbuf_submit(last, tap_wake(*(volatile __u32 *)&c->tap & TAP_WAITS));
 	count_counter(COUNTER_TAPS);
 	return 0;
+}
+
+/* A response has no record: it is for user space if nothing of its client may be missing, else the rest of the transaction is left out. */
+static __always_inline __u32 tap_without(struct client_slot *c)
+{
+	if (*(volatile __u32 *)&c->tap & TAP_WAITS)
+		return REASON_MIRROR;
+	c->tap_lost = 1;
+	return REASON_NONE;
 }
 
 /* What commit_response() knew when it changed the link, for the record of that chunk. */
