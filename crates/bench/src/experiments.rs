@@ -455,10 +455,19 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "Mirroring of clients in lanes",
         shows: "The same two workloads with clients whose bytes the kernel forwards: its programs tell the pooler what they \
                 forward, and it says that again to the second server. In transaction pooling, without which clients of mirrors \
-                have no lane; each lane is compared with itself without a mirror.",
+                have no lane; each lane is compared with itself without a mirror. With `sync` what comes before the mirror has answered \
+                leaves the lane, as the share tells.",
         paper: "Tigger 6.4, figures 12 and 14b (there YCSB reads, sync)",
         scale: PaperScale { data: "YCSB 2.3 GB", clients: "20", seconds: "not given, 5 runs" },
-        systems: &["direct", "ours-d", "ours-mirror-async-d", "ours-a", "ours-mirror-async-a"],
+        systems: &[
+            "direct",
+            "ours-d",
+            "ours-mirror-async-d",
+            "ours-mirror-sync-d",
+            "ours-a",
+            "ours-mirror-async-a",
+            "ours-mirror-sync-a",
+        ],
         plan: plans::mirroring_lanes,
     },
     Experiment {
