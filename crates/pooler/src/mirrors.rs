@@ -469,11 +469,9 @@ impl Mirrors {
         }
     }
 
-    /// Whether kernel lanes may carry a database. They tell what they forward if `is_told`; but a client of a mirror in
-    /// `mode = sync` is held statement by statement, which only user space can do.
+    /// Whether kernel lanes may carry a database. They tell what they forward if `is_told`.
     pub fn suit_lanes(config: &Config, database: &str, is_told: bool) -> bool {
-        let mut mirrors = config.mirrors.values().filter(|mirror| mirror.covers(database));
-        mirrors.all(|mirror| is_told && mirror.mode == MirrorMode::Async)
+        is_told || !config.mirrors.values().any(|mirror| mirror.covers(database))
     }
 
     fn state(&self, mirror: &Mirror, database: &DatabaseState) -> Arc<MirrorState> {

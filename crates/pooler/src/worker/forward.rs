@@ -65,7 +65,7 @@ impl Worker {
             Phase::Lane if client.lane.as_ref().is_some_and(|lane| lane.fed) => self.fed_readable(key),
             // Only hang-ups of it are watched. Anything else was on its way before the lane had it, and has been read by then.
             Phase::Lane if gone => self.lane_client_up(key),
-            Phase::Lane => {}
+            Phase::Lane => self.mirror_lets_on(key),
             Phase::Login(_) => self.login_readable(key, gone),
             Phase::Console(_) => self.console_readable(key),
             Phase::Waiting { .. } => {
@@ -333,7 +333,7 @@ impl Worker {
         to_client.clear();
         let was_busy = server.link.is_busy();
         if let Some(mirror) = &mut client.mirror {
-            mirror.before_request(&client.side, &client.parameters, false);
+            mirror.before_request(&client.side, &client.parameters, true);
         }
         let mut out = Splice::new(compose);
         let mut context =

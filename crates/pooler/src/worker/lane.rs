@@ -385,7 +385,8 @@ impl Worker {
 
     /// A program has given a client to user space.
     fn lane_client_refused(&mut self, key: Key, reason: Reason) {
-        // What a lane refuses by its nature comes again: going up each time costs more than the lane saves.
+        // What a lane refuses by its nature comes again: going up each time costs more than the lane saves. So does a client that is faster than
+        // its mirrors.
         let refused = matches!(
             reason,
             Reason::NamedStatement
@@ -394,6 +395,7 @@ impl Worker {
                 | Reason::NamedPortal
                 | Reason::Statements
                 | Reason::Batch
+                | Reason::Mirror
         );
         if let (true, Some(lane)) =
             (refused, self.clients.get_mut(key).and_then(|client| client.lane.as_mut()))

@@ -3,13 +3,15 @@
 //! tests are skipped, and say so.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
-use underpass_testkit::{Batch, Pooler, Result};
+use underpass_testkit::{Batch, Client, Pooler, Result};
 
 use crate::pair::{Account, Lanes, Pair, eventually, eventually_or_not, pgbench};
 use crate::same::{ALL, T, cancels_and_vanishes, say_everything};
 
 const SETTINGS: [(&str, &str); 2] = [("pool_mode", "transaction"), ("default_pool_size", "8")];
+const SYNC: &str = "mode = sync\nsync_timeout = 30";
 /// What pgbench leaves behind, but for the times of its inserts.
 const PGBENCH: [&str; 4] = [
     "select aid, bid, abalance from pgbench_accounts order by aid",
@@ -264,39 +266,211 @@ fn a_mirror_is_switched_off_and_on_in_mid_session() -> Result<()> {
     )
 }
 
+/// One that leaves the mirror time to answer stays in its lane.
 #[test]
-fn clients_of_a_synchronous_mirror_stay_in_user_space() -> Result<()> {
+fn clients_of_a_synchronous_mirror_stay_in_the_kernel_while_it_keeps_up() -> Result<()> {
     each(
-        "mode = sync\nsync_timeout = 30",
+        SYNC,
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            open_servers(pair)?;
+            let mut client = pair.client()?;
+            // The first ones make the sessions there.
+            client.query("insert into t values (0, 'sync')")?;
+            pair.settled()?;
+            let before = pair.xacts(lane)?;
+            for id in 1..=60 {
+                client.query(&format!("insert into t values ({id}, 'sync')"))?;
+                let mut executed = 0;
+                eventually("the mirror has it", || {
+                    executed = pair.account()?.get("executed");
+                    Ok(executed == pair.account()?.get("transactions"))
+                })?;
+            }
+            let carried = pair.xacts(lane)? - before;
+            let account = pair.settled()?;
+            pair.assert_same(ALL)?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            assert!(carried >= 57, "lane {lane}: {carried} of 60: {}", pair.pooler.log());
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn everything_arrives_from_the_lanes_in_sync() -> Result<()> {
+    each(
+        SYNC,
         |_| {},
         |lane, pair| {
             pair.both(T)?;
             pair.wait_on()?;
             let mut client = pair.client()?;
-            for id in 0..20 {
-                client.query(&format!("insert into t values ({id}, 'sync')"))?;
-            }
-            assert_eq!(pair.xacts(lane)?, 0);
-            // The other mode is the lane's; and back.
-            pair.reload(Some(""))?;
-            for id in 20..40 {
-                client.query(&format!("insert into t values ({id}, 'async')"))?;
-            }
-            pair.reload(Some("mode = sync\nsync_timeout = 30"))?;
-            // The client's worker hears of it a moment later.
-            let mut carried = 0;
-            eventually("user space has the client", || {
-                carried = pair.xacts(lane)?;
-                client.query("select 39")?;
-                Ok(pair.xacts(lane)? == carried)
-            })?;
-            for id in 40..60 {
-                client.query(&format!("insert into t values ({id}, 'sync')"))?;
-            }
-            assert_eq!(pair.xacts(lane)?, carried);
+            say_everything(&mut client)?;
             let account = pair.settled()?;
             pair.assert_same(ALL)?;
             assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            assert!(pair.xacts(lane)? > 0, "lane {lane}");
+            Ok(())
+        },
+    )
+}
+
+/// Clients that do not pause, taken out of their lanes at random as well: each row is changed by one of them, so the data agree.
+#[test]
+fn a_synchronous_mirror_has_the_same_data_whoever_forwards() -> Result<()> {
+    for flip in [None, Some("8")] {
+        each(
+            SYNC,
+            |lanes| lanes.flip = flip,
+            |lane, pair| {
+                pair.both(CHAIN)?;
+                open_servers(pair)?;
+                write_chains(pair, 80);
+                let account = pair.settled()?;
+                assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+                pair.assert_same(CHAINS)?;
+                let carried = pair.xacts(lane)?;
+                println!("lane {lane}, flips {flip:?}: {carried} transactions carried");
+                assert!(carried > 0, "lane {lane}: {}", pair.pooler.log());
+                Ok(())
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// What its client says next comes up and waits, for `sync_timeout` at most; then the lane goes on without the mirror.
+#[test]
+fn a_silent_mirror_in_sync_holds_who_was_in_a_lane() -> Result<()> {
+    each(
+        "mode = sync\nsync_timeout = 0.7",
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            open_servers(pair)?;
+            let mut client = pair.client()?;
+            let insert = |client: &mut Client, id: u32| {
+                client.query(&format!("insert into t values ({id}, 'sync')")).map(drop)
+            };
+            let mut id = 0;
+            let mut carried = 0;
+            eventually("its lane has it", || {
+                id += 1;
+                carried = pair.xacts(lane)?;
+                insert(&mut client, id)?;
+                pair.settled()?;
+                Ok(pair.xacts(lane)? > carried)
+            })?;
+            let mut blocker = Client::connect(&pair.there.superuser())?;
+            blocker.query("begin")?;
+            blocker.query("lock table t")?;
+            let begun = Instant::now();
+            insert(&mut client, 1000)?;
+            assert!(begun.elapsed() < Duration::from_millis(600), "its own answer does not wait");
+            insert(&mut client, 1001)?;
+            let waited = begun.elapsed();
+            assert!(waited >= Duration::from_millis(600) && waited < Duration::from_secs(5), "{waited:?}");
+            pair.wait_state("failed")?;
+            let carried = pair.xacts(lane)?;
+            for id in 1002..1040 {
+                insert(&mut client, id)?;
+            }
+            assert!(pair.xacts(lane)? >= carried + 30, "lane {lane}: nobody waits any more");
+            blocker.query("rollback")?;
+            pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+            pair.wait_on()?;
+            // What is said until the lane hears of it is queued; nothing is lost behind the first.
+            for id in 2000..2020 {
+                insert(&mut client, id)?;
+            }
+            pair.settled()?;
+            assert_eq!(pair.there.sql_value("select count(*) from t where id >= 2000")?, "20", "lane {lane}");
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn a_small_ring_drops_whole_transactions_in_sync_and_holds_nobody() -> Result<()> {
+    each(
+        SYNC,
+        |lanes| lanes.lines = "mirror_ring_bytes = 4096",
+        |lane, pair| {
+            pair.both("create table parts (n int, part int)")?;
+            open_servers(pair)?;
+            let before = pair.settled()?;
+            let mut client = pair.client()?;
+            for n in 0..60 {
+                // Longer than the ring at times, in the lane or after a pause.
+                let comment = "x".repeat(if n % 3 == 0 { 6000 } else { 10 });
+                client.query("begin")?;
+                for part in 0..3 {
+                    client.query(&format!("/* {comment} */ insert into parts values ({n}, {part})"))?;
+                }
+                client.query("commit")?;
+                if n % 2 == 0 {
+                    pair.settled()?;
+                }
+            }
+            let comment = "x".repeat(6000);
+            for n in 60..65 {
+                // The mirror has the block, and the ring has no room for its end.
+                let mut client = pair.client()?;
+                client.query("begin")?;
+                thread::sleep(Duration::from_millis(50));
+                client.query(&format!("/* {comment} */ insert into parts values ({n}, 0), ({n}, 1), ({n}, 2); commit"))?;
+                // Nor for an answer, which is told by user space.
+                client.query("select repeat('x', 9000)")?;
+            }
+            let account = pair.settled()?;
+            let since = |column: &str| account.get(column) - before.get(column);
+            assert_eq!(pair.here.sql_value("select count(*) from parts")?, "195");
+            assert_eq!(since("transactions"), 70, "lane {lane}: {account:?}");
+            let (executed, lost) = (since("executed"), since("ring_full"));
+            assert_eq!(executed + lost, 70, "lane {lane}: {account:?}");
+            assert!(lost >= 5, "lane {lane}: {account:?}");
+            let executed = executed - Pair::calls(&pair.there, "select repeat%")?;
+            let open = "select count(*) from pg_stat_activity where state like 'idle in transaction%'";
+            assert_eq!(pair.there.sql_value(open)?, "0", "lane {lane}");
+            assert_eq!(account.0["state"], "on", "lane {lane}: {account:?}");
+            let whole = "select count(*) filter (where parts = 3), count(*) from
+                     (select count(*) as parts from parts group by n) t";
+            assert_eq!(pair.there.sql(whole)?, pair.there.sql(&format!("select {executed}, {executed}"))?);
+            println!("lane {lane}: {executed} of 65 found room");
+            Ok(())
+        },
+    )
+}
+
+#[test]
+fn cancels_and_vanished_clients_reach_a_synchronous_mirror_from_the_lanes() -> Result<()> {
+    each(SYNC, |_| {}, |_, pair| cancels_and_vanishes(pair))
+}
+
+/// RELOAD changes the mode under clients in their lanes.
+#[test]
+fn the_mode_of_a_mirror_changes_under_the_lanes() -> Result<()> {
+    each(
+        SYNC,
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            pair.wait_on()?;
+            let mut client = pair.client()?;
+            for (round, mode) in ["", SYNC, "", SYNC].into_iter().enumerate() {
+                let ids = round * 20..(round + 1) * 20;
+                for id in ids {
+                    client.query(&format!("insert into t values ({id}, 'x')"))?;
+                    client.query(&format!("update t set v = v || {id} where id % 20 = {}", id % 20))?;
+                }
+                pair.reload(Some(mode))?;
+            }
+            let account = pair.settled()?;
+            pair.assert_same(ALL)?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            assert!(pair.xacts(lane)? > 0, "lane {lane}");
             Ok(())
         },
     )

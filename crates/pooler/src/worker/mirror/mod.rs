@@ -67,10 +67,11 @@ impl Restore {
 }
 
 impl Role {
-    /// Called before the tracker sees a request: a transaction may begin. `in_lane`: it was told by a lane that has carried it.
-    pub fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters, in_lane: bool) {
+    /// Called before the tracker sees a request: a transaction may begin. `comes_now`: nothing else of its client is forwarded before mirrors
+    /// in `mode = sync` have this; a lane tells of others when they are over.
+    pub fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters, comes_now: bool) {
         if let Self::Source(source) = self {
-            source.before_request(side, parameters, in_lane);
+            source.before_request(side, parameters, comes_now);
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use underpass_mirror::{Answer, Answers, DropReason, Transaction};
 use underpass_pool::link::Status;
+use underpass_sockmap::LinkState;
 use underpass_wire::frontend::build;
 
 use super::{Restore, Role};
@@ -373,22 +374,15 @@ impl Worker {
         }
         let Some(Role::Shadow(shadow)) = client.mirror.as_deref() else { return None };
         let is_copy = server.link.is_copy_in();
-        let goes_on =
-            match shadow.running.front() {
-                // Its client has left it in the middle, and so will the shadow.
-                Some(unit) if unit.transaction.abandoned.is_some() => {
-                    shadow.answers.len() >= unit.transaction.answers.len()
-                }
-                Some(_) => false,
-                // `mode = sync`: the transaction goes on, and the client may still be about to say it.
-                None => self.clients.get(shadow.owner).and_then(|owner| owner.phase_server()).is_some_and(
-                    |primary| match self.servers.get(primary) {
-                        Some(Entry::Here(primary)) if is_copy => primary.link.is_busy(),
-                        Some(Entry::Here(primary)) => !primary.link.is_settled(),
-                        _ => false,
-                    },
-                ),
-            };
+        let goes_on = match shadow.running.front() {
+            // Its client has left it in the middle, and so will the shadow.
+            Some(unit) if unit.transaction.abandoned.is_some() => {
+                shadow.answers.len() >= unit.transaction.answers.len()
+            }
+            Some(_) => false,
+            // `mode = sync`: the transaction goes on, and the client may still be about to say it.
+            None => self.is_under_way(shadow.owner, is_copy),
+        };
         if goes_on {
             return None;
         }
@@ -399,6 +393,20 @@ impl Worker {
             build::sync(&mut out);
         }
         Some(out)
+    }
+
+    /// Whether the primary is at something that this client said, a COPY or messages without their Sync.
+    fn is_under_way(&self, key: Key, is_copy: bool) -> bool {
+        let Some(client) = self.clients.get(key) else { return false };
+        if let (Phase::Lane, Some(lane)) = (&client.phase, &client.lane) {
+            let info = lane.lanes.datapath.client_info(lane.slot);
+            let is_at_it = |link: &LinkState| link.pending > 0 || link.open && !is_copy;
+            return info.is_ok_and(|info| info.server.is_some() && is_at_it(&info.link));
+        }
+        let Some(Entry::Here(primary)) = client.phase_server().and_then(|server| self.servers.get(server)) else {
+            return false;
+        };
+        if is_copy { primary.link.is_busy() } else { !primary.link.is_settled() }
     }
 
     /// Cancels that are due, transactions that their client left, mirrors that were switched off.

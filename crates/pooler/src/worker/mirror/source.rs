@@ -34,8 +34,8 @@ pub(crate) struct Tap {
     alive: Weak<()>,
     /// Of shadows that are still at what was said before it left the mirror and came back.
     before: Vec<Weak<()>>,
-    /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what a lane
-    /// carries is told too late for that.
+    /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what the lane of a
+    /// client that does not wait there carries is told too late for that.
     is_stream: bool,
     /// Each of its transactions that is queued or played has a clone. Until the last has gone, what begins is queued as well, or it would pass those.
     queued: Arc<()>,
@@ -123,8 +123,24 @@ impl Source {
         self.left.iter().filter(|(other, _)| is_same(other)).map(|(_, shadow)| shadow.clone()).collect()
     }
 
-    /// `in_lane`: a kernel lane has carried it.
-    pub(super) fn before_request(&mut self, side: &ClientSide, parameters: &SharedParameters, in_lane: bool) {
+    /// Whether its client may have to wait for a mirror.
+    pub(super) fn awaits_mirrors(&self) -> bool {
+        self.has_sync && self.taps.iter().any(Tap::is_sync_on)
+    }
+
+    /// Whether what its mirrors in `mode = sync` have answered is all that it said: a transaction that is queued for one goes there when it is over.
+    pub(super) fn is_streamed(&self) -> bool {
+        let is_streamed = |tap: &Tap| tap.is_stream || tap.fate.is_err() || !tap.is_sync_on();
+        self.at_boundary || self.taps.iter().all(is_streamed)
+    }
+
+    /// See [`Role::before_request`].
+    pub(super) fn before_request(
+        &mut self,
+        side: &ClientSide,
+        parameters: &SharedParameters,
+        comes_now: bool,
+    ) {
         if !self.at_boundary {
             return;
         }
@@ -135,7 +151,7 @@ impl Source {
             tap.generation = tap.state.generation();
             tap.before.retain(|shadow| shadow.strong_count() > 0);
             let is_first = tap.before.is_empty() && Arc::strong_count(&tap.queued) == 1;
-            tap.is_stream = tap.state.is_sync() && !in_lane && is_first;
+            tap.is_stream = tap.state.is_sync() && comes_now && is_first;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
             // From here on: a difference that is found while it is under way is for the next one.
@@ -428,25 +444,14 @@ impl Worker {
         if !source.has_sync {
             return false;
         }
-        let mut behind: Vec<_> = source
-            .taps
-            .iter()
-            .filter(|tap| tap.is_sync_on())
-            .filter_map(|tap| Some((tap.shadow?, tap.state.clone())))
-            .collect();
-        // A client that does not wait for its answers is stopped by what lies ahead of the mirror only.
-        behind.retain(|(shadow, _)| match self.clients.get(*shadow) {
-            Some(client) if is_primary_busy => client.transport.unread() + client.inbox.len() > AHEAD_MAX,
-            Some(_) => self.shadow_is_behind(*shadow),
-            None => false,
-        });
+        let behind = self.mirrors_behind(key, is_primary_busy);
         let holds = !behind.is_empty();
         if let Some(client) = self.clients.get_mut(key) {
             client.readable |= holds;
         }
         let Some(source) = self.source(key) else { return false };
         if holds {
-            source.held_by = behind.into_iter().map(|(_, state)| state).collect();
+            source.held_by = behind;
         }
         match (holds, source.held_since) {
             (true, None) => source.held_since = Some(now),
@@ -458,6 +463,22 @@ impl Worker {
             _ => {}
         }
         holds
+    }
+
+    /// The mirrors in `mode = sync` that a client has to wait for.
+    pub(super) fn mirrors_behind(&self, key: Key, is_primary_busy: bool) -> Vec<Arc<MirrorState>> {
+        let Some(Role::Source(source)) = self.clients.get(key).and_then(|client| client.mirror.as_deref())
+        else {
+            return Vec::new();
+        };
+        // A client that does not wait for its answers is stopped by what lies ahead of the mirror only.
+        let is_behind = |shadow: Key| match self.clients.get(shadow) {
+            Some(client) if is_primary_busy => client.transport.unread() + client.inbox.len() > AHEAD_MAX,
+            Some(_) => self.shadow_is_behind(shadow),
+            None => false,
+        };
+        let is_waited_for = |tap: &&Tap| tap.is_sync_on() && tap.shadow.is_some_and(is_behind);
+        source.taps.iter().filter(is_waited_for).map(|tap| tap.state.clone()).collect()
     }
 
     /// Passes on what a source said to its shadows in `mode = sync`.
@@ -570,6 +591,7 @@ impl Worker {
             tap.restore = None;
             tap.resync = true;
         }
+        self.end_cut_streams(key);
     }
 
     /// Sends a transaction to all mirrors that are to have it, and accounts for it.

@@ -4,7 +4,10 @@
 //! Worker 0 is woken by the ring and calls the others. Whoever takes a client from its lane reads the ring first, so a source is always
 //! known up to the byte that user space handles next, or known to have a hole.
 //!
-//! The ring is read when a transaction ends. Whether a mirror is on is judged then: one that was switched on in the meantime gets the
+//! A client of a mirror in `mode = sync` *waits* in its lane: programs tell each request as it comes, it goes on to the mirror, and
+//! when that has answered, and no sooner, the lane takes the next one. What comes earlier comes up, and is held here as ever.
+//!
+//! For others the ring is read when a transaction ends. Whether a mirror is on is judged then: one that was switched on in the meantime gets the
 //! transaction, from its beginning.
 
 use std::time::{Duration, Instant};
@@ -15,7 +18,7 @@ use super::Role;
 use crate::client::Phase;
 use crate::lanes::monotonic_ns;
 use crate::table::Key;
-use crate::worker::Worker;
+use crate::worker::{Again, Worker};
 
 /// The programs' clock and ours, read together.
 #[derive(Clone, Copy)]
@@ -39,6 +42,8 @@ impl Worker {
     /// A client is about to be given to its lane. False: it must not be, because its mirrors would not hear of it.
     pub(in crate::worker) fn tap_begin(&mut self, key: Key) -> bool {
         let reader = u32::from(self.index);
+        let waits = self.source(key).is_some_and(|source| source.awaits_mirrors());
+        let is_behind = waits && !self.mirrors_behind(key, false).is_empty();
         let Some(client) = self.clients.get_mut(key) else { return false };
         let is_source =
             matches!(client.mirror.as_deref(), Some(Role::Source(source)) if !source.taps.is_empty());
@@ -47,9 +52,17 @@ impl Worker {
         if !datapath.has_tap() {
             return !is_source;
         }
-        match datapath.set_client_tap(lane.slot, is_source.then_some(reader)) {
-            Ok(mark) => {
-                lane.tap = is_source.then(|| TapStream::new(mark));
+        let mark = datapath.set_client_tap(lane.slot, is_source.then_some(reader)).and_then(|mark| {
+            let stream = TapStream::new(mark);
+            if waits {
+                datapath.set_mirrored(lane.slot, (!is_behind).then_some(stream.position()))?;
+            }
+            Ok(stream)
+        });
+        match mark {
+            Ok(stream) => {
+                lane.tap = is_source.then_some(stream);
+                lane.waits = waits;
                 if is_source {
                     self.tapped.insert(lane.slot.index(), key);
                 }
@@ -119,6 +132,22 @@ impl Worker {
         }
     }
 
+    /// A client that waits in its lane: if its mirrors have answered all that was told of it, the lane takes what it says next.
+    pub(in crate::worker) fn mirror_lets_on(&mut self, key: Key) {
+        let Some(client) = self.clients.get(key).filter(|client| matches!(client.phase, Phase::Lane)) else {
+            return;
+        };
+        let Some(lane) = client.lane.as_ref().filter(|lane| lane.waits) else { return };
+        let Some(position) = lane.tap.as_ref().map(TapStream::position) else { return };
+        let Some(Role::Source(source)) = client.mirror.as_deref() else { return };
+        if source.is_streamed()
+            && self.mirrors_behind(key, false).is_empty()
+            && let Err(error) = lane.lanes.datapath.set_mirrored(lane.slot, Some(position))
+        {
+            log::error!("kernel lanes: set_mirrored: {error}");
+        }
+    }
+
     /// A client that rests in its lane may have transactions that nothing tells of: the last ones before the ring had no room.
     pub(super) fn tap_sweep(&mut self, key: Key) {
         let Some(client) = self.clients.get(key).filter(|client| matches!(client.phase, Phase::Lane)) else {
@@ -153,14 +182,29 @@ impl Worker {
         match *event {
             Tapped::Lost(count) => return self.source_lost(key, count),
             Tapped::Broken => return self.source_broken(key, false),
-            Tapped::End => return self.mirror_boundary(key),
+            Tapped::End => {
+                self.mirror_boundary(key);
+                let waits = self.clients.get(key).and_then(|client| client.lane.as_ref()).map(|lane| lane.waits);
+                if waits == Some(false) && self.source(key).is_some_and(|source| source.awaits_mirrors()) {
+                    // A mirror came on since it was given.
+                    self.again.push(Again::LaneClient(key));
+                }
+                return;
+            }
             _ => {}
         }
         let Some(client) = self.clients.get_mut(key) else { return };
+        let waits = client.lane.as_ref().is_some_and(|lane| lane.waits);
         let Some(role) = client.mirror.as_deref_mut() else { return };
         match *event {
-            Tapped::Begin => role.before_request(&client.side, &client.parameters, true),
-            Tapped::Request { bytes, was_busy, at_ns } => role.request(bytes, was_busy, clock.at(at_ns)),
+            Tapped::Begin => role.before_request(&client.side, &client.parameters, waits),
+            Tapped::Request { bytes, was_busy, at_ns } => {
+                role.request(bytes, was_busy, clock.at(at_ns));
+                if waits {
+                    self.mirror_stream(key);
+                    self.again.push(Again::Client(key));
+                }
+            }
             Tapped::Response { bytes, at_ns } => role.response(bytes, clock.at(at_ns)),
             _ => {}
         }
