@@ -240,6 +240,13 @@ impl Worker {
         }
     }
 
+    /// Whether a client in `mode = sync` has to wait for its shadow, which may itself wait for another that its client left behind.
+    pub(super) fn shadow_keeps_waiting(&self, key: Key) -> bool {
+        let role = self.clients.get(key).and_then(|client| client.mirror.as_deref());
+        let has_queue = matches!(role, Some(Role::Shadow(shadow)) if !shadow.queue.is_empty());
+        has_queue || self.shadow_is_behind(key)
+    }
+
     /// Whether a shadow waits for a server of a pool that has let one in less than `patience` ago.
     pub(super) fn shadow_nears_server(&self, key: Key, patience: Duration) -> bool {
         let Some(client) = self.clients.get(key) else { return false };

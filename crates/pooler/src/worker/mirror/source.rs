@@ -437,7 +437,7 @@ impl Worker {
         // A client that does not wait for its answers is stopped by what lies ahead of the mirror only.
         behind.retain(|(shadow, _)| match self.clients.get(*shadow) {
             Some(client) if is_primary_busy => client.transport.unread() + client.inbox.len() > AHEAD_MAX,
-            Some(_) => self.shadow_is_behind(*shadow),
+            Some(_) => self.shadow_keeps_waiting(*shadow),
             None => false,
         });
         let holds = !behind.is_empty();
@@ -745,7 +745,7 @@ impl Worker {
             .collect();
         for (state, shadow) in waited_for {
             let limit = state.settings.load().sync_timeout;
-            if !self.shadow_is_behind(shadow) {
+            if !self.shadow_keeps_waiting(shadow) {
                 continue;
             }
             if self.shadow_nears_server(shadow, limit) {
