@@ -14,7 +14,7 @@ use super::{Restore, Role};
 use crate::client::Phase;
 use crate::mirrors::{Compared, MirrorState, State};
 use crate::server::Work;
-use crate::shared::phase;
+use crate::shared::{lock, phase};
 use crate::table::Key;
 use crate::worker::{Again, Entry, Farewell, Worker};
 
@@ -73,6 +73,12 @@ impl Shadow {
             cancelled: None,
             ending: None,
         }
+    }
+
+    /// `mode = sync`: which cycle of the transaction that its client is at it is at. `None`: it is at one before.
+    pub fn open_cycle(&self) -> Option<usize> {
+        let before: usize = self.running.iter().map(|unit| unit.transaction.answers.len()).sum();
+        self.answers.len().checked_sub(before)
     }
 }
 
@@ -200,6 +206,7 @@ impl Worker {
     fn shadow_finish_one(&mut self, key: Key) {
         let Some(shadow) = self.shadow(key) else { return };
         let Some(unit) = shadow.running.pop_front() else { return };
+        shadow.cancelled = None;
         let there = shadow.answers.take(unit.transaction.answers.len());
         let (owner, state) = (shadow.owner, shadow.state.clone());
         let has_error = |answer: &Answer| answer.results.iter().any(|result| result.sqlstate.is_some());
@@ -306,7 +313,8 @@ impl Worker {
     pub(super) fn shadow_cancel(&mut self, key: Key) {
         let Some(Phase::Linked(server)) = self.clients.get(key).map(|client| &client.phase) else { return };
         let server = *server;
-        if matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_busy()) {
+        let Some(Entry::Here(busy)) = self.servers.get(server) else { return };
+        if busy.link.is_busy() && !lock(&self.shared.core).is_canceling(busy.id) {
             self.cancel_server(server, None);
         }
     }
