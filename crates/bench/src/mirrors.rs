@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What reached the mirror: a row about a mirror that was switched off, or that lost half, is one about none.
+//! What reached the mirror: a row about a mirror that was switched off, or that lost half, is one about none; and one about a mirror that is to be
+//! down is about that.
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,21 +13,23 @@ pub struct Mirrored {
     executed: u64,
 }
 
-/// Asks the console of `instance`.
+/// Asks the console of `instance`, whose mirror is on, or to be down.
 ///
 /// # Errors
-/// When it does not answer, or the mirror is not on, with its reason.
-pub fn read(instance: &Instance, place: Place<'_>) -> Result<Mirrored> {
-    parse(&instance.ask(place, "pgbouncer", "SHOW MIRRORS")?)
+/// When it does not answer, or the mirror is not so, with its reason.
+pub fn read(instance: &Instance, place: Place<'_>, is_down: bool) -> Result<Mirrored> {
+    parse(&instance.ask(place, "pgbouncer", "SHOW MIRRORS")?, is_down)
 }
 
 /// Reads the first row: mirror, database, host, port, mode, send, state, reason, transactions, executed and more.
-fn parse(text: &str) -> Result<Mirrored> {
+fn parse(text: &str, is_down: bool) -> Result<Mirrored> {
     let words: Vec<&str> = text.lines().next().unwrap_or("").split('|').collect();
     let [_, _, _, _, _, _, state, reason, transactions, executed, ..] = words[..] else {
         anyhow::bail!("SHOW MIRRORS has no mirror: {text:?}");
     };
-    ensure!(state == "on", "the mirror is {state}: {reason}");
+    // One that is down is tried again now and then.
+    let wanted: &[&str] = if is_down { &["down", "checking"] } else { &["on"] };
+    ensure!(wanted.contains(&state), "the mirror is {state}: {reason}");
     let number = |word: &str| word.parse().with_context(|| format!("SHOW MIRRORS: {word} is no number"));
     Ok(Mirrored { transactions: number(transactions)?, executed: number(executed)? })
 }
@@ -50,11 +53,14 @@ mod tests {
         let text = |state: &str, said: u64, done: u64| {
             format!("second|bench|127.0.0.1|5433|sync|all|{state}|timeout|{said}|{done}|0|0|0\n")
         };
+        let parse = |text: &str| parse(text, false);
         let (before, after) = (parse(&text("on", 100, 90)).unwrap(), parse(&text("on", 200, 185)).unwrap());
         assert_eq!(after.share_since(&before), Some(0.95));
         assert_eq!(after.share_since(&after), None);
         let error = parse(&text("off", 200, 100)).unwrap_err().to_string();
         assert_eq!(error, "the mirror is off: timeout");
         assert!(parse("").is_err());
+        let down = |state: &str| super::parse(&text(state, 200, 0), true);
+        assert!(down("down").is_ok() && down("checking").is_ok() && down("on").is_err());
     }
 }

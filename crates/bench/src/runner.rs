@@ -144,7 +144,8 @@ impl Console {
     /// Asks what the system has something to say about; `None` where that is nothing.
     fn read(cell: &Cell<'_>, instance: &Instance, place: Place<'_>) -> Result<Option<Self>> {
         let lanes = lane_of(cell).map(|_| lanes::read(instance, place)).transpose()?;
-        let mirror = cell.system.mirrors().then(|| mirrors::read(instance, place)).transpose()?;
+        let is_down = cell.system.mirror_is_down;
+        let mirror = cell.system.mirrors().then(|| mirrors::read(instance, place, is_down)).transpose()?;
         Ok((lanes.is_some() || mirror.is_some()).then_some(Self { lanes, mirror }))
     }
 

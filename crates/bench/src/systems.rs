@@ -123,6 +123,9 @@ pub struct System {
     /// There is a second server with the same data.
     #[serde(default)]
     pub mirrored: bool,
+    /// Nothing listens where its mirror is to be.
+    #[serde(default)]
+    pub mirror_is_down: bool,
     /// Stands before that second server.
     #[serde(default)]
     pub before_second: bool,

@@ -247,6 +247,11 @@ impl Answers {
         self.done.is_empty()
     }
 
+    /// What cycle `index` of them was answered.
+    pub fn get(&self, index: usize) -> Option<&Answer> {
+        self.done.get(index)
+    }
+
     /// As [`crate::Requests::keep_nothing`], until the next [`Self::take`].
     pub fn keep_nothing(&mut self) {
         if !std::mem::replace(&mut self.is_unwanted, true) {

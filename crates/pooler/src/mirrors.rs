@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -53,6 +53,8 @@ const IDENTITIES_MAX: usize = 16;
 const SAME_SERVER: &str = "primary and mirror are the same server";
 /// Why a mirror is [`State::Disabled`].
 const SWITCHED_OFF: &str = "DISABLE MIRROR";
+/// The same, of one that clients have left.
+const REMOVED: &str = "RELOAD removed it";
 
 impl State {
     const ALL: [Self; 7] =
@@ -96,6 +98,8 @@ pub(crate) struct MirrorState {
     retry_at: Mutex<Option<Instant>>,
     /// Who the primary and the mirror say they are.
     identities: Mutex<Identities>,
+    /// Those of this name and database that RELOAD took away before: sessions may still be at what was said to them, and end with this one.
+    before: Vec<Weak<MirrorState>>,
 }
 
 impl MirrorState {
@@ -271,6 +275,9 @@ impl MirrorState {
                 self.name
             );
             self.why.store(Some(Arc::new(why.to_owned())));
+            for before in self.before.iter().filter_map(Weak::upgrade) {
+                before.set(State::Disabled, Some(why.to_owned()));
+            }
         }
     }
 
@@ -342,6 +349,8 @@ pub(crate) struct Compared {
 pub(crate) struct Mirrors {
     /// By mirror and database; made when a client first needs them.
     all: Mutex<BTreeMap<(String, String), Arc<MirrorState>>>,
+    /// Those that RELOAD took away, as long as somebody has them: what was said to them is still played.
+    gone: Mutex<Vec<Weak<MirrorState>>>,
     budgets: Mutex<HashMap<String, Arc<Budget>>>,
     /// Mirrors that DISABLE MIRROR has switched off.
     off: Mutex<HashSet<String>>,
@@ -381,6 +390,7 @@ impl Mirrors {
                 lock(&self.differences).clear(name, Some(database));
                 state.target.forgotten.store(true, Ordering::Release);
                 obsolete.push(state.target.number);
+                self.note_gone(state);
                 return false;
             };
             let target = target(mirror, &configured);
@@ -402,7 +412,31 @@ impl Mirrors {
             }
             true
         });
+        // Nobody could stop what is still said to a mirror that is not configured any more.
+        for state in self.gone().iter().filter(|state| !config.mirrors.contains_key(&*state.name)) {
+            let queued = state.counters.queued();
+            if queued > 0 && state.state() != State::Disabled {
+                log::warn!(
+                    "mirror {} of {}: removed; {queued} transactions that wait for it are dropped",
+                    state.name,
+                    state.database
+                );
+            }
+            state.set(State::Disabled, Some(REMOVED.to_owned()));
+        }
         obsolete
+    }
+
+    /// RELOAD, or the end of its database, has taken a mirror away.
+    fn note_gone(&self, state: &Arc<MirrorState>) {
+        let mut gone = lock(&self.gone);
+        gone.retain(|state| state.strong_count() > 0);
+        gone.push(Arc::downgrade(state));
+    }
+
+    /// Those that RELOAD took away and somebody still has.
+    fn gone(&self) -> Vec<Arc<MirrorState>> {
+        lock(&self.gone).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Databases that are not known any more, until somebody asks for them again: what was counted goes with them, as their pools do. Returns the
@@ -417,6 +451,7 @@ impl Mirrors {
             lock(&self.differences).clear(name, Some(database));
             state.target.forgotten.store(true, Ordering::Release);
             targets.push(state.target.number);
+            self.note_gone(state);
             false
         });
         targets
@@ -453,8 +488,8 @@ impl Mirrors {
             }
             return Ok(());
         }
-        let all = self.all();
-        let own = all.iter().find(|state| state.target.number == database.number);
+        let mut all = self.all().into_iter().chain(self.gone());
+        let own = all.find(|state| state.target.number == database.number);
         own.map_or(Ok(()), |state| state.server_told(1, told, retry, now))
     }
 
@@ -485,6 +520,9 @@ impl Mirrors {
             let primary = database.settings.load_full();
             let target = target(mirror, &primary);
             let is_off = lock(&self.off).contains(&mirror.name);
+            let is_before =
+                |one: &&Arc<MirrorState>| *one.name == *mirror.name && *one.database == *database.name;
+            let before = self.gone().iter().filter(is_before).map(Arc::downgrade).collect();
             // Of one of before, of the same name.
             lock(&self.differences).clear(&mirror.name, Some(&database.name));
             let state = if is_off { State::Disabled } else { State::Unchecked };
@@ -515,6 +553,7 @@ impl Mirrors {
                 has_refused: AtomicBool::new(false),
                 retry_at: Mutex::default(),
                 identities: Mutex::default(),
+                before,
             })
         };
         all.entry(key).or_insert_with(make).clone()
@@ -554,6 +593,11 @@ impl Mirrors {
                 }
                 true => {}
                 false => state.set(State::Disabled, Some(SWITCHED_OFF.to_owned())),
+            }
+        }
+        if !on {
+            for state in self.gone().iter().filter(|state| &*state.name == name) {
+                state.set(State::Disabled, Some(SWITCHED_OFF.to_owned()));
             }
         }
         true

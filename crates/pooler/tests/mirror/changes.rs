@@ -2,13 +2,29 @@
 //! What RELOAD changes under clients that stay: mirrors that leave and come back, databases that are mirrored, how long sessions last.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
 
 use crate::pair::{Pair, Row, eventually, table};
 
 const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+
+/// RELOADs by which the clients of a mirror leave it: it is for another database, so that one that comes back is another of the same name; or it is
+/// the same one, and one client in a hundred stays.
+const LEAVES: [(&str, &str); 2] = [("another", "pool_size = 4"), ("*", "pool_size = 4\nsample = 1")];
+
+/// A client's worker hears of a RELOAD so much later at most.
+fn moment() {
+    thread::sleep(Duration::from_millis(500));
+}
+
+/// Holds up who writes to table `t` on the mirror; it may be read.
+fn blocker(pair: &Pair) -> Result<Client> {
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin; lock table t in share row exclusive mode")?.ok()?;
+    Ok(blocker)
+}
 
 fn insert(client: &mut Client, id: u32) -> Result<()> {
     client.query(&format!("insert into t values ({id})"))?.ok().map(drop)
@@ -17,35 +33,37 @@ fn insert(client: &mut Client, id: u32) -> Result<()> {
 /// What was said to a mirror before it left is said there before what comes when it is back, though it is another session that says it.
 #[test]
 fn a_mirror_that_leaves_and_comes_back_is_told_things_in_their_order() -> Result<()> {
-    // Another of the same name, and the same one, of which one client in a hundred stays.
-    for gone in [None, Some("pool_size = 4\nsample = 1")] {
+    for (databases, lines) in LEAVES {
         for mode in MODES {
             let mut pair = Pair::start("pool_size = 4")?;
             pair.both("create table t (id int); create table seen (rows int)")?;
             pair.wait_on()?;
             let mut client = pair.client()?;
-            let mut blocker = Client::connect(&pair.there.superuser())?;
-            // It may be read.
-            blocker.query("begin; lock table t in share row exclusive mode")?.ok()?;
+            let mut blocker = blocker(&pair)?;
             for id in 0..5 {
                 insert(&mut client, id)?;
             }
             eventually("they wait", || Ok(pair.account()?.get("queued") == 5))?;
-            // The client's worker hears of it a moment later.
-            let moment = || thread::sleep(Duration::from_millis(500));
-            pair.reload(gone)?;
+            pair.reload_for(databases, lines)?;
             moment();
             client.query("select 'not there'")?.ok()?;
             pair.reload(Some(&format!("pool_size = 4\n{mode}")))?;
             pair.wait_on()?;
             moment();
-            for _ in 0..3 {
-                client.query("insert into seen select count(*) from t")?.ok()?;
-            }
+            let look = Batch::new().query("insert into seen select count(*) from t");
+            client.send(&look)?;
+            client.response()?.ok()?;
+            client.send(&look)?;
             // Time enough for a session that does not wait.
             moment();
-            assert_eq!(pair.there.sql_value("select count(*) from seen")?, "0", "{gone:?}, {mode}");
+            assert_eq!(pair.there.sql_value("select count(*) from seen")?, "0", "{lines}, {mode}");
+            // The client is held by what it said first, as by any session that is behind.
+            let passed = if mode == MODES[1] { "1" } else { "2" };
+            assert_eq!(pair.here.sql_value("select count(*) from seen")?, passed, "{lines}, {mode}");
             blocker.query("rollback")?.ok()?;
+            client.response()?.ok()?;
+            client.send(&look)?;
+            client.response()?.ok()?;
             let account = pair.settled()?;
             assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
             assert_eq!(pair.there.sql_value("select string_agg(rows::text, ',') from seen")?, "5,5,5");
@@ -71,11 +89,10 @@ fn a_client_that_leaves_behind_a_mirror_that_came_back() -> Result<()> {
         pair.both("create table t (id int); create table seen (rows int)")?;
         pair.wait_on()?;
         let mut client = pair.client()?;
-        let mut blocker = Client::connect(&pair.there.superuser())?;
-        blocker.query("begin; lock table t in share row exclusive mode")?.ok()?;
+        let mut blocker = blocker(&pair)?;
         insert(&mut client, 1)?;
         eventually("it waits", || Ok(pair.account()?.get("queued") == 1))?;
-        pair.reload(None)?;
+        pair.reload_for(LEAVES[0].0, LEAVES[0].1)?;
         pair.reload(Some(&format!("pool_size = 4\n{mode}")))?;
         pair.wait_on()?;
         client.query("insert into seen select count(*) from t")?.ok()?;
@@ -85,6 +102,94 @@ fn a_client_that_leaves_behind_a_mirror_that_came_back() -> Result<()> {
         let account = pair.settled()?;
         assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
         assert_eq!(pair.there.sql_value("select string_agg(rows::text, ',') from seen")?, "1", "{mode}");
+    }
+    Ok(())
+}
+
+/// What clients left at a mirror is the mirror's all the same: it ends with DISABLE MIRROR, and when RELOAD removes the mirror.
+#[test]
+fn what_was_left_at_a_mirror_ends_with_it() -> Result<()> {
+    for (leaves, is_removed) in
+        [(Some(LEAVES[0]), false), (Some(LEAVES[1]), false), (Some(LEAVES[0]), true), (None, true)]
+    {
+        let mut pair = Pair::start("pool_size = 4")?;
+        pair.both("create table t (id int)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        let mut blocker = blocker(&pair)?;
+        for id in 0..3 {
+            insert(&mut client, id)?;
+        }
+        eventually("it waits there", || pair.waits_there())?;
+        if let Some((databases, lines)) = leaves {
+            pair.reload_for(databases, lines)?;
+            moment();
+            assert!(pair.waits_there()?, "{leaves:?}: it is played to the end");
+        }
+        if is_removed {
+            pair.reload(None)?;
+        } else {
+            pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+        }
+        eventually("nothing is said there any more", || Ok(!pair.waits_there()?))?;
+        blocker.query("rollback")?.ok()?;
+        moment();
+        assert_eq!(pair.there.sql_value("select count(*) from t")?, "0", "{leaves:?}, {is_removed}");
+        if is_removed {
+            assert_eq!(
+                pair.pooler.log().matches("removed; 3 transactions that wait for it are dropped").count(),
+                1
+            );
+        }
+        // One that comes back is another matter.
+        pair.reload(Some("pool_size = 4"))?;
+        pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+        pair.wait_on()?;
+        insert(&mut client, 9)?;
+        let there = "select string_agg(id::text, ',') from t";
+        eventually("it is there", || Ok(pair.there.sql_value(there)? == "9"))?;
+    }
+    Ok(())
+}
+
+/// A session that waits for one which its client left there holds it, as the mirror itself does: for `sync_timeout`. Then both end.
+#[test]
+fn waiting_for_what_was_left_at_a_mirror_is_bounded() -> Result<()> {
+    for (databases, lines) in LEAVES {
+        let mut pair = Pair::start("pool_size = 4")?;
+        pair.both("create table t (id int); create table seen (id int)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        let mut blocker = blocker(&pair)?;
+        insert(&mut client, 1)?;
+        eventually("it waits there", || pair.waits_there())?;
+        pair.reload_for(databases, lines)?;
+        moment();
+        pair.reload(Some("pool_size = 4\nmode = sync\nsync_timeout = 2"))?;
+        pair.wait_on()?;
+        moment();
+        let begun = Instant::now();
+        for id in 0..20 {
+            client.query(&format!("insert into seen values ({id})"))?.ok()?;
+        }
+        let took = begun.elapsed();
+        assert!(took > Duration::from_millis(1500) && took < Duration::from_secs(10), "{lines}: {took:?}");
+        let account = pair.settled()?;
+        assert_eq!(account.0["state"], "failed", "{lines}: {account:?}");
+        assert!(account.0["reason"].contains("sync_timeout"), "{lines}: {account:?}");
+        assert_eq!(
+            account.get("disabled"),
+            account.get("transactions") - account.get("executed"),
+            "{lines}: {account:?}"
+        );
+        eventually("nothing is said there any more", || Ok(!pair.waits_there()?))?;
+        blocker.query("rollback")?.ok()?;
+        pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+        pair.wait_on()?;
+        insert(&mut client, 2)?;
+        pair.settled()?;
+        assert_eq!(pair.there.sql_value("select string_agg(id::text, ',') from t")?, "2", "{lines}");
+        assert_eq!(pair.there.sql_value("select count(*) from seen")?, "0", "{lines}");
     }
     Ok(())
 }

@@ -70,7 +70,7 @@ impl Pair {
         let settings: BTreeMap<String, String> =
             settings.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let port = there.port();
-        let Some(ini) = ini(lanes, &settings, &here, Some((port, mirror))) else { return Ok(None) };
+        let Some(ini) = ini(lanes, &settings, &here, Some(("*", port, mirror))) else { return Ok(None) };
         let pooler = Underpass::start(&ini)?;
         Ok(Some(Self { pooler, here, there, settings, lanes }))
     }
@@ -87,7 +87,16 @@ impl Pair {
 
     /// The same, with the mirror at this port.
     pub fn reload_at(&mut self, port: u16, mirror: Option<&str>) -> Result<()> {
-        let text = ini(self.lanes, &self.settings, &self.here, mirror.map(|mirror| (port, mirror)));
+        self.reload_to(mirror.map(|mirror| ("*", port, mirror)))
+    }
+
+    /// The same, with the mirror for these databases.
+    pub fn reload_for(&mut self, databases: &str, mirror: &str) -> Result<()> {
+        self.reload_to(Some((databases, self.there.port(), mirror)))
+    }
+
+    fn reload_to(&mut self, mirror: Option<(&str, u16, &str)>) -> Result<()> {
+        let text = ini(self.lanes, &self.settings, &self.here, mirror);
         let text = text.expect("we were root");
         self.pooler.rewrite(&text)?;
         self.pooler.console("RELOAD")?.ok().map(drop)
@@ -162,6 +171,12 @@ impl Pair {
         Ok(())
     }
 
+    /// Whether a session with the mirror waits for a lock there.
+    pub fn waits_there(&self) -> Result<bool> {
+        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'";
+        Ok(self.there.sql_value(waiting)? != "0")
+    }
+
     /// How often statements like this were executed, by the server's own count.
     pub fn calls(server: &Postgres, like: &str) -> Result<u64> {
         let sql = format!(
@@ -186,7 +201,7 @@ fn ini(
     lanes: Option<Lanes>,
     settings: &BTreeMap<String, String>,
     here: &Postgres,
-    mirror: Option<(u16, &str)>,
+    mirror: Option<(&str, u16, &str)>,
 ) -> Option<Ini> {
     let mut ini = Ini::for_server(here).set("server_login_retry", "1");
     for (key, value) in settings {
@@ -199,8 +214,8 @@ fn ini(
         }
     }
     Some(match mirror {
-        Some((port, lines)) => ini.tail(&format!(
-            "[underpass:mirror:next]\ndatabases = *\nhost = 127.0.0.1\nport = {port}\n{lines}"
+        Some((databases, port, lines)) => ini.tail(&format!(
+            "[underpass:mirror:next]\ndatabases = {databases}\nhost = 127.0.0.1\nport = {port}\n{lines}"
         )),
         None => ini,
     })

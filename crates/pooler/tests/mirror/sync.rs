@@ -273,6 +273,55 @@ fn a_reload_from_async_to_sync_keeps_the_order_of_a_session() -> Result<()> {
     pair.assert_same("select rows from seen")
 }
 
+/// A mirror is cancelled where the primary was, not where the request came too late to strike that.
+#[test]
+fn a_cancel_strikes_where_it_struck_the_primary() -> Result<()> {
+    let pair = Pair::start("mode = sync\nsync_timeout = 30")?;
+    let work = |end: &str| {
+        format!(
+            "create function work() returns int language plpgsql as 'begin perform pg_sleep(2); return 1; {end} end'"
+        )
+    };
+    // As if it were at its last bytes.
+    pair.here.sql(&work("exception when query_canceled then return 1;"))?;
+    pair.there.sql(&work(""))?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    let begun = Instant::now();
+    for (statement, is_cancelled) in [("select work()", false), ("select pg_sleep(40)", true)] {
+        let active =
+            format!("select count(*) from pg_stat_activity where query = '{statement}' and state = 'active'");
+        for in_block in [false, true] {
+            if in_block {
+                client.query("begin")?.ok()?;
+            }
+            client.send(&Batch::new().query(statement))?;
+            eventually("both are at it", || {
+                Ok(pair.here.sql_value(&active)? == "1" && pair.there.sql_value(&active)? == "1")
+            })?;
+            client.cancel()?;
+            let error = client.response()?.ok().err();
+            let code = error.as_ref().and_then(|error| error.sqlstate());
+            assert_eq!(code, is_cancelled.then_some("57014"));
+            if in_block && is_cancelled {
+                client.query("rollback")?.ok()?;
+            }
+            client.query("insert into t values (1)")?.ok()?;
+            if in_block && !is_cancelled {
+                client.query("commit")?.ok()?;
+            }
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(30), "it ran to its end there: {:?}", begun.elapsed());
+    let rows = pair.differences()?;
+    assert!(rows.iter().all(|row| row["differing"] == "0"), "{rows:?}");
+    assert_eq!(pair.there.sql_value("select count(*) from t")?, "4");
+    let account = pair.settled()?;
+    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{account:?}");
+    Ok(())
+}
+
 /// What a mirror answers more often than the primary is not carried over to the session's next transactions.
 #[test]
 fn a_surplus_answer_shifts_nothing() -> Result<()> {

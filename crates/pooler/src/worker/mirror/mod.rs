@@ -168,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// The client asked for its statement to be cancelled. What the primary has done already is not cancelled on a mirror that is behind.
+    /// The client asked for its statement to be cancelled.
     pub(super) fn mirror_cancel(&mut self, key: Key) {
         let now = self.now;
         let Some(client) = self.clients.get(key) else { return };
@@ -179,9 +179,20 @@ impl Worker {
             }
             _ => false,
         };
-        let Some(source) = self.source(key).filter(|_| is_under_way) else { return };
-        for shadow in source.cancel(now) {
-            self.shadow_cancel(shadow);
+        if let Some(source) = self.source(key).filter(|_| is_under_way) {
+            source.cancel(now);
+        }
+    }
+
+    /// `mode = sync`: cancels on mirrors what was cancelled on the primary, and only that. A request may find the primary at its last bytes, and
+    /// what that has done is not undone where it takes longer.
+    fn mirror_cancelled(&mut self, key: Key) {
+        let shadows = self.source(key).map(|source| source.cancelling()).unwrap_or_default();
+        for shadow in shadows {
+            let cycle = self.shadow(shadow).and_then(|shadow| shadow.open_cycle());
+            if self.source(key).zip(cycle).is_some_and(|(source, cycle)| source.was_cancelled(cycle)) {
+                self.shadow_cancel(shadow);
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use super::{Restore, Role};
 use crate::client::Phase;
 use crate::mirrors::{Compared, MirrorState, State};
 use crate::server::Work;
-use crate::shared::phase;
+use crate::shared::{lock, phase};
 use crate::table::Key;
 use crate::worker::{Again, Entry, Farewell, Worker};
 
@@ -74,6 +74,12 @@ impl Shadow {
             cancelled: None,
             ending: None,
         }
+    }
+
+    /// `mode = sync`: which cycle of the transaction that its client is at it is at. `None`: it is at one before.
+    pub fn open_cycle(&self) -> Option<usize> {
+        let before: usize = self.running.iter().map(|unit| unit.transaction.answers.len()).sum();
+        self.answers.len().checked_sub(before)
     }
 }
 
@@ -201,6 +207,7 @@ impl Worker {
     fn shadow_finish_one(&mut self, key: Key) {
         let Some(shadow) = self.shadow(key) else { return };
         let Some(unit) = shadow.running.pop_front() else { return };
+        shadow.cancelled = None;
         let there = shadow.answers.take(unit.transaction.answers.len());
         let (owner, state) = (shadow.owner, shadow.state.clone());
         let has_error = |answer: &Answer| answer.results.iter().any(|result| result.sqlstate.is_some());
@@ -239,6 +246,13 @@ impl Worker {
             Phase::Waiting { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether a client in `mode = sync` has to wait for its shadow, which may itself wait for another that its client left behind.
+    pub(super) fn shadow_keeps_waiting(&self, key: Key) -> bool {
+        let role = self.clients.get(key).and_then(|client| client.mirror.as_deref());
+        let has_queue = matches!(role, Some(Role::Shadow(shadow)) if !shadow.queue.is_empty());
+        has_queue || self.shadow_is_behind(key)
     }
 
     /// Whether a shadow waits for a server of a pool that has let one in less than `patience` ago.
@@ -300,7 +314,8 @@ impl Worker {
     pub(super) fn shadow_cancel(&mut self, key: Key) {
         let Some(Phase::Linked(server)) = self.clients.get(key).map(|client| &client.phase) else { return };
         let server = *server;
-        if matches!(self.servers.get(server), Some(Entry::Here(server)) if server.link.is_busy()) {
+        let Some(Entry::Here(busy)) = self.servers.get(server) else { return };
+        if busy.link.is_busy() && !lock(&self.shared.core).is_canceling(busy.id) {
             self.cancel_server(server, None);
         }
     }

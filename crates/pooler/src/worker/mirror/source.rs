@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use underpass_config::{MirrorSend, PoolMode};
 use underpass_console::rows::Replication;
-use underpass_mirror::{Answers, Cancel, DropReason, Requests, Transaction};
+use underpass_mirror::{Answer, Answers, Cancel, DropReason, Requests, Transaction};
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
 
@@ -211,13 +211,23 @@ impl Source {
         }
     }
 
-    /// Notes a cancel for mirrors that get the transaction later; the shadows of those that have it already are returned.
-    pub(super) fn cancel(&mut self, now: Instant) -> Vec<Key> {
-        if self.at_boundary || self.is_partial {
-            return Vec::new();
+    /// Notes a cancel. Whether mirrors get it is known when the primary has answered.
+    pub(super) fn cancel(&mut self, now: Instant) {
+        if !self.at_boundary && !self.is_partial {
+            self.cancels.push(Cancel { cycle: self.answers.len(), after: self.answers.running_for(now) });
         }
-        self.cancels.push(Cancel { cycle: self.answers.len(), after: self.answers.running_for(now) });
-        self.taps.iter().filter(|tap| tap.is_stream).filter_map(|tap| tap.shadow).collect()
+    }
+
+    /// The shadows that have the present transaction already, if its client asked for a cancel.
+    pub(super) fn cancelling(&self) -> Vec<Key> {
+        let streams = self.taps.iter().filter(|tap| tap.is_stream && !self.cancels.is_empty());
+        streams.filter_map(|tap| tap.shadow).collect()
+    }
+
+    /// Whether the primary has been cancelled at this cycle of the present transaction. A request may strike the cycle behind the one that it found.
+    pub(super) fn was_cancelled(&self, cycle: usize) -> bool {
+        self.cancels.iter().any(|cancel| cancel.cycle <= cycle)
+            && self.answers.get(cycle).is_some_and(is_cancelled)
     }
 
     /// What is known of the transaction that ends.
@@ -227,13 +237,24 @@ impl Source {
         let statements = self.requests.take();
         let answers = self.answers.take(usize::MAX);
         let mut cancels = std::mem::take(&mut self.cancels);
-        // Those that came too late there shall not strike here.
-        cancels.retain(|cancel| match answers.get(cancel.cycle) {
-            Some(answer) => answer.results.iter().any(|result| result.sqlstate == Some(QUERY_CANCELED)),
-            None => abandoned.is_some(),
+        // Those that came too late there shall not strike here, or strike what they struck there.
+        cancels.retain_mut(|cancel| {
+            let struck = (cancel.cycle..answers.len()).find(|&cycle| is_cancelled(&answers[cycle]));
+            match struck {
+                Some(cycle) if cycle > cancel.cycle => {
+                    *cancel = Cancel { cycle, after: answers[cycle].took };
+                    true
+                }
+                Some(_) => true,
+                None => cancel.cycle >= answers.len() && abandoned.is_some(),
+            }
         });
         Transaction { statements, has_named, answers, cancels, abandoned, ended }
     }
+}
+
+fn is_cancelled(answer: &Answer) -> bool {
+    answer.results.iter().any(|result| result.sqlstate == Some(QUERY_CANCELED))
 }
 
 impl Tap {
@@ -454,7 +475,10 @@ impl Worker {
             source.held_by = behind;
         }
         match (holds, source.held_since) {
-            (true, None) => source.held_since = Some(now),
+            (true, None) => {
+                source.held_since = Some(now);
+                self.mirror_cancelled(key);
+            }
             (false, Some(since)) => {
                 source.held_since = None;
                 let held = now.saturating_duration_since(since);
@@ -474,7 +498,7 @@ impl Worker {
         // A client that does not wait for its answers is stopped by what lies ahead of the mirror only.
         let is_behind = |shadow: Key| match self.clients.get(shadow) {
             Some(client) if is_primary_busy => client.transport.unread() + client.inbox.len() > AHEAD_MAX,
-            Some(_) => self.shadow_is_behind(shadow),
+            Some(_) => self.shadow_keeps_waiting(shadow),
             None => false,
         };
         let is_waited_for = |tap: &&Tap| tap.is_sync_on() && tap.shadow.is_some_and(is_behind);
@@ -517,6 +541,7 @@ impl Worker {
 
     /// The transaction of a source is over on the primary.
     pub(super) fn source_boundary(&mut self, key: Key) {
+        self.mirror_cancelled(key);
         let Some(source) = self.source(key) else { return };
         let was_partial = std::mem::replace(&mut source.is_partial, false);
         source.at_boundary = true;
@@ -756,6 +781,7 @@ impl Worker {
     /// each other's connections, which are opened one by one: that is no fault of a mirror that lets one in after the other.
     pub(super) fn source_sweep(&mut self, key: Key) {
         let now = self.now;
+        self.mirror_cancelled(key);
         let Some(source) = self.source(key) else { return };
         let Some(since) = source.held_since else { return };
         let held = now.saturating_duration_since(since.max(source.excused_until));
@@ -767,7 +793,7 @@ impl Worker {
             .collect();
         for (state, shadow) in waited_for {
             let limit = state.settings.load().sync_timeout;
-            if !self.shadow_is_behind(shadow) {
+            if !self.shadow_keeps_waiting(shadow) {
                 continue;
             }
             if self.shadow_nears_server(shadow, limit) {
