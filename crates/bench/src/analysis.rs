@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::experiments::find;
 use crate::sample::{Point, Results, Sample, metric};
 use underpass_stats::Estimate;
 
 /// The system that every tax is taken from.
 pub const DIRECT: &str = "direct";
-/// The one in its place at points that have it: a thousand direct connections cost more than a pooler does.
+/// The one in its place in experiments that have it of themselves, at points where it was measured: a thousand direct connections cost more than a
+/// pooler does.
 pub const DIRECT_FEW: &str = "direct-few";
 /// The system that every ratio is taken to.
 pub const BASELINE: &str = "pgbouncer";
@@ -69,9 +71,14 @@ impl<'a> View<'a> {
         self.samples.get(system).and_then(|points| points.get(point)).map_or(&[], Vec::as_slice)
     }
 
-    /// A metric by round. The tax is the CPU above the direct connection's of the same round, of as few connections as the pool
-    /// has where that was measured; what a mirror adds is
-    /// above the same system without it.
+    /// The system that the tax is taken from.
+    fn tax_base(&self, point: &Point) -> &'static str {
+        let has_few = find(&self.experiment).is_some_and(|found| found.systems.contains(&DIRECT_FEW));
+        if has_few && !self.samples(DIRECT_FEW, point).is_empty() { DIRECT_FEW } else { DIRECT }
+    }
+
+    /// A metric by round. The tax is the CPU above the direct connection's of the same round, at a fixed rate of as few connections as the pool
+    /// has where that was measured; what a mirror adds is above the same system without it.
     #[must_use]
     pub fn by_round(&self, system: &str, point: &Point, name: &str) -> BTreeMap<u32, f64> {
         let plain = |system: &str, name: &str| -> BTreeMap<u32, f64> {
@@ -82,8 +89,7 @@ impl<'a> View<'a> {
         };
         let without = self.without(system);
         let (name, base) = match name {
-            metric::TAX if self.samples(DIRECT_FEW, point).is_empty() => (metric::CPU, Some(DIRECT)),
-            metric::TAX => (metric::CPU, Some(DIRECT_FEW)),
+            metric::TAX => (metric::CPU, Some(self.tax_base(point))),
             metric::ADDED_CPU => (metric::CPU, without),
             metric::ADDED_LATENCY => (metric::LATENCY_MEAN, without),
             stored => return plain(system, stored),
@@ -168,13 +174,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_tax_is_taken_from_few_direct_connections_where_they_were_measured() {
+    fn the_tax_is_taken_from_few_direct_connections_at_a_fixed_rate() {
         let point = Point::default().with("clients", 1000);
         let mut results = Results::default();
-        for (system, cpu) in [("direct", 90.0), ("direct-few", 60.0), ("pgbouncer", 76.0)] {
-            results.samples.push(sample(system, 0, &point, cpu, 1.0));
+        for (system, cpu) in [("direct", 90.0), ("direct-few", 60.0), ("pgbouncer", 106.0)] {
+            for experiment in ["many", "tax"] {
+                let one = sample(system, 0, &point, cpu, 1.0);
+                results.samples.push(Sample { experiment: experiment.into(), ..one });
+            }
         }
-        assert_eq!(View::of(&results, "tax").values("pgbouncer", &point, metric::TAX), vec![16.0]);
+        let tax = |experiment| View::of(&results, experiment).values("pgbouncer", &point, metric::TAX);
+        assert_eq!(tax("many"), vec![46.0]);
+        // Not where it is only shown beside the others.
+        assert_eq!(tax("tax"), vec![16.0]);
     }
 
     #[test]

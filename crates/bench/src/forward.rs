@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A forwarder without a protocol, in its three forms: a copy in user space, a redirect in the kernel between its own two sockets, as lane D does,
-//! and one between the client's socket and the backend's, as lane A does. The experiment `forward` compares them.
+//! A forwarder without a protocol: a copy in user space, a redirect in the kernel between its own two sockets, as lane D does, and redirects into and
+//! out of the sockets of the processes at its ends, as lanes A and B do. The experiment `forward` compares them, and `tax` has them beside the lanes:
+//! what a program can have at most.
 //!
 //! One thread and one epoll instance, as a pooler of one thread has. Sockets block: a write to a full
 //! socket waits, which is enough for requests and answers of a few bytes and nothing for copies.
@@ -18,7 +19,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags};
-use underpass_sockmap::Forwarder;
+use underpass_sockmap::{Forwarder, Local};
 
 /// What is read at once.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -37,8 +38,32 @@ pub enum By {
     User,
     /// A program in the kernel, between the forwarder's two sockets.
     Kernel,
-    /// Programs in the kernel, between the client's socket and the backend's on this host; the login by a copy.
+    /// Programs in the kernel, between the client's connection and the backend's socket on this host; the login by a copy.
     SameHost,
+    /// A program in the kernel, between the client's own socket and the backend's, both on this host; the login by a copy.
+    Both,
+    /// Answers as in [`By::SameHost`], requests by a copy: no program can keep those of clients that wait for a server.
+    Fed,
+    /// Answers as in [`By::Both`], requests by a copy.
+    FedBoth,
+}
+
+impl By {
+    /// Between which processes' sockets, where it is not between the forwarder's own.
+    fn local(self) -> Option<Local> {
+        match self {
+            Self::User | Self::Kernel => None,
+            Self::SameHost => Some(Local::Server),
+            Self::Both => Some(Local::Both),
+            Self::Fed => Some(Local::ServerAnswers),
+            Self::FedBoth => Some(Local::BothAnswers),
+        }
+    }
+
+    /// Whether what a client says still comes to the forwarder once its session is joined.
+    fn copies_requests(self) -> bool {
+        matches!(self, Self::User | Self::Fed | Self::FedBoth)
+    }
 }
 
 /// The key of the first listener among the events, the others follow; connections count from 0.
@@ -142,10 +167,10 @@ pub fn run(listen: &[Place], to: &Place, by: By) -> Result<()> {
         epoll::add(&epoll, &listener, EventData::new_u64(key), EventFlags::IN)?;
         listeners.push(listener);
     }
-    let kernel = match by {
-        By::User => None,
-        By::Kernel => Some(Forwarder::open()?),
-        By::SameHost => Some(Forwarder::open_same_host()?),
+    let kernel = match (by, by.local()) {
+        (By::User, _) => None,
+        (_, Some(local)) => Some(Forwarder::open_local(local)?),
+        (_, None) => Some(Forwarder::open()?),
     };
     let mut pairs = Pairs { epoll, sockets: BTreeMap::new(), next: 0, by, kernel };
     let mut events = Vec::with_capacity(EVENTS);
@@ -205,7 +230,7 @@ impl Pairs {
             Ok((read, _)) => {
                 let mut rest = &buffer[..read];
                 // Before the client hears of it: it speaks next.
-                if self.by == By::SameHost && rest.ends_with(READY) {
+                if self.by.local().is_some() && rest.ends_with(READY) {
                     self.join_local(key ^ 1)?;
                 }
                 while !rest.is_empty() {
@@ -218,7 +243,7 @@ impl Pairs {
         }
     }
 
-    /// The session of this client goes on without the forwarder.
+    /// The session of this client goes on without the forwarder, or its answers do.
     fn join_local(&self, client: u64) -> io::Result<()> {
         let (Some(near), Some(server), Some(forwarder)) =
             (self.sockets.get(&client), self.sockets.get(&(client ^ 1)), &self.kernel)
@@ -226,8 +251,9 @@ impl Pairs {
             return Ok(());
         };
         forwarder.join_local(near, server).map_err(io::Error::other)?;
-        for (key, socket) in [(client, near), (client ^ 1, server)] {
-            epoll::modify(&self.epoll, socket, EventData::new_u64(key), EventFlags::RDHUP)?;
+        let of_client = if self.by.copies_requests() { EventFlags::IN } else { EventFlags::empty() };
+        for (key, socket, wanted) in [(client, near, of_client), (client ^ 1, server, EventFlags::empty())] {
+            epoll::modify(&self.epoll, socket, EventData::new_u64(key), wanted | EventFlags::RDHUP)?;
         }
         Ok(())
     }
@@ -339,23 +365,37 @@ mod tests {
             eprintln!("skipped: needs root");
             return;
         }
+        for by in [By::SameHost, By::Both, By::Fed, By::FedBoth] {
+            exchange_with_backend(by);
+        }
+    }
+
+    fn exchange_with_backend(by: By) {
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let to = Place::Tcp(server.local_addr().unwrap());
-        std::thread::spawn(move || server.incoming().for_each(|stream| answer_as_backend(stream.unwrap())));
+        std::thread::spawn(move || {
+            for stream in server.incoming() {
+                std::thread::spawn(|| answer_as_backend(stream.unwrap()));
+            }
+        });
         let port = crate::postgres::free_port().unwrap();
         let listen = [Place::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))];
         let place = listen[0].clone();
-        std::thread::spawn(move || run(&listen, &to, By::SameHost).unwrap());
-        let mut client = TcpStream::from(connect(&place));
-        client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
-        let mut ready = [0; READY.len()];
-        client.read_exact(&mut ready).unwrap();
-        assert_eq!(ready, READY);
+        std::thread::spawn(move || run(&listen, &to, by).unwrap());
+        let mut clients: Vec<TcpStream> = (0..3).map(|_| TcpStream::from(connect(&place))).collect();
+        for client in &mut clients {
+            client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+            let mut ready = [0; READY.len()];
+            client.read_exact(&mut ready).unwrap();
+            assert_eq!(ready, READY, "{by:?}");
+        }
         for sent in 0..100 {
-            client.write_all(&[sent]).unwrap();
-            let mut got = [0];
-            client.read_exact(&mut got).unwrap();
-            assert_eq!(got[0], sent + 1);
+            for (number, client) in (0u8..).zip(&mut clients) {
+                client.write_all(&[sent + number]).unwrap();
+                let mut got = [0];
+                client.read_exact(&mut got).unwrap();
+                assert_eq!(got[0], sent + number + 1, "{by:?}");
+            }
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct Limit {
     /// The pooler may choose user space here, so the lane's share decides nothing.
     #[serde(default)]
     pub any_path: bool,
+    /// Redirects without a protocol or a pool, whose value is shown beside: what a program could have at most.
+    pub floor: Option<OneOrMany>,
 }
 
 /// A number, or one for each number of clients.
@@ -179,6 +181,8 @@ pub struct Judged {
     pub bounds: Bounds,
     /// What was measured.
     pub estimate: Estimate,
+    /// The same of the limit's floors, as far as they took part.
+    pub floors: Vec<(String, Estimate)>,
     /// The verdict.
     pub verdict: Verdict,
 }
@@ -219,13 +223,13 @@ impl Limit {
         if within { Verdict::Met } else { Verdict::NotMet }
     }
 
-    /// What was measured of it at a point.
-    fn estimate(&self, view: &View<'_>, point: &Point) -> Option<Estimate> {
+    /// What was measured of it at a point, were it about `system`.
+    fn estimate(&self, view: &View<'_>, system: &str, point: &Point) -> Option<Estimate> {
         let Some(others) = &self.relative_to else {
-            return Estimate::of(&view.values(&self.system, point, &self.metric));
+            return Estimate::of(&view.values(system, point, &self.metric));
         };
         if let (0.0, [other]) = (self.plus, others.values()) {
-            return view.ratio(&self.system, other, point, &self.metric);
+            return view.ratio(system, other, point, &self.metric);
         }
         let each: Vec<BTreeMap<u32, f64>> =
             others.values().iter().map(|other| view.by_round(other, point, &self.metric)).collect();
@@ -233,7 +237,7 @@ impl Limit {
         let largest = |round: &u32| {
             each.iter().map(|one| one.get(round).copied()).reduce(|a, b| Some(a?.max(b?))).flatten()
         };
-        let rounds = view.by_round(&self.system, point, &self.metric).into_iter();
+        let rounds = view.by_round(system, point, &self.metric).into_iter();
         let ratios = rounds.filter_map(|(round, value)| {
             let (value, base) = ((value - self.plus).max(0.0), largest(&round)?);
             Some(if value == 0.0 {
@@ -256,10 +260,21 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
         let view = View::of(results, &limit.experiment);
         for point in view.points() {
             let Some(bounds) = limit.bounds(point) else { continue };
-            let Some(estimate) = limit.estimate(&view, point) else { continue };
+            let Some(estimate) = limit.estimate(&view, &limit.system, point) else { continue };
+            let floors = limit.floor.iter().flat_map(OneOrMany::values);
+            let floors = floors
+                .filter_map(|floor| Some((floor.clone(), limit.estimate(&view, floor, point)?)))
+                .collect();
             let carried = limit.any_path || carried(limits, &view, &limit.system, point) != Some(false);
             let verdict = if carried { limit.verdict(&bounds, &estimate) } else { Verdict::NotCarried };
-            judged.push(Judged { limit: limit.clone(), point: point.clone(), bounds, estimate, verdict });
+            judged.push(Judged {
+                limit: limit.clone(),
+                point: point.clone(),
+                bounds,
+                estimate,
+                floors,
+                verdict,
+            });
         }
     }
     judged
@@ -302,6 +317,7 @@ mod tests {
             loosened: None,
             min_rounds: None,
             any_path: false,
+            floor: None,
         }
     }
 
@@ -358,7 +374,7 @@ mod tests {
             plus: 1.0,
             ..limit()
         };
-        let estimate = limit.estimate(&View::of(&results, "tax"), &point).unwrap();
+        let estimate = limit.estimate(&View::of(&results, "tax"), "ours-d", &point).unwrap();
         assert_eq!((estimate.median, estimate.rounds), (2.0, 3));
         // Against the larger of two, in the rounds that both have.
         for (round, other) in [(0, 0.5), (1, 2.0)] {
@@ -366,7 +382,7 @@ mod tests {
         }
         let both = OneOrMany::Many(vec!["direct".into(), "direct-unix".into()]);
         let limit = Limit { relative_to: Some(both), plus: 0.0, ..limit };
-        let estimate = limit.estimate(&View::of(&results, "tax"), &point).unwrap();
+        let estimate = limit.estimate(&View::of(&results, "tax"), "ours-d", &point).unwrap();
         assert_eq!((estimate.median, estimate.rounds), ((0.9 + 1.5) / 2.0, 2));
     }
 
@@ -375,11 +391,42 @@ mod tests {
         let systems = crate::systems::table(None).unwrap();
         for limit in table().unwrap() {
             assert!(systems.iter().any(|system| system.name == limit.system), "{}", limit.system);
-            for other in limit.relative_to.iter().flat_map(OneOrMany::values) {
+            for other in limit.relative_to.iter().chain(&limit.floor).flat_map(OneOrMany::values) {
                 assert!(systems.iter().any(|system| &system.name == other), "{other}");
             }
             assert!(crate::experiments::find(&limit.experiment).is_some(), "{}", limit.experiment);
         }
+    }
+
+    #[test]
+    fn a_floor_stands_beside_and_decides_nothing() {
+        let point = Point::default().with("clients", 8);
+        let mut results = Results::default();
+        for round in 0..10 {
+            for (system, cpu) in
+                [("direct", 20.0), ("pgbouncer", 30.0), ("ours-a", 26.0), ("forward-same-host", 24.0)]
+            {
+                results.samples.push(crate::analysis::tests::sample(system, round, &point, cpu, 1.0));
+            }
+        }
+        let floor = OneOrMany::Many(vec!["forward-same-host".into(), "forward-fed".into()]);
+        let limit = Limit {
+            system: "ours-a".into(),
+            at_most: Some(Bound::One(0.5)),
+            floor: Some(floor),
+            any_path: true,
+            ..limit()
+        };
+        let judged = judge(&[limit], &results);
+        let [one] = &judged[..] else { panic!("{judged:?}") };
+        assert_eq!((one.estimate.median, one.verdict), (0.6, Verdict::NotMet));
+        let [(name, floor)] = &one.floors[..] else { panic!("only what took part: {judged:?}") };
+        assert_eq!((name.as_str(), floor.median), ("forward-same-host", 0.4));
+        let text = crate::table::of_limits(&judged);
+        assert!(
+            text.contains("bare redirect") && text.contains("0.40 [0.40, 0.40] forward-same-host"),
+            "{text}"
+        );
     }
 
     #[test]

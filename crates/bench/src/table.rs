@@ -143,13 +143,12 @@ pub fn of_limits(judged: &[Judged]) -> String {
     if judged.is_empty() {
         return String::new();
     }
-    let mut rows = vec![
-        ["limit", "point", "bound", "aim", "measured, 90 % interval", "rounds", "verdict"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let has_floors = judged.iter().any(|one| !one.floors.is_empty());
+    let mut heading = vec!["limit", "point", "bound", "aim", "measured, 90 % interval", "rounds", "verdict"];
+    heading.extend(has_floors.then_some(FLOOR));
+    let mut rows = vec![heading.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     for one in judged {
-        rows.push(vec![
+        let mut row = vec![
             one.limit.source.clone(),
             one.point.label(),
             one.bounds.to_string(),
@@ -157,9 +156,21 @@ pub fn of_limits(judged: &[Judged]) -> String {
             interval(&one.estimate),
             one.estimate.rounds.to_string(),
             one.verdict.to_string(),
-        ]);
+        ];
+        row.extend(has_floors.then(|| floors(one)));
+        rows.push(row);
     }
     format!("\nLimits\n{}", aligned(&rows))
+}
+
+/// The heading of [`floors`].
+pub const FLOOR: &str = "bare redirect";
+
+/// What redirects without a protocol have of the same limit: `0.44 [0.41, 0.47] forward-kernel`.
+#[must_use]
+pub fn floors(judged: &Judged) -> String {
+    let each = judged.floors.iter().map(|(name, estimate)| format!("{} {name}", interval(estimate)));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// A metric's name without its unit.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
@@ -16,10 +16,24 @@ use crate::skel::forward::{ForwardSkel, ForwardSkelBuilder};
 /// linux/bpf.h: a redirect into the receive queue of its target.
 const BPF_F_INGRESS: u64 = 1;
 
+/// Between which sockets [`Forwarder::join_local`] forwards, by the names of their processes: the client at one end, the backend at the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Local {
+    /// Requests from the client's connection here into the backend's socket, answers out of that to the connection here: lane A's ways.
+    Server,
+    /// Requests out of the client's own socket into the backend's and answers back: lane B's ways.
+    Both,
+    /// Answers as of [`Local::Server`]; requests are the caller's to forward, as of clients that wait for a server.
+    ServerAnswers,
+    /// Answers as of [`Local::Both`]; requests are the caller's.
+    BothAnswers,
+}
+
 /// Pairs of TCP or unix stream sockets between which the kernel forwards. Everything ends with the value.
 pub struct Forwarder {
     // Before the programs: what is attached goes first.
     _attachments: Vec<Attachment>,
+    local: Option<Local>,
     skel: ForwardSkel<'static>,
 }
 
@@ -35,7 +49,7 @@ impl Forwarder {
     /// # Errors
     /// When the kernel refuses it; carries the verifier's log.
     pub fn open() -> Result<Self, Error> {
-        Self::load(0, false)
+        Self::load(0, None)
     }
 
     /// As [`Self::open`], but what arrives at one socket of a pair becomes readable at the other.
@@ -43,18 +57,19 @@ impl Forwarder {
     /// # Errors
     /// As of [`Self::open`].
     pub fn open_inward() -> Result<Self, Error> {
-        Self::load(BPF_F_INGRESS, false)
+        Self::load(BPF_F_INGRESS, None)
     }
 
-    /// For [`Self::join_local`]: the two ways of lane A.
+    /// For [`Self::join_local`].
     ///
     /// # Errors
     /// As of [`Self::open`].
-    pub fn open_same_host() -> Result<Self, Error> {
-        Self::load(0, true)
+    pub fn open_local(local: Local) -> Result<Self, Error> {
+        let inward = matches!(local, Local::Both | Local::BothAnswers);
+        Self::load(if inward { BPF_F_INGRESS } else { 0 }, Some(local))
     }
 
-    fn load(redirect_flags: u64, same_host: bool) -> Result<Self, Error> {
+    fn load(redirect_flags: u64, local: Option<Local>) -> Result<Self, Error> {
         let log = attach::capture_log();
         // The skeleton borrows this storage for its whole life; it is a pointer in size and opened once.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
@@ -62,14 +77,19 @@ impl Forwarder {
         let rodata =
             open.maps.rodata_data.as_deref_mut().ok_or(Error::State("the object has no settings"))?;
         rodata.redirect_flags = redirect_flags;
-        rodata.same_host = same_host.into();
+        rodata.same_host = (local == Some(Local::Server)).into();
+        let by_skb = matches!(local, None | Some(Local::Server));
+        rodata.among_senders = (!by_skb).into();
         let skel = open.load().map_err(|e| log.error(&e))?;
         drop(log);
-        let mut attachments = vec![attach::skb_verdict(&skel.progs.forward_skb, &skel.maps.peers)?];
-        if same_host {
-            attachments.push(attach::msg_verdict(&skel.progs.forward_msg, &skel.maps.backends)?);
+        let mut attachments = Vec::new();
+        if by_skb {
+            attachments.push(attach::skb_verdict(&skel.progs.forward_skb, &skel.maps.peers)?);
         }
-        Ok(Self { _attachments: attachments, skel })
+        if local.is_some() {
+            attachments.push(attach::msg_verdict(&skel.progs.forward_msg, &skel.maps.senders)?);
+        }
+        Ok(Self { _attachments: attachments, local, skel })
     }
 
     /// Joins two connected sockets: what arrives at one from now on is forwarded to the other. What arrived before stays
@@ -84,20 +104,38 @@ impl Forwarder {
         if of_a == of_b { Ok(()) } else { self.insert(of_a, b) }
     }
 
-    /// Joins a client with the process on this host that `server` leads to: what arrives at the client becomes readable in that process, and what
-    /// that sends is sent to the client. Nothing may be under way, and the process must not be asleep in `recv()`: a backend that has said
-    /// ReadyForQuery is asleep in epoll.
+    /// Joins a client with the process on this host that `server` leads to, as [`Self::open_local`] was told. Nothing may be under way, and no process
+    /// may be asleep in `recv()`: a backend that has said ReadyForQuery is asleep in epoll, and libpq in poll.
     ///
     /// # Errors
-    /// As of [`Self::join`]; when no process on this host is found at the other end.
+    /// As of [`Self::join`]; when a process that takes part is not found on this host; on a forwarder that was opened otherwise.
     pub fn join_local(&self, client: impl AsFd, server: impl AsFd) -> Result<(), Error> {
+        let local = self.local.ok_or(Error::State("opened for pairs of its own sockets"))?;
         let client = client.as_fd();
-        let backend = holder_of(server.as_fd(), None, None).and_then(Found::socket);
-        let backend = backend.map_err(Error::system("looking for the backend's socket"))?;
-        let key = cookie_of(client)?.to_ne_bytes();
-        datapath::insert(&self.skel.maps.backends, &key, &value_of(backend.as_fd()))
-            .map_err(Error::system("putting a backend's socket into the map"))?;
-        self.insert(cookie_of(backend.as_fd())?, client)
+        let backend = far_end(server.as_fd())?;
+        let backend = backend.as_fd();
+        let of_backend = cookie_of(backend)?;
+        // Where the backend's own bytes go; it is in its map before, by whatever key.
+        match local {
+            Local::Server => {
+                self.insert_sender(cookie_of(client)?, backend)?;
+                self.insert(of_backend, client)
+            }
+            Local::Both => {
+                let application = far_end(client)?;
+                self.insert_sender(cookie_of(application.as_fd())?, backend)?;
+                self.insert_sender(of_backend, application.as_fd())
+            }
+            Local::ServerAnswers => {
+                self.insert_sender(!of_backend, backend)?;
+                self.insert_sender(of_backend, client)
+            }
+            Local::BothAnswers => {
+                let application = far_end(client)?;
+                self.insert_sender(!of_backend, backend)?;
+                self.insert_sender(of_backend, application.as_fd())
+            }
+        }
     }
 
     /// Runs the program on what arrives at a connected socket, without a peer: it all goes to user space.
@@ -114,6 +152,17 @@ impl Forwarder {
         let inserted = datapath::insert(&self.skel.maps.peers, &key.to_ne_bytes(), &value_of(socket));
         inserted.map_err(Error::system("putting a socket into the map"))
     }
+
+    fn insert_sender(&self, key: u64, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        let inserted = datapath::insert(&self.skel.maps.senders, &key.to_ne_bytes(), &value_of(socket));
+        inserted.map_err(Error::system("putting a process's socket into the map"))
+    }
+}
+
+/// The socket at the other end, of a process on this host; to be closed at once after use.
+fn far_end(near: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+    let found = holder_of(near, None, None).and_then(Found::socket);
+    found.map_err(Error::system("looking for a process's socket"))
 }
 
 fn value_of(socket: BorrowedFd<'_>) -> [u8; 8] {

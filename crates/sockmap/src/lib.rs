@@ -127,7 +127,7 @@ pub use datapath::{ClientSlot, Config, Datapath, Lane, LaneChoice, PoolSlot, Ser
 pub use error::Error;
 pub use events::Event;
 pub use feed::Fed;
-pub use forward::Forwarder;
+pub use forward::{Forwarder, Local};
 pub use handover::{Claim, Give, LinkState, Taken, TransactionStatus};
 pub use holder::Connection;
 pub use holders::Holders;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The naive forwarder over real sockets.
 
+#![allow(unsafe_code)]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use underpass_sockmap::Forwarder;
+use underpass_sockmap::{Forwarder, Local};
 
 /// Two connected sockets on loopback.
 fn pair() -> (TcpStream, TcpStream) {
@@ -14,6 +17,8 @@ fn pair() -> (TcpStream, TcpStream) {
     let (far, _) = listener.accept().unwrap();
     for stream in [&near, &far] {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        // Requests whose answers come another way are acknowledged late.
+        stream.set_nodelay(true).unwrap();
     }
     (near, far)
 }
@@ -42,5 +47,62 @@ fn root_bytes_pass_both_ways_in_order_and_only_between_the_two() {
             });
             assert!(got == sent, "pair {number}");
         }
+    }
+}
+
+/// Bytes of a connection that TCP has sent and seen acknowledged, and those that it has received.
+fn tcp_bytes(stream: &TcpStream) -> (u64, u64) {
+    // struct tcp_info (linux/tcp.h; the layout only grows): tcpi_bytes_acked, tcpi_bytes_received.
+    const ACKED: usize = 120;
+    let mut info = [0u64; 32];
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the buffer is as long as length says.
+    let rc = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    assert_eq!(rc, 0);
+    (info[ACKED / 8], info[ACKED / 8 + 1])
+}
+
+/// Each way that is to pass TCP by does so, and each other does not.
+#[test]
+fn root_bytes_pass_between_the_sockets_of_processes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    for local in [Local::Server, Local::Both, Local::ServerAnswers, Local::BothAnswers] {
+        let forwarder = Forwarder::open_local(local).unwrap();
+        let ((mut client, mut inner), (mut outer, mut server)) = (pair(), pair());
+        forwarder.join_local(&inner, &outer).unwrap();
+        let is_copied = matches!(local, Local::ServerAnswers | Local::BothAnswers);
+        for sent in 0..100u8 {
+            let mut got = [0; 2];
+            client.write_all(&[sent, 1]).unwrap();
+            if is_copied {
+                inner.read_exact(&mut got).unwrap();
+                outer.write_all(&got).unwrap();
+            }
+            server.read_exact(&mut got).unwrap();
+            assert_eq!(got, [sent, 1], "{local:?}");
+            server.write_all(&[sent, 2]).unwrap();
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(got, [sent, 2], "{local:?}");
+        }
+        let (requested, answered) = tcp_bytes(&client);
+        let by_tcp = [requested > 100, answered > 100, tcp_bytes(&outer).0 > 100, tcp_bytes(&outer).1 > 100];
+        let expected = match local {
+            Local::Server => [true, true, false, false],
+            Local::Both => [false, false, false, false],
+            Local::ServerAnswers => [true, true, true, false],
+            Local::BothAnswers => [true, false, true, false],
+        };
+        assert_eq!(by_tcp, expected, "{local:?}");
     }
 }

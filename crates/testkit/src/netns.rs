@@ -2,6 +2,7 @@
 //! Network namespaces joined by a veth pair (root only): two hosts on one machine, with real addresses, MTU and routes.
 
 use std::fs::File;
+use std::net::SocketAddrV4;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -73,6 +74,28 @@ impl Netns {
         }
         let source = std::io::Error::from_raw_os_error(-refusal);
         Err(Error::Io { what: format!("segments of {bytes} bytes"), source })
+    }
+
+    /// Has connections that are opened inside to `from` end at `to` (DNAT), by nft or else iptables.
+    ///
+    /// # Errors
+    /// Neither is installed, or the kernel has no NAT.
+    pub fn translate(&self, from: SocketAddrV4, to: SocketAddrV4) -> Result<()> {
+        let (address, port, to) = (from.ip().to_string(), from.port().to_string(), to.to_string());
+        let rule = ["ip", "daddr", &address, "tcp", "dport", &port, "dnat", "to", &to];
+        // Those that are there already may be added again.
+        let by_nft = [
+            vec!["nft", "add", "table", "ip", "upk"],
+            vec!["nft", "add", "chain", "ip", "upk", "out", "{ type nat hook output priority -100 ; }"],
+            [&["nft", "add", "rule", "ip", "upk", "out"][..], &rule].concat(),
+        ];
+        let of_iptables = ["-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-d", &address, "--dport", &port];
+        let by_iptables =
+            vec![[&["iptables"][..], &of_iptables, &["-j", "DNAT", "--to-destination", &to]].concat()];
+        let inside = |commands: &[Vec<&str>]| {
+            commands.iter().try_for_each(|words| ip(&[&["netns", "exec", &self.name][..], words].concat()))
+        };
+        inside(&by_nft).or_else(|error| inside(&by_iptables).map_err(|_| error))
     }
 
     /// A command that will run inside.

@@ -64,6 +64,7 @@ pub struct PostgresBuilder<'a> {
     users: Vec<(String, String)>,
     settings: BTreeMap<String, String>,
     tls: Option<&'a Authority>,
+    own_processes: bool,
 }
 
 impl<'a> PostgresBuilder<'a> {
@@ -97,6 +98,12 @@ impl<'a> PostgresBuilder<'a> {
         self
     }
 
+    /// In a process namespace of its own, as a container's: its processes have other numbers for themselves than for us. As root only.
+    pub fn own_processes(mut self) -> Self {
+        self.own_processes = true;
+        self
+    }
+
     /// Makes a data directory as initdb does, starts the server and creates the users.
     pub fn start(self) -> Result<Postgres> {
         let directory = service_directory()?;
@@ -104,8 +111,9 @@ impl<'a> PostgresBuilder<'a> {
         initdb(directory.path(), &data)?;
         let port = Port::reserve()?;
         self.write_configuration(directory.path(), &data, &port)?;
-        let process = spawn(directory.path(), &data)?;
-        let mut server = Postgres { process, port, data, directory };
+        let own_processes = self.own_processes;
+        let process = spawn(directory.path(), &data, own_processes)?;
+        let mut server = Postgres { process, port, data, own_processes, directory };
         server.wait_ready()?;
         for (name, password) in &self.users {
             let password = password.replace('\'', "''");
@@ -165,6 +173,7 @@ pub struct Postgres {
     process: Process,
     port: Port,
     data: PathBuf,
+    own_processes: bool,
     directory: TempDir,
 }
 
@@ -182,6 +191,7 @@ impl Postgres {
             users: Vec::new(),
             settings: BTreeMap::new(),
             tls: None,
+            own_processes: false,
         }
     }
 
@@ -209,8 +219,8 @@ impl Postgres {
         let _ = writeln!(text, "port = {}", port.number());
         let _ = writeln!(text, "unix_socket_directories = '{}'", directory.path().display());
         write_service_file(&path, &text, 0o600)?;
-        let process = spawn(directory.path(), &data)?;
-        let mut server = Self { process, port, data, directory };
+        let process = spawn(directory.path(), &data, false)?;
+        let mut server = Self { process, port, data, own_processes: false, directory };
         server.wait_ready()?;
         Ok(server)
     }
@@ -282,7 +292,7 @@ impl Postgres {
         }
         let deadline = Instant::now() + STOP_LIMIT;
         loop {
-            self.process = spawn(self.directory.path(), &self.data)?;
+            self.process = spawn(self.directory.path(), &self.data, self.own_processes)?;
             match self.wait_ready() {
                 // Backends of a killed server hold its memory for a moment, and the next one refuses to start until then.
                 Err(Error::Exited { log, .. })
@@ -384,9 +394,10 @@ fn run(command: &mut Command) -> Result<()> {
     })
 }
 
-fn spawn(directory: &Path, data: &Path) -> Result<Process> {
+fn spawn(directory: &Path, data: &Path, own_processes: bool) -> Result<Process> {
     let mut command = service_command(&bin_dir()?.join("postgres"), directory);
     command.arg("-D").arg(data);
+    let start = if own_processes { Process::spawn_apart } else { Process::spawn };
     // SIGQUIT is PostgreSQL's immediate shutdown: the postmaster ends its backends, which SIGKILL would leave behind.
-    Process::spawn("postgres", &mut command, &directory.join("postgres.log"), directory, Signal::SIGQUIT)
+    start("postgres", &mut command, &directory.join("postgres.log"), directory, Signal::SIGQUIT)
 }

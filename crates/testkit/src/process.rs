@@ -7,6 +7,7 @@
 //! would not do: it fires when the *thread* that started the child ends, and fixtures are shared between test threads.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, User, geteuid};
@@ -54,6 +56,38 @@ impl Process {
         directory: &Path,
         end_signal: Signal,
     ) -> Result<Self> {
+        Self::spawn_by(Command::spawn, name, command, log, directory, end_signal)
+    }
+
+    /// As [`Self::spawn`], as the first process of a process namespace of its own; as root only.
+    pub(crate) fn spawn_apart(
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+        directory: &Path,
+        end_signal: Signal,
+    ) -> Result<Self> {
+        // The namespace is for what the thread starts from then on, which must be this child alone.
+        let start = |command: &mut Command| {
+            thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    unshare(CloneFlags::CLONE_NEWPID)?;
+                    command.spawn()
+                });
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        };
+        Self::spawn_by(start, name, command, log, directory, end_signal)
+    }
+
+    fn spawn_by(
+        start: impl FnOnce(&mut Command) -> io::Result<Child>,
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+        directory: &Path,
+        end_signal: Signal,
+    ) -> Result<Self> {
         let output = File::options()
             .create(true)
             .append(true)
@@ -61,13 +95,8 @@ impl Process {
             .map_err(Error::io(format!("open {}", log.display())))?;
         let errors = output.try_clone().map_err(Error::io("duplicate log"))?;
         // A process group of its own: Ctrl-C in the terminal reaches the test, and the test ends its children in order.
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(output)
-            .stderr(errors)
-            .process_group(0)
-            .spawn()
-            .map_err(Error::io(format!("start {name}")))?;
+        command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
+        let mut child = start(command).map_err(Error::io(format!("start {name}")))?;
         let guard = Command::new("/bin/sh")
             .args(["-c", GUARD, "testkit-guard"])
             .arg(end_signal.as_str().trim_start_matches("SIG"))

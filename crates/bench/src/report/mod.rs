@@ -24,6 +24,10 @@ const INTRODUCTION: &str = "<p>Every system did the same work in the same run, i
     medians over rounds; small ones beside them are the quartiles. The tax is the whole machine's CPU time per transaction minus \
     the direct connection's in the same round. Ratios are medians of per-round ratios with their 90 % bootstrap interval.</p>";
 
+/// What the last column of the limits is.
+const BARE_REDIRECTS: &str = " Bare redirects are programs without a protocol or a pool, of no more clients than there are servers: what they \
+    have of the same limit in the same run is the most that any program could have there.";
+
 /// Writes the page.
 ///
 /// # Errors
@@ -208,10 +212,13 @@ fn limits_section(judged: &[Judged]) -> String {
         return String::new();
     }
     let count = |verdict| judged.iter().filter(|one| one.verdict == verdict).count();
+    let has_floors = judged.iter().any(|one| !one.floors.is_empty());
+    let (about, heading) =
+        if has_floors { (BARE_REDIRECTS, format!("<th>{}</th>", table::FLOOR)) } else { ("", String::new()) };
     let mut text = format!(
-        "<section><h2>Limits</h2><p>{} of {} met, {} not met, {} failed because the lane did not carry the row, {} undecided.</p>\
+        "<section><h2>Limits</h2><p>{} of {} met, {} not met, {} failed because the lane did not carry the row, {} undecided.{about}</p>\
          <div class=\"scroll\"><table class=\"limits\"><tr><th>limit</th><th>bound</th><th>median, 90 % interval</th>\
-         <th>verdict</th><th>aim</th><th>rounds</th></tr>",
+         <th>verdict</th><th>aim</th><th>rounds</th>{heading}</tr>",
         count(Verdict::Met),
         judged.len(),
         count(Verdict::NotMet),
@@ -224,9 +231,11 @@ fn limits_section(judged: &[Judged]) -> String {
             Verdict::NotMet | Verdict::NotCarried => "not-met",
             Verdict::Undecided => "undecided",
         };
+        let floors =
+            if has_floors { format!("<td>{}</td>", escape(&table::floors(one))) } else { String::new() };
         let _ = write!(
             text,
-            "<tr><td>{} <small>{}</small></td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><td>{} <small>{}</small></td><td>{}</td><td>{}</td><td class=\"{class}\">{}</td><td>{}</td><td>{}</td>{floors}</tr>",
             escape(&one.limit.source),
             escape(&one.point.label()),
             escape(&one.bounds.to_string()),

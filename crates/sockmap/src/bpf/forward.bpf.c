@@ -19,6 +19,8 @@ struct unix_sock {
 const volatile __u64 redirect_flags = 0;
 /* Chunks of a client go into the receive queue of its backend, and what that sends to the client: lane A's two ways. */
 const volatile __u32 same_host = 0;
+/* What processes on this host send goes where `senders` says, as redirect_flags say: lane B's two ways, or answers alone. */
+const volatile __u32 among_senders = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
@@ -27,13 +29,13 @@ struct {
 	__type(value, __u64);
 } peers SEC(".maps");
 
-/* same_host: forward_msg runs in their processes' sends. */
+/* same_host and among_senders: forward_msg runs in their processes' sends. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
 	__uint(max_entries, SOCKETS_MAX);
-	__type(key, __u64); /* cookie of the client's socket */
+	__type(key, __u64); /* cookie of the socket whose bytes go there: of same_host, the client's here */
 	__type(value, __u64);
-} backends SEC(".maps");
+} senders SEC(".maps");
 
 /* The cookie of the socket at which the chunk has arrived; 0 if it has none. */
 static __always_inline __u64 receiver(struct __sk_buff *skb)
@@ -59,7 +61,7 @@ int forward_skb(struct __sk_buff *skb)
 		return SK_PASS; /* a bare FIN; lanes.bpf.c says what a redirect of it would do */
 	/* Without a peer there is no redirect, and SK_PASS alone means the socket's own queue. */
 	if (same_host)
-		(void)bpf_sk_redirect_hash(skb, &backends, &own, BPF_F_INGRESS);
+		(void)bpf_sk_redirect_hash(skb, &senders, &own, BPF_F_INGRESS);
 	else
 		(void)bpf_sk_redirect_hash(skb, &peers, &own, redirect_flags);
 	return SK_PASS;
@@ -69,13 +71,17 @@ SEC("sk_msg")
 int forward_msg(struct sk_msg_md *msg)
 {
 	struct bpf_sock *sk = msg->sk;
-	struct tcp_sock *backend = sk ? bpf_skc_to_tcp_sock(sk) : NULL;
+	struct tcp_sock *sender = sk ? bpf_skc_to_tcp_sock(sk) : NULL;
 	__u64 own;
 
-	if (!backend)
+	if (!sender)
 		return SK_PASS;
-	own = backend->inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter;
-	(void)bpf_msg_redirect_hash(msg, &peers, &own, 0);
+	own = sender->inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter;
+	/* Without a peer by TCP, as ever. */
+	if (among_senders)
+		(void)bpf_msg_redirect_hash(msg, &senders, &own, redirect_flags);
+	else
+		(void)bpf_msg_redirect_hash(msg, &peers, &own, 0);
 	return SK_PASS;
 }
 
