@@ -278,21 +278,17 @@ fn clients_of_a_synchronous_mirror_stay_in_the_kernel_while_it_keeps_up() -> Res
             let mut client = pair.client()?;
             // The first ones make the sessions there.
             client.query("insert into t values (0, 'sync')")?;
-            pair.settled()?;
+            let executed = pair.settled()?.get("executed");
             let before = pair.xacts(lane)?;
             for id in 1..=60 {
                 client.query(&format!("insert into t values ({id}, 'sync')"))?;
-                let mut executed = 0;
-                eventually("the mirror has it", || {
-                    executed = pair.account()?.get("executed");
-                    Ok(executed == pair.account()?.get("transactions"))
-                })?;
+                eventually("the mirror has it", || Ok(pair.account()?.get("executed") == executed + id))?;
             }
             let carried = pair.xacts(lane)? - before;
             let account = pair.settled()?;
             pair.assert_same(ALL)?;
             assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
-            assert!(carried >= 57, "lane {lane}: {carried} of 60: {}", pair.pooler.log());
+            assert!(carried >= 50, "lane {lane}: {carried} of 60: {}", pair.pooler.log());
             Ok(())
         },
     )

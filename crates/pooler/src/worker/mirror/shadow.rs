@@ -159,9 +159,14 @@ impl Worker {
         if client.transport.unread() > 0 || !client.inbox.is_empty() {
             return;
         }
-        self.shadow_finish(key);
         let Some(shadow) = self.shadow(key) else { return };
         let (owner, is_sync) = (shadow.owner, shadow.state.is_sync());
+        if is_sync {
+            // Not with the next round: who waits in a lane says something soon, perhaps.
+            self.mirror_lets_on(owner);
+        }
+        self.shadow_finish(key);
+        let Some(shadow) = self.shadow(key) else { return };
         let is_over = shadow.is_left && shadow.queue.is_empty() && shadow.running.is_empty();
         if is_over {
             // Not here: its link is being taken apart by the caller.
@@ -306,6 +311,7 @@ impl Worker {
         let Some(shadow) = self.shadow(key).filter(|shadow| shadow.state.is_sync()) else { return };
         let owner = shadow.owner;
         if !self.shadow_is_behind(key) {
+            self.mirror_lets_on(owner);
             self.again.push(Again::Client(owner));
         }
     }
