@@ -170,6 +170,15 @@ impl Worker {
             self.again.push(Again::Client(key));
         }
         if is_sync {
+            self.shadow_wakes(owner);
+        }
+    }
+
+    /// `mode = sync`: a shadow has caught up, and its owner goes on. One that has said nothing meanwhile is not read in vain.
+    fn shadow_wakes(&mut self, owner: Key) {
+        let Some(client) = self.clients.get(owner) else { return };
+        let is_quiet = !client.readable && !client.ended && client.inbox.is_empty();
+        if !is_quiet || !matches!(client.phase, Phase::Idle | Phase::Linked(_)) {
             self.again.push(Again::Client(owner));
         }
     }
@@ -305,7 +314,7 @@ impl Worker {
         let Some(shadow) = self.shadow(key).filter(|shadow| shadow.state.is_sync()) else { return };
         let owner = shadow.owner;
         if !self.shadow_is_behind(key) {
-            self.again.push(Again::Client(owner));
+            self.shadow_wakes(owner);
         }
     }
 
