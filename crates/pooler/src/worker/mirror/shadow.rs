@@ -162,7 +162,7 @@ impl Worker {
         let Some(shadow) = self.shadow(key) else { return };
         let (owner, is_sync) = (shadow.owner, shadow.state.is_sync());
         if is_sync {
-            // Not with the next round: who waits in a lane says something soon, perhaps.
+            // Before anybody can see that it has been executed.
             self.mirror_lets_on(owner);
         }
         self.shadow_finish(key);
@@ -176,7 +176,19 @@ impl Worker {
             self.again.push(Again::Client(key));
         }
         if is_sync {
-            self.again.push(Again::Client(owner));
+            self.shadow_wakes(owner);
+        }
+    }
+
+    /// `mode = sync`: a shadow has caught up, and its owner goes on. One that has said nothing meanwhile is not read in vain.
+    fn shadow_wakes(&mut self, owner: Key) {
+        let Some(client) = self.clients.get(owner) else { return };
+        let is_quiet = !client.readable && !client.ended && client.inbox.is_empty();
+        match client.phase {
+            // Not with the next round: it may say something sooner.
+            Phase::Lane => self.mirror_lets_on(owner),
+            Phase::Idle | Phase::Linked(_) if is_quiet => {}
+            _ => self.again.push(Again::Client(owner)),
         }
     }
 
@@ -311,8 +323,7 @@ impl Worker {
         let Some(shadow) = self.shadow(key).filter(|shadow| shadow.state.is_sync()) else { return };
         let owner = shadow.owner;
         if !self.shadow_is_behind(key) {
-            self.mirror_lets_on(owner);
-            self.again.push(Again::Client(owner));
+            self.shadow_wakes(owner);
         }
     }
 
