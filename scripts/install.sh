@@ -8,7 +8,7 @@ set -euo pipefail
 needs="cc:build-essential pkg-config:pkg-config clang-19:clang-19 /usr/include/libelf.h:libelf-dev
 /usr/include/zlib.h:zlib1g-dev /usr/lib/llvm-19/lib/libclang-19.so.1:libclang1-19 /usr/lib/postgresql/*/bin/initdb:postgresql psql:postgresql-client setpriv:util-linux"
 if [ "${1:-run}" = ci ]; then
-    needs="$needs pgbouncer:pgbouncer bpftool:bpftool ip:iproute2 python3:python3 python3-venv:python3-venv
+    needs="$needs pgbouncer:pgbouncer bpftool:bpftool ip:iproute2 nft:nftables python3:python3 python3-venv:python3-venv
 openssl:openssl curl:curl git:git make:make mariadbd:mariadb-server mariadb:mariadb-client"
 fi
 
