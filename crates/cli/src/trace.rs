@@ -296,6 +296,16 @@ fn lacking() -> String {
     let missing = underpass_capture::missing_capabilities();
     if !missing.is_empty() {
         let _ = writeln!(text, "not permitted yet: this process lacks {}; run as root", missing.join(", "));
+    } else {
+        match underpass_capture::trial() {
+            Ok(None) => {}
+            Ok(Some(lacks)) => {
+                let _ = writeln!(text, "no probes, so neither TLS nor Unix sockets: {lacks}");
+            }
+            Err(error) => {
+                let _ = writeln!(text, "nothing can be recorded: {error}");
+            }
+        }
     }
     if underpass_capture::cgroup2_mount().is_none() {
         let _ = writeln!(
