@@ -13,7 +13,9 @@ use crate::pgbench::Protocol;
 use crate::sample::Results;
 use crate::systems::LoginKind;
 use crate::terminal::say;
-use crate::{forward, limits, profiles, proof, report, run, systems, table, terminal, workloads};
+use crate::{
+    forward, limits, markdown, profiles, proof, report, run, systems, table, terminal, workloads,
+};
 
 #[derive(Parser)]
 #[command(version, about, max_term_width = 110)]
@@ -36,6 +38,8 @@ enum Command {
         #[arg(long)]
         html: Option<PathBuf>,
     },
+    /// Print rows of a Markdown table for the documents: medians with their 90 % intervals.
+    Rows(markdown::RowsArgs),
     /// Say which experiments, systems and workloads there are.
     List,
     /// A forwarder without a protocol: what the experiment `forward` measures.
@@ -128,6 +132,10 @@ pub fn run() -> Result<ExitCode> {
         Command::Report { results, html } => {
             let page = html.unwrap_or_else(|| results[0].with_extension("html"));
             report(&Results::read_all(&results)?, &page)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Rows(arguments) => {
+            terminal::write(format_args!("{}", markdown::rows(&arguments)?));
             Ok(ExitCode::SUCCESS)
         }
         Command::Forward { listen, to, by } => {

@@ -18,6 +18,7 @@ mod lanes;
 mod limits;
 mod machine;
 mod mariadb;
+mod markdown;
 mod mirrors;
 mod pgbench;
 mod placement;
