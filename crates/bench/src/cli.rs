@@ -14,7 +14,7 @@ use crate::sample::Results;
 use crate::systems::LoginKind;
 use crate::terminal::say;
 use crate::{
-    forward, limits, markdown, profiles, proof, report, run, systems, table, terminal, workloads,
+    forward, limits, markdown, profiles, proof, recordings, report, run, systems, table, terminal, workloads,
 };
 
 #[derive(Parser)]
@@ -158,7 +158,9 @@ pub fn report(results: &Results, page: &Path) -> Result<()> {
     for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
         terminal::write(format_args!("{}", table::of_experiment(experiment, results, &limits)));
     }
-    let findings = proof::findings(results, &systems::table(None)?);
+    let systems = systems::table(None)?;
+    let mut findings = proof::findings(results, &systems);
+    findings.extend(recordings::findings(results, &systems));
     terminal::write(format_args!("{}", table::of_proof(&findings)));
     let judged = limits::judge(&limits, results);
     terminal::write(format_args!("{}", table::of_limits(&judged)));

@@ -28,6 +28,7 @@ mod preflight;
 mod procs;
 mod profiles;
 mod proof;
+mod recordings;
 mod report;
 mod roundtrips;
 mod run;
