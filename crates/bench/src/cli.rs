@@ -13,7 +13,9 @@ use crate::pgbench::Protocol;
 use crate::sample::Results;
 use crate::systems::LoginKind;
 use crate::terminal::say;
-use crate::{forward, limits, profiles, proof, report, run, systems, table, terminal, workloads};
+use crate::{
+    forward, limits, markdown, profiles, proof, recordings, report, run, systems, table, terminal, workloads,
+};
 
 #[derive(Parser)]
 #[command(version, about, max_term_width = 110)]
@@ -36,6 +38,8 @@ enum Command {
         #[arg(long)]
         html: Option<PathBuf>,
     },
+    /// Print rows of a Markdown table for the documents: medians with their 90 % intervals.
+    Rows(markdown::RowsArgs),
     /// Say which experiments, systems and workloads there are.
     List,
     /// A forwarder without a protocol: what the experiment `forward` measures.
@@ -130,6 +134,10 @@ pub fn run() -> Result<ExitCode> {
             report(&Results::read_all(&results)?, &page)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Rows(arguments) => {
+            terminal::write(format_args!("{}", markdown::rows(&arguments)?));
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Forward { listen, to, by } => {
             forward::run(&listen, &to, by)?;
             Ok(ExitCode::SUCCESS)
@@ -150,7 +158,9 @@ pub fn report(results: &Results, page: &Path) -> Result<()> {
     for experiment in EXPERIMENTS.iter().filter(|e| results.samples.iter().any(|s| s.experiment == e.name)) {
         terminal::write(format_args!("{}", table::of_experiment(experiment, results, &limits)));
     }
-    let findings = proof::findings(results, &systems::table(None)?);
+    let systems = systems::table(None)?;
+    let mut findings = proof::findings(results, &systems);
+    findings.extend(recordings::findings(results, &systems));
     terminal::write(format_args!("{}", table::of_proof(&findings)));
     let judged = limits::judge(&limits, results);
     terminal::write(format_args!("{}", table::of_limits(&judged)));

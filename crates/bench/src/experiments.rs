@@ -495,10 +495,18 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "Tracing MariaDB",
         shows: "Throughput of MariaDB under sysbench, whose statements are prepared, alone, with general_log, and with a tracer \
                 beside it in three stages, then with all rows, which come by the 100 MB a second: its rings may overflow where \
-                the recorder gets little of the processors.",
+                the recorder gets little of the processors; and by uprobes instead of packets.",
         paper: "none; ANTtrail's evaluation has YCSB on MySQL",
         scale: NONE,
-        systems: &["direct", "direct-logged", "trace-attach", "trace-process", "trace-persist", "trace-full"],
+        systems: &[
+            "direct",
+            "direct-logged",
+            "trace-attach",
+            "trace-process",
+            "trace-persist",
+            "trace-full",
+            "trace-probes",
+        ],
         plan: plans::tracing_mariadb,
     },
     Experiment {

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::analysis::View;
 use crate::lanes::SHARE_MIN;
+use crate::recordings;
 use crate::sample::{Point, Results, metric};
 use underpass_stats::{Estimate, Summary};
 
@@ -157,6 +158,8 @@ pub enum Verdict {
     Undecided,
     /// User space served more than a few of the transactions that a lane should have carried.
     NotCarried,
+    /// Of a recording whose cost it is, something is missing, or fewer sessions were audited than there were clients.
+    NotRecorded,
 }
 
 impl fmt::Display for Verdict {
@@ -166,6 +169,7 @@ impl fmt::Display for Verdict {
             Self::NotMet => "not met",
             Self::Undecided => "undecided",
             Self::NotCarried => "failed: not in the lane",
+            Self::NotRecorded => "failed: not recorded as a whole",
         })
     }
 }
@@ -266,7 +270,11 @@ pub fn judge(limits: &[Limit], results: &Results) -> Vec<Judged> {
                 .filter_map(|floor| Some((floor.clone(), limit.estimate(&view, floor, point)?)))
                 .collect();
             let carried = limit.any_path || carried(limits, &view, &limit.system, point) != Some(false);
-            let verdict = if carried { limit.verdict(&bounds, &estimate) } else { Verdict::NotCarried };
+            let verdict = match (carried, recordings::whole(&view, &limit.system, point)) {
+                (false, _) => Verdict::NotCarried,
+                (true, Some(false)) => Verdict::NotRecorded,
+                (true, _) => limit.verdict(&bounds, &estimate),
+            };
             judged.push(Judged {
                 limit: limit.clone(),
                 point: point.clone(),
@@ -449,6 +457,34 @@ mod tests {
             sample.metrics.insert(metric::LANE_SHARE.to_owned(), 0.96);
         }
         assert_eq!(judge(&[limit], &results)[0].verdict, Verdict::Met);
+    }
+
+    #[test]
+    fn a_row_of_which_not_all_was_recorded_fails_whatever_its_numbers() {
+        let point = Point::default().with("clients", 8);
+        let mut results = Results::default();
+        for round in 0..10 {
+            results.samples.push(crate::analysis::tests::sample("direct", round, &point, 20.0, 1.0));
+            let mut traced = crate::analysis::tests::sample("trace-persist", round, &point, 20.0, 1.0);
+            traced.metrics.insert(metric::LOSSLESS.to_owned(), 1.0);
+            traced.metrics.insert(metric::AUDITED.to_owned(), 8.0);
+            results.samples.push(traced);
+        }
+        let limit = Limit {
+            system: "trace-persist".into(),
+            relative_to: Some(OneOrMany::One("direct".into())),
+            metric: metric::TPS.into(),
+            at_most: None,
+            at_least: Some(Bound::One(0.97)),
+            ..limit()
+        };
+        let of = |results: &Results| judge(std::slice::from_ref(&limit), results)[0].verdict;
+        assert_eq!(of(&results), Verdict::Met);
+        let mut audited = results.clone();
+        audited.samples[19].metrics.insert(metric::AUDITED.to_owned(), 7.0);
+        assert_eq!(of(&audited), Verdict::NotRecorded);
+        results.samples[19].metrics.insert(metric::LOSSLESS.to_owned(), 0.0);
+        assert_eq!(of(&results), Verdict::NotRecorded);
     }
 
     #[test]

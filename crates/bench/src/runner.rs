@@ -437,9 +437,11 @@ impl<'a> Runner<'a> {
             driver.finish().context("the load on the second server")?;
         }
         if let Some(beside) = beside {
-            let lossless = f64::from(u8::from(beside.finish()?));
-            let before = sample.metrics.get(metric::LOSSLESS).copied().unwrap_or(1.0);
-            sample.metrics.insert(metric::LOSSLESS.to_owned(), lossless.min(before));
+            // What is audited is the end of a connection.
+            self.place.wait_until_left(port);
+            if let Some(told) = beside.finish()? {
+                told.add_to(&mut sample.metrics, cell.system.audits());
+            }
         }
         Ok(())
     }

@@ -86,8 +86,18 @@ pub mod metric {
     }
     /// Share of the clients' transactions that a mirror has executed, 0 to 1.
     pub const MIRRORED: &str = "mirrored";
-    /// 1 when the program beside the system says that it lost nothing, else 0.
+    /// 1 when the tracer beside the system says that nothing is missing, else 0.
     pub const LOSSLESS: &str = "lossless";
+    /// 1 when nothing is missing but what sessions said first that the probes found waiting ([`WAITED`]), else 0.
+    pub const WHOLE: &str = "whole";
+    /// Sessions that waited inside a probed function when the tracer came: of each the first request may be missing.
+    pub const WAITED: &str = "waited";
+    /// Sessions whose bytes were compared with the kernel's own count; of recordings by packets that know sessions.
+    pub const AUDITED: &str = "audited";
+    /// Payload bytes that the tracer's programs saw.
+    pub const SEEN: &str = "seen_bytes";
+    /// Of these, or of the streams, how many are missing.
+    pub const LOST: &str = "lost_bytes";
     /// Seconds in which the transactions of the sample were counted.
     pub const WINDOW: &str = "window_s";
     /// Transactions that failed.

@@ -17,6 +17,7 @@ use crate::hosts::Hosts;
 use crate::mariadb::Mariadb;
 use crate::postgres::{DATABASE, PASSWORD, SCRAM_USER, Server, USER, free_port, log_tail};
 use crate::procs::{Account, Launch, Running, find_program};
+use crate::recordings::Told;
 use crate::template;
 
 const TABLE: &str = include_str!("../../../bench/systems.toml");
@@ -192,6 +193,19 @@ impl System {
         self.is_ours() && self.mirrored && !self.before_second
     }
 
+    /// True when the tracer beside it records packets; false for one that has all from probes, and where there is none.
+    #[must_use]
+    pub fn records_packets(&self) -> bool {
+        !self.beside.is_empty() && !self.beside.iter().any(|word| word == "--no-packets")
+    }
+
+    /// True when that one puts sessions together, whose bytes it compares with the kernel's own count.
+    #[must_use]
+    pub fn audits(&self) -> bool {
+        let is_attached_only = self.beside.windows(2).any(|words| words == ["--stage", "attach"]);
+        self.records_packets() && !is_attached_only
+    }
+
     /// Where its program is.
     ///
     /// # Errors
@@ -351,6 +365,36 @@ pub struct Place<'a> {
     pub mirror: Option<&'a Server>,
     /// MariaDB, where an experiment is about it.
     pub mariadb: Option<&'a Mariadb>,
+}
+
+impl Place<'_> {
+    /// Waits until the server at this port has closed the connections of a load that is over, or that takes too long.
+    pub fn wait_until_left(&self, port: u16) {
+        // PostgreSQL may be on another host than this process; MariaDB is on the same.
+        let tables = [self.server.pid().to_string(), "self".to_owned()]
+            .map(|process| [format!("/proc/{process}/net/tcp"), format!("/proc/{process}/net/tcp6")]);
+        let deadline = Instant::now() + LEAVE_PATIENCE;
+        let is_left = || {
+            let text = |path: &String| fs::read_to_string(path).unwrap_or_default();
+            !tables.iter().flatten().any(|path| has_connection(&text(path), port))
+        };
+        while !is_left() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Whether a table of `/proc/net` has a connection of this local port that is neither over nor the listener's.
+fn has_connection(table: &str, port: u16) -> bool {
+    const TIME_WAIT: &str = "06";
+    const LISTEN: &str = "0A";
+    let local = format!(":{port:04X}");
+    table.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (ours, _, state) = (words.next(), words.next(), words.next());
+        ours.is_some_and(|ours| ours.ends_with(&local))
+            && state.is_some_and(|state| ![TIME_WAIT, LISTEN].contains(&state))
+    })
 }
 
 /// A system that runs with one setup.
@@ -531,6 +575,8 @@ impl Instance {
 
 /// Exit status of a tracer that lost something (`underpass trace --require-lossless`).
 const LOSSY: i32 = 3;
+/// How long a server may take to close the connections of a load that is over.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A program that runs beside a system during one turn.
 #[derive(Debug)]
@@ -594,24 +640,35 @@ impl Beside {
         Ok(())
     }
 
-    /// Ends it; false when it says by its exit status that it lost something.
+    /// Ends it and returns what it says of its recording; `None` for one that does nothing.
     ///
     /// # Errors
-    /// When it had ended before, fails or does not end, with the end of what it said.
-    pub fn finish(mut self) -> Result<bool> {
+    /// When it had ended before, fails, does not end or says nothing, with the end of what it said, and when that is not what its exit
+    /// status says.
+    pub fn finish(mut self) -> Result<Option<Told>> {
         self.check_running()?;
         if self.is_idle {
-            return Ok(true);
+            return Ok(None);
         }
         self.program.signal(Signal::SIGINT);
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
             if let Some(status) = self.program.ended()? {
-                return match status.code() {
-                    Some(0) => Ok(true),
-                    Some(LOSSY) => Ok(false),
-                    _ => bail!("the program beside it failed ({status}):\n{}", log_tail(&self.log)),
+                let said = || log_tail(&self.log);
+                let is_lossless = match status.code() {
+                    Some(0) => true,
+                    Some(LOSSY) => false,
+                    _ => bail!("the program beside it failed ({status}):\n{}", said()),
                 };
+                let told = Told::parse(&fs::read_to_string(&self.log)?).with_context(|| {
+                    format!("the program beside it does not say what it has:\n{}", said())
+                })?;
+                ensure!(
+                    is_lossless == (told.waited == 0 && !told.is_lossy),
+                    "the program beside it ended with {status}, which is not what it says:\n{}",
+                    said()
+                );
+                return Ok(Some(told));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -728,6 +785,32 @@ mod tests {
         let on = |cpus: &str| threads(&Setup { cpus: Some(cpus.to_owned()), ..Setup::plain(20, 20) });
         assert_eq!([on("0"), on("0-1"), on("0,2-4")], [1, 2, 4]);
         assert!(threads(&Setup::plain(20, 20)) >= 1);
+    }
+
+    #[test]
+    fn connections_of_a_port_are_those_that_are_not_over() {
+        let table = |state: &str| {
+            format!(
+                "  sl  local_address rem_address   st tx_queue rx_queue\n   0: 0100007F:1538 0100007F:D431 {state} 00000000:00000000\n"
+            )
+        };
+        let has = |state: &str, port| has_connection(&table(state), port);
+        assert!(has("01", 5432) && has("08", 5432));
+        assert!(!has("06", 5432) && !has("0A", 5432) && !has("01", 5433) && !has("01", 0xD431));
+    }
+
+    #[test]
+    fn recordings_by_packets_are_audited_once_they_know_sessions() {
+        let systems = table(None).unwrap();
+        let of = |name: &str| {
+            let system = systems.iter().find(|system| system.name == name).unwrap();
+            (system.records_packets(), system.audits())
+        };
+        assert_eq!(of("trace-persist"), (true, true));
+        assert_eq!(of("trace-full"), (true, true));
+        assert_eq!(of("trace-attach"), (true, false));
+        assert_eq!(of("trace-probes"), (false, false));
+        assert_eq!(of("direct"), (false, false));
     }
 
     #[test]

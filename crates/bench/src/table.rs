@@ -7,6 +7,7 @@ use crate::analysis::{BASELINE, DIRECT, DIRECT_FEW, View};
 use crate::experiments::Experiment;
 use crate::limits::{self, Judged, Limit};
 use crate::proof::Finding;
+use crate::recordings;
 use crate::sample::{LoadedData, Point, Results, metric};
 use crate::tasks::sysbench::YCSB_DATA;
 use crate::workloads::TPCC;
@@ -28,6 +29,11 @@ pub const COLUMNS: &[Column] = &[
     (metric::POOLER_CPU, "pooler us", 1),
     (metric::SWITCHES, "switches", 2),
     (metric::LOSSLESS, "lossless", 0),
+    (metric::WHOLE, "whole", 0),
+    (metric::AUDITED, "audited", 0),
+    (metric::SEEN, "bytes seen", 0),
+    (metric::LOST, "bytes lost", 0),
+    (metric::WAITED, "waited", 0),
     (metric::MIRRORED, "mirrored", 3),
     (metric::SHARE_A, "lane A", 3),
     (metric::SHARE_B, "lane B", 3),
@@ -111,6 +117,9 @@ pub fn of_experiment(experiment: &Experiment, results: &Results, limits: &[Limit
             if limits::carried(limits, &view, system, point) == Some(false) {
                 last.push_str("  FAILED: not in the lane");
             }
+            if recordings::whole(&view, system, point) == Some(false) {
+                last.push_str("  FAILED: not recorded as a whole");
+            }
             row.push(last);
             rows.push(row);
         }
@@ -130,7 +139,7 @@ pub fn of_experiment(experiment: &Experiment, results: &Results, limits: &[Limit
     text
 }
 
-/// What the twins say about the method.
+/// What the twins say about the method, and recordings about themselves.
 #[must_use]
 pub fn of_proof(findings: &[Finding]) -> String {
     findings.iter().map(|finding| format!("\n  {}", finding.text)).collect::<String>()

@@ -16,17 +16,21 @@ pub enum Error {
         /// Names of the missing capabilities.
         missing: String,
     },
-    /// The kernel refused the programs; the text is libbpf's error and the end of the verifier's log.
-    #[error("the kernel refused the capture programs: {message}")]
+    /// The kernel refused the programs, or what they need.
+    #[error("the kernel refused the capture programs: {lacks}\nin its own words: {message}")]
     Load {
+        /// What is missing, in words.
+        lacks: String,
         /// libbpf's error and the tail of the verifier log.
         message: String,
     },
     /// A program could not be attached.
-    #[error("attaching {what}: {message}")]
+    #[error("attaching {what}: {lacks}\nin its own words: {message}")]
     Attach {
         /// Which hook.
         what: String,
+        /// What is missing, in words.
+        lacks: String,
         /// The cause.
         message: String,
     },

@@ -18,6 +18,7 @@ use underpass_trace::{Direction, Protocol};
 
 use crate::error::Error;
 use crate::event::Event;
+use crate::lacks::{self, Part};
 use crate::log::capture_log;
 use crate::privileges;
 use crate::ring::Ring;
@@ -205,7 +206,7 @@ impl Kernel {
             skel.maps
                 .rings
                 .update(&index.to_ne_bytes(), &map.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY)
-                .map_err(|e| Error::Load { message: format!("ring {index}: {e:#}") })?;
+                .map_err(|e| refused(&format!("ring {index}"), &e))?;
             maps.push(map);
         }
         Ok(Self {
@@ -229,25 +230,39 @@ impl Kernel {
     /// [`Error::Attach`].
     pub fn attach_packets(&mut self, cgroup: &Path) -> Result<(), Error> {
         let what = || format!("the packet source to {}", cgroup.display());
-        let failed = |e: libbpf_rs::Error| Error::Attach { what: what(), message: format!("{e:#}") };
+        let failed = |e: libbpf_rs::Error| not_attached(what(), Part::PacketPrograms, &e);
         let directory = File::open(cgroup).map_err(Error::system(what()))?;
         let fd = directory.as_raw_fd();
-        let progs = &self.skel.progs;
         if self.audit.is_none() {
-            let audit = progs.socket_state.attach_raw_tracepoint("inet_sock_set_state").map_err(|e| {
-                Error::Attach {
-                    what: "the audit to the tracepoint inet_sock_set_state".into(),
-                    message: format!("{e:#}"),
-                }
-            })?;
-            self.audit = Some(audit);
+            self.audit = Some(self.attach_audit()?);
         }
+        let progs = &self.skel.progs;
         // Responses first: a request that is seen without its answer would wait for it. Those of another cgroup go when these are there.
         self.packets = vec![
             progs.packet_out.attach_cgroup(fd).map_err(failed)?,
             progs.packet_in.attach_cgroup(fd).map_err(failed)?,
         ];
         Ok(())
+    }
+
+    fn attach_audit(&self) -> Result<Link, Error> {
+        let program = &self.skel.progs.socket_state;
+        program.attach_raw_tracepoint("inet_sock_set_state").map_err(|e| {
+            not_attached("the audit to the tracepoint inet_sock_set_state", Part::SocketState, &e)
+        })
+    }
+
+    /// Loads the programs and attaches the one that needs no server, for no longer than that takes.
+    pub(crate) fn trial() -> Result<(), Error> {
+        let settings = Settings {
+            protocol: Protocol::Postgres,
+            port: None,
+            netns: None,
+            level: ResponseLevel::SUMMARY,
+            ring_bytes: 0,
+            rings: 1,
+        };
+        Self::open(&settings)?.attach_audit().map(drop)
     }
 
     /// Attaches the probes to an executable, by its inode: to every process that runs it, now and later. Those that are not
@@ -346,7 +361,7 @@ impl Kernel {
             .maps
             .control
             .update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)
-            .map_err(|e| Error::Load { message: format!("naming the server: {e:#}") })
+            .map_err(|e| refused("naming the server", &e))
     }
 
     /// Detaches all programs. What is in the rings stays there.
@@ -474,14 +489,22 @@ fn ring_map(size: u32) -> Result<MapHandle, Error> {
         ..Default::default()
     };
     MapHandle::create(MapType::RingBuf, Some("capture_ring"), 0, 0, size, &options)
-        .map_err(|e| Error::Load { message: format!("a ring of {size} bytes: {e:#}") })
+        .map_err(|e| refused(&format!("a ring of {size} bytes"), &e))
+}
+
+/// What the programs need was refused, without a log.
+fn refused(what: &str, cause: &libbpf_rs::Error) -> Error {
+    Error::Load { lacks: lacks::of_load(cause, ""), message: format!("{what}: {cause:#}") }
+}
+
+fn not_attached(what: impl Into<String>, part: Part, cause: &libbpf_rs::Error) -> Error {
+    Error::Attach { what: what.into(), lacks: lacks::of_attach(part, cause), message: format!("{cause:#}") }
 }
 
 fn attach_exit(program: &libbpf_rs::ProgramMut<'_>) -> Result<Link, Error> {
-    program.attach_raw_tracepoint("sched_process_exit").map_err(|e| Error::Attach {
-        what: "the tracepoint sched_process_exit".into(),
-        message: format!("{e:#}"),
-    })
+    program
+        .attach_raw_tracepoint("sched_process_exit")
+        .map_err(|e| not_attached("the tracepoint sched_process_exit", Part::RawTracepoints, &e))
 }
 
 /// Programs that are attached to functions. All are for links of the kind "multi", which Linux has from 6.6 on; earlier versions do not
@@ -532,7 +555,7 @@ fn attach_probe(
         if e.kind() == libbpf_rs::ErrorKind::NotFound || log.text().contains("failed to find symbol") {
             Error::NoSymbol { path: executable.to_owned(), symbol }
         } else {
-            Error::Attach { what: format!("{symbol} of {}", executable.display()), message: format!("{e:#}") }
+            not_attached(format!("{symbol} of {}", executable.display()), Part::Uprobes, &e)
         }
     })
 }

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use libbpf_rs::PrintLevel;
 
 use crate::error::Error;
+use crate::lacks;
 
 /// How much of libbpf's output an error carries.
 const LOG_TAIL_BYTES: usize = 4096;
@@ -44,7 +45,7 @@ impl Log {
         while !log.is_char_boundary(start) {
             start += 1;
         }
-        Error::Load { message: format!("{cause:#}\n{}", &log[start..]) }
+        Error::Load { lacks: lacks::of_load(cause, &log), message: format!("{cause:#}\n{}", &log[start..]) }
     }
 }
 

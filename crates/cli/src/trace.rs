@@ -296,6 +296,16 @@ fn lacking() -> String {
     let missing = underpass_capture::missing_capabilities();
     if !missing.is_empty() {
         let _ = writeln!(text, "not permitted yet: this process lacks {}; run as root", missing.join(", "));
+    } else {
+        match underpass_capture::trial() {
+            Ok(None) => {}
+            Ok(Some(lacks)) => {
+                let _ = writeln!(text, "no probes, so neither TLS nor Unix sockets: {lacks}");
+            }
+            Err(error) => {
+                let _ = writeln!(text, "nothing can be recorded: {error}");
+            }
+        }
     }
     if underpass_capture::cgroup2_mount().is_none() {
         let _ = writeln!(
@@ -307,11 +317,14 @@ fn lacking() -> String {
     text
 }
 
+/// What the probes of MariaDB and MySQL have cost, docs/tracing.md: `trace-probes` of the experiment `tracing-mariadb`.
+const MYSQL_PROBES_COST: &str = "not measured";
+
 /// What each way has cost on two busy processors, docs/tracing.md: the best and the worst of its tables.
 const fn cost(protocol: Protocol) -> (&'static str, &'static str) {
     match protocol {
         Protocol::Postgres => ("3 to 7 % of throughput where no processor is idle", "7 to 15 %"),
-        Protocol::Mysql => ("3 to 6 % of throughput where no processor is idle", "not measured"),
+        Protocol::Mysql => ("3 to 6 % of throughput where no processor is idle", MYSQL_PROBES_COST),
     }
 }
 

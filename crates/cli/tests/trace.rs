@@ -164,6 +164,33 @@ fn the_list_says_what_is_missing_for_a_recording() {
     assert!(text.contains("no cgroup version 2 is mounted"), "{text}");
 }
 
+/// A kernel that lacks something, as far as one can be made to: directories of it under an empty one.
+#[test]
+fn what_the_kernel_lacks_is_named_in_front_of_its_own_words() {
+    if skipped() {
+        return;
+    }
+    let postgres = Postgres::start().expect("a server");
+    let without = |directory: &str, arguments: &[&str]| {
+        let script = format!("mount -t tmpfs none {directory} && exec \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script, "sh"]).arg(binary()).arg("trace").args(arguments);
+        let Output { status, stdout, stderr } = output(&mut command);
+        let text = [stdout, stderr].concat();
+        (status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let types = "lacks type information about itself (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF, from Linux 5.4)";
+    let (code, text) = without("/sys/kernel/btf", &["--list"]);
+    assert!(code == Some(0) && text.contains("nothing can be recorded: the kernel refused"), "{text}");
+    assert!(text.find(types) < text.find("in its own words") && text.contains(types), "{text}");
+    let (code, text) = without("/sys/kernel/btf", &["-p", &postgres.port().to_string(), "-d", "1"]);
+    assert!(code == Some(1) && text.contains(types), "{text}");
+
+    let (code, text) = without("/sys/bus/event_source/devices", &["--list"]);
+    assert!(code == Some(0) && text.contains("no probes, so neither TLS nor Unix sockets"), "{text}");
+    assert!(text.contains("lacks uprobes (the event source uprobe, CONFIG_UPROBE_EVENTS"), "{text}");
+}
+
 #[test]
 fn a_trace_is_new_complete_and_ends_by_a_signal() {
     if skipped() {

@@ -15,6 +15,7 @@ use crate::analysis::View;
 use crate::experiments::{EXPERIMENTS, Experiment};
 use crate::limits::{self, Judged, Limit, Verdict};
 use crate::proof::Finding;
+use crate::recordings;
 use crate::sample::{Point, Results};
 use crate::table::{self, interval};
 use underpass_stats::Summary;
@@ -150,8 +151,10 @@ fn point_table(
             let _ = write!(text, "<td>{shown}</td>");
         }
         let ratio = table::headline(view, system, point).map_or_else(String::new, |ratio| ratio.to_string());
-        let failed = match limits::carried(limits, view, system, point) {
-            Some(false) => " <span class=\"not-met\">failed: not in the lane</span>",
+        let carried = limits::carried(limits, view, system, point) != Some(false);
+        let failed = match (carried, recordings::whole(view, system, point)) {
+            (false, _) => " <span class=\"not-met\">failed: not in the lane</span>",
+            (true, Some(false)) => " <span class=\"not-met\">failed: not recorded as a whole</span>",
             _ => "",
         };
         let _ = write!(text, "<td>{ratio}{failed}</td></tr>");
@@ -204,7 +207,7 @@ fn proof(findings: &[Finding]) -> String {
             format!("<li class=\"{class}\">{}</li>", escape(&finding.text))
         })
         .collect();
-    format!("<section><h2>The method proves itself</h2><ul>{items}</ul></section>\n")
+    format!("<section><h2>What the run proves of itself</h2><ul>{items}</ul></section>\n")
 }
 
 fn limits_section(judged: &[Judged]) -> String {
@@ -216,19 +219,20 @@ fn limits_section(judged: &[Judged]) -> String {
     let (about, heading) =
         if has_floors { (BARE_REDIRECTS, format!("<th>{}</th>", table::FLOOR)) } else { ("", String::new()) };
     let mut text = format!(
-        "<section><h2>Limits</h2><p>{} of {} met, {} not met, {} failed because the lane did not carry the row, {} undecided.{about}</p>\
+        "<section><h2>Limits</h2><p>{} of {} met, {} not met, {} failed because the lane did not carry the row, {} because not all was recorded, {} undecided.{about}</p>\
          <div class=\"scroll\"><table class=\"limits\"><tr><th>limit</th><th>bound</th><th>median, 90 % interval</th>\
          <th>verdict</th><th>aim</th><th>rounds</th>{heading}</tr>",
         count(Verdict::Met),
         judged.len(),
         count(Verdict::NotMet),
         count(Verdict::NotCarried),
+        count(Verdict::NotRecorded),
         count(Verdict::Undecided),
     );
     for one in judged {
         let class = match one.verdict {
             Verdict::Met => "met",
-            Verdict::NotMet | Verdict::NotCarried => "not-met",
+            Verdict::NotMet | Verdict::NotCarried | Verdict::NotRecorded => "not-met",
             Verdict::Undecided => "undecided",
         };
         let floors =
