@@ -416,7 +416,9 @@ fn a_small_ring_drops_whole_transactions_in_sync_and_holds_nobody() -> Result<()
                 let mut client = pair.client()?;
                 client.query("begin")?;
                 thread::sleep(Duration::from_millis(50));
-                client.query(&format!("/* {comment} */ insert into parts values ({n}, 0), ({n}, 1), ({n}, 2); commit"))?;
+                client.query(&format!(
+                    "/* {comment} */ insert into parts values ({n}, 0), ({n}, 1), ({n}, 2); commit"
+                ))?;
                 // Nor for an answer, which is told by user space.
                 client.query("select repeat('x', 9000)")?;
             }

@@ -435,7 +435,8 @@ impl Worker {
             let is_at_it = |link: &LinkState| link.pending > 0 || link.open && !is_copy;
             return info.is_ok_and(|info| info.server.is_some() && is_at_it(&info.link));
         }
-        let Some(Entry::Here(primary)) = client.phase_server().and_then(|server| self.servers.get(server)) else {
+        let Some(Entry::Here(primary)) = client.phase_server().and_then(|server| self.servers.get(server))
+        else {
             return false;
         };
         if is_copy { primary.link.is_busy() } else { !primary.link.is_settled() }

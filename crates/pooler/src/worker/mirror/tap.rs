@@ -184,7 +184,8 @@ impl Worker {
             Tapped::Broken => return self.source_broken(key, false),
             Tapped::End => {
                 self.mirror_boundary(key);
-                let waits = self.clients.get(key).and_then(|client| client.lane.as_ref()).map(|lane| lane.waits);
+                let waits =
+                    self.clients.get(key).and_then(|client| client.lane.as_ref()).map(|lane| lane.waits);
                 if waits == Some(false) && self.source(key).is_some_and(|source| source.awaits_mirrors()) {
                     // A mirror came on since it was given.
                     self.again.push(Again::LaneClient(key));
