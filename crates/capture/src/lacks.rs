@@ -61,10 +61,16 @@ impl Part {
 
     /// Whether this kernel has it; `None` when that cannot be told.
     fn is_there(self) -> Option<bool> {
-        // SAFETY of the calls below: these functions take numbers and a null pointer for options that there are none of.
-        let map = |kind| yes_or_no(unsafe { libbpf_sys::libbpf_probe_bpf_map_type(kind, ptr::null()) });
-        let program = |kind| yes_or_no(unsafe { libbpf_sys::libbpf_probe_bpf_prog_type(kind, ptr::null()) });
+        let map = |kind| {
+            // SAFETY: a number, and a null pointer for options, of which there are none.
+            yes_or_no(unsafe { libbpf_sys::libbpf_probe_bpf_map_type(kind, ptr::null()) })
+        };
+        let program = |kind| {
+            // SAFETY: as above.
+            yes_or_no(unsafe { libbpf_sys::libbpf_probe_bpf_prog_type(kind, ptr::null()) })
+        };
         let helper = |kind, number| {
+            // SAFETY: as above.
             yes_or_no(unsafe { libbpf_sys::libbpf_probe_bpf_helper(kind, number, ptr::null()) })
         };
         match self {
