@@ -148,6 +148,11 @@ impl TapStream {
         self.position
     }
 
+    /// Whether all requests that programs had forwarded at `mark` are told.
+    pub fn has_told(&self, mark: &TapMark) -> bool {
+        self.position >= mark.requests
+    }
+
     /// Takes the client's next record.
     pub fn record(&mut self, record: &TapRecord<'_>, mut tell: impl FnMut(Tapped<'_>)) {
         let side = usize::from(record.kind == TAP_RESPONSE);

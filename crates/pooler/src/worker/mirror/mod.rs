@@ -210,6 +210,7 @@ impl Worker {
             match self.clients.get(key).and_then(|client| client.mirror.as_deref()) {
                 Some(Role::Source(_)) => {
                     self.tap_sweep(key);
+                    self.tap_late(key);
                     self.source_sweep(key);
                 }
                 Some(Role::Shadow(_)) => self.shadow_sweep(key),

@@ -28,6 +28,8 @@ pub(crate) struct Unit {
     pub transaction: Arc<Transaction>,
     /// Memory taken for it.
     pub charged: u64,
+    /// ROLLBACKs that were said there behind it, see [`Worker::shadow_roll_back`].
+    pub rolled_back: usize,
     /// The state of the session at its beginning, if it may have been lost there.
     pub restore: Option<Restore>,
     /// Of one that goes there as a whole: tells its tap that it is not over.
@@ -76,9 +78,14 @@ impl Shadow {
         }
     }
 
+    /// Answers of a transaction that is over on the primary.
+    fn answers_of(unit: &Unit) -> usize {
+        unit.transaction.answers.len() + unit.rolled_back
+    }
+
     /// `mode = sync`: which cycle of the transaction that its client is at it is at. `None`: it is at one before.
     pub fn open_cycle(&self) -> Option<usize> {
-        let before: usize = self.running.iter().map(|unit| unit.transaction.answers.len()).sum();
+        let before: usize = self.running.iter().map(Self::answers_of).sum();
         self.answers.len().checked_sub(before)
     }
 }
@@ -211,8 +218,7 @@ impl Worker {
     fn shadow_finish_answered(&mut self, key: Key) {
         while let Some(shadow) = self.shadow(key) {
             let is_answered = shadow.running.front().is_some_and(|unit| {
-                let transaction = &unit.transaction;
-                transaction.abandoned.is_none() && transaction.answers.len() <= shadow.answers.len()
+                unit.transaction.abandoned.is_none() && Shadow::answers_of(unit) <= shadow.answers.len()
             });
             if !is_answered {
                 return;
@@ -225,7 +231,8 @@ impl Worker {
         let Some(shadow) = self.shadow(key) else { return };
         let Some(unit) = shadow.running.pop_front() else { return };
         shadow.cancelled = None;
-        let there = shadow.answers.take(unit.transaction.answers.len());
+        // The last ones are those of ROLLBACKs, which nothing on the primary answers.
+        let there = shadow.answers.take(Shadow::answers_of(&unit));
         let (owner, state) = (shadow.owner, shadow.state.clone());
         let has_error = |answer: &Answer| answer.results.iter().any(|result| result.sqlstate.is_some());
         if unit
@@ -289,6 +296,9 @@ impl Worker {
         if is_left_open {
             let mut rollback = Vec::new();
             build::query(&mut rollback, b"rollback");
+            if let Some(unit) = self.shadow(key).and_then(|shadow| shadow.running.front_mut()) {
+                unit.rolled_back += 1;
+            }
             self.shadow_put(key, Arc::new(rollback));
         }
         is_left_open
@@ -431,7 +441,14 @@ impl Worker {
     fn is_under_way(&self, key: Key, is_copy: bool) -> bool {
         let Some(client) = self.clients.get(key) else { return false };
         if let (Phase::Lane, Some(lane)) = (&client.phase, &client.lane) {
-            let info = lane.lanes.datapath.client_info(lane.slot);
+            let (path, stream) = (&lane.lanes.datapath, lane.tap.as_ref());
+            let info = path.client_info(lane.slot);
+            // What it has said may be on its way.
+            if stream
+                .is_none_or(|stream| path.tap_mark_of(lane.slot).is_ok_and(|mark| !stream.has_told(&mark)))
+            {
+                return true;
+            }
             let is_at_it = |link: &LinkState| link.pending > 0 || link.open && !is_copy;
             return info.is_ok_and(|info| info.server.is_some() && is_at_it(&info.link));
         }

@@ -123,15 +123,24 @@ impl Source {
         self.left.iter().filter(|(other, _)| is_same(other)).map(|(_, shadow)| shadow.clone()).collect()
     }
 
-    /// Whether its client may have to wait for a mirror.
+    /// Whether its client may have to wait for a mirror: for one that is not on yet, too, or what is said first when it is would be told too late.
     pub(super) fn awaits_mirrors(&self) -> bool {
-        self.has_sync && self.taps.iter().any(Tap::is_sync_on)
+        let is_off = |tap: &Tap| matches!(tap.state.state(), State::Disabled | State::Failed | State::Same);
+        self.has_sync && self.taps.iter().any(|tap| tap.state.is_sync() && !is_off(tap))
     }
 
     /// Whether what its mirrors in `mode = sync` have answered is all that it said: a transaction that is queued for one goes there when it is over.
     pub(super) fn is_streamed(&self) -> bool {
         let is_streamed = |tap: &Tap| tap.is_stream || tap.fate.is_err() || !tap.is_sync_on();
         self.at_boundary || self.taps.iter().all(is_streamed)
+    }
+
+    /// Its client waits for no mirror any more, or is in its lane, which has nothing of it that waits.
+    pub(super) fn let_go(&mut self, now: Instant) {
+        if let Some(since) = self.held_since.take() {
+            let held = now.saturating_duration_since(since);
+            self.held_by.drain(..).for_each(|state| count_hold(&state.counters, held));
+        }
     }
 
     /// See [`Role::before_request`].
@@ -153,6 +162,10 @@ impl Source {
             let is_first = tap.before.is_empty() && Arc::strong_count(&tap.queued) == 1;
             tap.is_stream = tap.state.is_sync() && comes_now && is_first;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
+            if tap.state.is_sync() && !comes_now && tap.resync && tap.fate.is_ok() {
+                // It came on while the client rested in its lane. What others say goes there at once, and this would come behind it.
+                tap.fate = Err(DropReason::NotReady);
+            }
             let is_read_only = tap.state.settings.load().send == MirrorSend::ReadOnly;
             // From here on: a difference that is found while it is under way is for the next one.
             let restores = tap.fate.is_ok() && std::mem::take(&mut tap.resync);
@@ -344,6 +357,7 @@ impl Worker {
                     .into_iter()
                     .partition(|tap| mirrors.iter().any(|state| Arc::ptr_eq(state, &tap.state)));
                 source.taps = kept;
+                source.left.retain(|(_, shadow)| shadow.strong_count() > 0);
                 source.left.extend(gone.iter().map(|tap| (tap.state.clone(), tap.alive.clone())));
                 left = gone;
                 for state in mirrors {
@@ -443,6 +457,12 @@ impl Worker {
             return;
         }
         let Some(pool) = self.clients.get(key).and_then(|client| client.pool.clone()) else { return };
+        if due.iter().any(|(_, state)| state.is_sync()) {
+            // Before it is on: who rests in a lane is to wait for it.
+            for worker in 0..self.shared.mailboxes.len() as u16 {
+                self.post(worker, Box::new(|worker| worker.taps_late()));
+            }
+        }
         for (attempt, state) in due {
             let there = self.shared.mirrors.pool(&self.shared, &state, &pool, now);
             self.probe(&state, attempt, 0, &pool);
@@ -479,11 +499,7 @@ impl Worker {
                 source.held_since = Some(now);
                 self.mirror_cancelled(key);
             }
-            (false, Some(since)) => {
-                source.held_since = None;
-                let held = now.saturating_duration_since(since);
-                source.held_by.drain(..).for_each(|state| count_hold(&state.counters, held));
-            }
+            (false, Some(_)) => source.let_go(now),
             _ => {}
         }
         holds
@@ -658,6 +674,7 @@ impl Worker {
                 bytes: bytes.clone(),
                 transaction: transaction.clone(),
                 charged: std::mem::take(&mut tap.charged),
+                rolled_back: 0,
                 restore: None,
                 queued: tap.is_queued(),
             };
@@ -746,6 +763,7 @@ impl Worker {
                 bytes: bytes.clone(),
                 transaction: transaction.clone(),
                 charged,
+                rolled_back: 0,
                 restore: tap.restore.take(),
                 queued: tap.is_queued(),
             };

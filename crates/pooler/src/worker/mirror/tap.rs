@@ -66,6 +66,10 @@ impl Worker {
                 if is_source {
                     self.tapped.insert(lane.slot.index(), key);
                 }
+                let now = self.now;
+                if let Some(source) = self.source(key) {
+                    source.let_go(now);
+                }
                 true
             }
             Err(error) => {
@@ -148,6 +152,25 @@ impl Worker {
         }
     }
 
+    /// A mirror came on, or is about to, since this client was given to its lane: it is to wait for it there.
+    pub(super) fn tap_late(&mut self, key: Key) {
+        let Some(client) = self.clients.get(key).filter(|client| matches!(client.phase, Phase::Lane)) else {
+            return;
+        };
+        let is_late = client.lane.as_ref().is_some_and(|lane| !lane.waits)
+            && matches!(client.mirror.as_deref(), Some(Role::Source(source)) if source.awaits_mirrors());
+        if is_late {
+            self.again.push(Again::LaneClient(key));
+        }
+    }
+
+    /// The same for all that rest in lanes.
+    pub(super) fn taps_late(&mut self) {
+        for key in self.clients.keys() {
+            self.tap_late(key);
+        }
+    }
+
     /// A client that rests in its lane may have transactions that nothing tells of: the last ones before the ring had no room.
     pub(super) fn tap_sweep(&mut self, key: Key) {
         let Some(client) = self.clients.get(key).filter(|client| matches!(client.phase, Phase::Lane)) else {
@@ -184,13 +207,7 @@ impl Worker {
             Tapped::Broken => return self.source_broken(key, false),
             Tapped::End => {
                 self.mirror_boundary(key);
-                let waits =
-                    self.clients.get(key).and_then(|client| client.lane.as_ref()).map(|lane| lane.waits);
-                if waits == Some(false) && self.source(key).is_some_and(|source| source.awaits_mirrors()) {
-                    // A mirror came on since it was given.
-                    self.again.push(Again::LaneClient(key));
-                }
-                return;
+                return self.tap_late(key);
             }
             _ => {}
         }
