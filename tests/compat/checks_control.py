@@ -466,15 +466,19 @@ def shutdown_refuses(t):
     client, admin = t.connect(p), t.keep(p.admin())
     client.query("BEGIN")
     admin.query("SHUTDOWN WAIT_FOR_CLIENTS")
-    try:
-        p.connect().close()
-    except (OSError, wire.Closed):
-        # Refused, or accepted by the kernel and then reset: the listener went meanwhile.
-        pass
-    except Exception as error:
-        assert "pooler is shutting down" in str(error), error
-    else:
-        raise AssertionError("a new client was let in")
+    # Whom the kernel has let in until each worker has closed its listening sockets is served.
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        try:
+            p.connect().close()
+        except (OSError, wire.Closed):
+            # Refused, or accepted by the kernel and then reset: the listener went meanwhile.
+            return
+        except Exception as error:
+            assert "pooler is shutting down" in str(error), error
+            return
+        time.sleep(0.05)
+    raise AssertionError("new clients are let in")
 
 
 @check("shutdown/resume-refused")
