@@ -85,8 +85,10 @@ def cli_user(t):
 @check("cli/daemon")
 def cli_daemon(t):
     p = t.pooler(wait=False, args=["-d"])
-    host.wait_until(lambda: os.path.exists(p.path("pooler.pid")), what="pidfile")
-    with open(p.path("pooler.pid"), encoding="utf-8") as file:
+    pidfile = p.path("pooler.pid")
+    # It is made, then written.
+    host.wait_until(lambda: os.path.exists(pidfile) and os.path.getsize(pidfile) > 0, what="pidfile")
+    with open(pidfile, encoding="utf-8") as file:
         pid = int(file.read())
     try:
         same(p.process.wait(5), 0)
