@@ -158,7 +158,7 @@ impl Datapath {
         Ok(self.tap_mark(c))
     }
 
-    /// The mirrors of a client that waits for them have answered its requests up to here ([`TapStream::position`]). The first call, between
+    /// The mirrors of a client that waits for them have answered its requests up to here ([`crate::TapStream::position`]). The first call, between
     /// [`Self::set_client_tap`] and [`Self::give_client`], makes it such a client, `None` with mirrors that have not answered all: a request that
     /// comes when nothing is outstanding, and not all before it was answered by them, is for user space ([`crate::Reason::Mirror`]),
     /// and requests are told at once.
