@@ -55,7 +55,9 @@ revision_of() {
     case $1 in
         compat* | regress* | drivers* | kernels | fuzz) about+=(':!crates/soak') ;;
     esac
-    # Each of these is one part's own, with and without lanes; tests/lib is for all.
+    # The suites in Python have it, and nothing else.
+    case $1 in test-lanes | soak* | fuzz) about+=(':!tests/lib') ;; esac
+    # Each of these is one part's own, with and without lanes.
     for suite in compat drivers kernels regress versions; do
         [[ $1 == "$suite"* || $1 == lint ]] || about+=(":!tests/$suite")
     done

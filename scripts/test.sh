@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # `make test`: every cargo test. At the end stand the failed tests, what was skipped and why, and `N passed, N failed`.
-# `make test-lanes`: those that start a pooler, with UNDERPASS_TEST_KERNEL_PATH=require. Each pooler tells in the end in which kernel lane its
-# transactions were, and why not; a test fails for one that nobody explained (crates/testkit/src/account.rs). The sum of all is printed.
+# `make test-lanes`: those that start a pooler, with UNDERPASS_TEST_KERNEL_PATH=require, and those that hand links over at random. Each pooler
+# tells in the end in which kernel lane its transactions were, and why not; a test fails for one that nobody explained
+# (crates/testkit/src/account.rs). The sum of all is printed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
@@ -25,9 +26,15 @@ fi
 
 # One more than there are processors, for most tests wait now and then, and not many more, for the fixtures start servers. Output is
 # shown because the reasons of skipped tests are in it.
-"${heed_signals[@]}" cargo test ${CI:+--locked} "${packages[@]}" --no-fail-fast -- --test-threads "${TEST_THREADS:-$(($(nproc) + 1))}" --show-output \
-    </dev/null 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
+run() {
+    "${heed_signals[@]}" cargo test ${CI:+--locked} "$@" --no-fail-fast -- --test-threads "${TEST_THREADS:-$(($(nproc) + 1))}" --show-output \
+        </dev/null 2>&1 | tee -a "$log"
+    return "${PIPESTATUS[0]}"
+}
+run "${packages[@]}"
+status=$?
+# With ten times as many hand-overs as in `make test`.
+if [ "$UNDERPASS_TEST_KERNEL_PATH" = require ]; then run --workspace --test chaos || status=1; fi
 
 echo
 grep -hE '^test .* FAILED$' "$log"

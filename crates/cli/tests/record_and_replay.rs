@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{binary, skipped, start_recorder, stop_recorder, wait};
-use underpass_testkit::{Authority, Batch, Client, Postgres};
+use underpass_testkit::{Authority, Batch, Client, Postgres, assert_every_plot_is_drawn};
 use underpass_trace::{Outcome, Reader, Record};
 
 /// What shows whether two servers have the same data: TPC-B's tables without the times in them, and the fight's.
@@ -121,6 +121,7 @@ impl Kind {
         let page = trace.with_extension("html");
         command.args(["--order", order, "--json", "-", "--to", &target]).arg("--page").arg(&page);
         let output = run(command.arg(trace));
+        assert_every_plot_is_drawn(&page);
         let page = fs::read_to_string(&page).expect("a page");
         assert!(
             page.contains("Replay: latency there and here") && page.contains("What this trace does not know")

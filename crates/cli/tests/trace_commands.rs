@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::{binary, output};
+use underpass_testkit::assert_every_plot_is_drawn;
 
 const LOG: &str = r#"2026-01-01 10:00:01.000 CET,"app","shop",100,"[local]",65950000.64,3,"SELECT",2026-01-01 10:00:00 CET,3/2,0,LOG,00000,"duration: 250.500 ms  statement: select 1",,,,,,,,,"psql","client backend",,0
 2026-01-01 10:00:03.000 CET,"app","shop",100,"[local]",65950000.64,7,"SELECT",2026-01-01 10:00:00 CET,3/3,0,ERROR,22012,"division by zero",,,,,,"select 1/0",,,"psql","client backend",,0
@@ -58,6 +59,7 @@ fn a_log_becomes_a_trace_a_report_and_exports() {
     let page = folder.join("monday/report.html");
     assert!(fs::read_to_string(&page).unwrap().contains("What this trace does not know"));
     assert_eq!(page.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_every_plot_is_drawn(&page);
     // Again: a report is made anew, and a page in the trace's directory is no segment.
     assert_eq!(run(folder, &["report", "monday", "--top", "1"]).0, Some(0));
 

@@ -144,18 +144,18 @@ struct World {
 }
 
 /// One client's life: random requests, every answer checked byte by byte. Returns its transactions.
-fn client(port: u16, owner: u64, until: Instant, world: &World) -> u64 {
+fn client(port: u16, owner: u64, end: &AtomicBool, world: &World) -> u64 {
     let mut random = StdRng::seed_from_u64(owner ^ seed() << 32);
     let mut number = 0u64;
     let mut transactions = 0;
-    while Instant::now() < until {
+    while !end.load(Ordering::Relaxed) {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         expect_login(&mut socket);
         let mut input = io::BufReader::new(socket.try_clone().unwrap());
         for _ in 0..random.random_range(5..200) {
-            if Instant::now() > until {
+            if end.load(Ordering::Relaxed) {
                 break;
             }
             let depth = if random.random_ratio(1, 3) { random.random_range(1..20) } else { 1 };
@@ -290,13 +290,25 @@ fn chaos_of(
     let port = listener.local_addr().unwrap().port();
     let mut pooler = Pooler::new(options, listener).unwrap();
     let loop_thread = thread::spawn(move || pooler.run());
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let end = Arc::new(AtomicBool::new(false));
     let threads: Vec<_> = (1..=clients)
         .map(|owner| {
-            let world = Arc::clone(&world);
-            thread::spawn(move || client(port, owner, until, &world))
+            let (world, end) = (Arc::clone(&world), Arc::clone(&end));
+            thread::spawn(move || client(port, owner, &end, &world))
         })
         .collect();
+    let (begun, least) = (Instant::now(), least_hand_overs());
+    let hand_overs = || stats.taken.load(Ordering::Relaxed).min(stats.given.load(Ordering::Relaxed));
+    while begun.elapsed() < Duration::from_secs(seconds)
+        || (flip_one_in > 0 && hand_overs() < least && begun.elapsed() < HAND_OVERS_TAKE_MAX)
+    {
+        // Clients that saw wrong bytes have ended.
+        if threads.iter().all(thread::JoinHandle::is_finished) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    end.store(true, Ordering::Relaxed);
     let results: Vec<_> = threads.into_iter().map(thread::JoinHandle::join).collect();
     stop.store(true, Ordering::Relaxed);
     loop_thread.join().unwrap();
@@ -315,10 +327,22 @@ fn chaos_of(
     assert_eq!(failed, 0, "clients that saw wrong bytes or waited too long");
     assert_eq!(world.violations.load(Ordering::Relaxed), 0, "servers used by two clients at once");
     assert!(outcome.transactions > 100);
+    let stats = &outcome.stats;
+    let (taken, given) = (stats.taken.load(Ordering::Relaxed), stats.given.load(Ordering::Relaxed));
+    println!("links changed hands in {:?}: {taken} up, {given} down", begun.elapsed());
+    assert!(flip_one_in == 0 || taken.min(given) >= least, "{taken} up, {given} down");
     Some(outcome)
 }
 
-/// Seconds per test; the soak test of the project sets more.
+/// Hand-overs in each direction that a test with flips sees, however long they take: fewer where the rest of `make test` waits for it.
+fn least_hand_overs() -> u64 {
+    if std::env::var("UNDERPASS_TEST_KERNEL_PATH").is_ok_and(|path| path == "require") { 10_000 } else { 1000 }
+}
+
+/// But no longer: in lane B the pooler's only thread looks for each client's socket through the whole host.
+const HAND_OVERS_TAKE_MAX: Duration = Duration::from_secs(120);
+
+/// Seconds per test, at least; the soak test of the project sets more.
 fn seconds() -> u64 {
     std::env::var("LANE_CHAOS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(4)
 }
@@ -339,14 +363,6 @@ fn more_servers_than_clients_stay_in_the_lane() {
     }
 }
 
-/// Hand-overs in each direction that the seconds of this test must see. The leak checker counts 10,000 through the whole pooler.
-const HAND_OVERS: u64 = 1000;
-
-/// In lane B the pooler's only thread looks for each client's socket through the whole host, so there are fewer.
-fn hand_overs(lane: Lane) -> u64 {
-    if lane == Lane::B { HAND_OVERS / 5 } else { HAND_OVERS }
-}
-
 #[test]
 fn few_servers_many_clients_and_flips_at_random() {
     for lane in LANES {
@@ -362,10 +378,6 @@ fn enough_servers_and_flips_at_random() {
     for lane in LANES {
         println!("-- lane {lane:?}");
         let Some(outcome) = chaos(lane, 8, 12, seconds(), 1) else { return };
-        let (taken, given) =
-            (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
-        println!("links changed hands: {taken} up, {given} down");
-        assert!(taken > hand_overs(lane) && given > hand_overs(lane));
         assert!(outcome.lane_chunks > outcome.transactions / 4, "the lane carried its part");
     }
 }
@@ -376,10 +388,6 @@ fn sessions_and_flips_at_random() {
     for lane in LANES {
         println!("-- lane {lane:?}");
         let Some(outcome) = chaos_of(true, lane, 8, 40, seconds(), 1) else { return };
-        let (taken, given) =
-            (outcome.stats.taken.load(Ordering::Relaxed), outcome.stats.given.load(Ordering::Relaxed));
-        println!("links changed hands: {taken} up, {given} down");
-        assert!(taken > hand_overs(lane) && given > hand_overs(lane));
         assert!(outcome.lane_chunks > outcome.transactions / 4, "the lane carried its part");
     }
 }

@@ -13,6 +13,7 @@
 //! | a TCP relay that splits, delays, stalls, cuts and resets | [`FaultProxy`], [`Fault`] |
 //! | certificates | [`Authority`], [`Identity`] |
 //! | a port that no other test gets | [`Port`] |
+//! | a page in a browser, where there is one | [`assert_every_plot_is_drawn`] |
 //! | a disk that is soon full (root) | [`SmallDisk`] |
 //! | network namespaces joined by a veth pair (root) | [`Netns`], [`Veth`] |
 //!
@@ -37,6 +38,7 @@
 //! Everything listens on loopback; directories are under the system's temporary directory and go away with the fixture.
 
 mod account;
+mod browser;
 mod client;
 mod disk;
 mod error;
@@ -54,6 +56,7 @@ mod template;
 mod tls;
 
 pub use account::Account;
+pub use browser::assert_every_plot_is_drawn;
 pub use client::{Client, Host, Options, Response, Tls};
 pub use disk::SmallDisk;
 pub use error::{Error, Result, ServerError};

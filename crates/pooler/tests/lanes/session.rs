@@ -332,8 +332,10 @@ fn a_terminated_backend_ends_its_session() -> Result<()> {
     )
 }
 
-/// Hand-overs in each direction; the leak checker has 10,000 of them (`crates/soak/tests/underpass.rs`).
-const HAND_OVERS: u64 = 200;
+/// Hand-overs in each direction: so many in `make test-lanes`. Elsewhere the leak checker has them (`crates/soak/tests/underpass.rs`).
+fn least_hand_overs() -> u64 {
+    if std::env::var("UNDERPASS_TEST_KERNEL_PATH").is_ok_and(|path| path == "require") { 10_000 } else { 200 }
+}
 
 /// Clients are taken out of the lane at random, and put back, also in the middle of a batch without its Sync.
 #[test]
@@ -347,8 +349,8 @@ fn sessions_go_up_and_down_in_the_middle_of_anything() -> Result<()> {
             let hand_overs = || -> Result<u64> {
                 Ok(kernel(pooler, "all", "taken")?.min(kernel(pooler, "all", "given")?))
             };
-            while begun.elapsed() < Duration::from_secs(3) || hand_overs()? < HAND_OVERS {
-                assert!(begun.elapsed() < Duration::from_secs(60), "hardly any hand-over");
+            while begun.elapsed() < Duration::from_secs(3) || hand_overs()? < least_hand_overs() {
+                assert!(begun.elapsed() < Duration::from_secs(120), "hardly any hand-over");
                 rounds += 1;
                 let text = rounds.to_string();
                 a.send(&Batch::new().parse("s", "select $1::text").flush())?;
