@@ -336,7 +336,11 @@ fn chaos_of(
 
 /// Hand-overs in each direction that a test with flips sees, however long they take: fewer where the rest of `make test` waits for it.
 fn least_hand_overs() -> u64 {
-    if std::env::var("UNDERPASS_TEST_KERNEL_PATH").is_ok_and(|path| path == "require") { 10_000 } else { 1000 }
+    if std::env::var("UNDERPASS_TEST_KERNEL_PATH").is_ok_and(|path| path == "require") {
+        10_000
+    } else {
+        1000
+    }
 }
 
 /// But no longer: in lane B the pooler's only thread looks for each client's socket through the whole host.
