@@ -78,12 +78,12 @@ fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
     let name = if mode == PoolMode::Session { "session" } else { "transaction" };
     let ini = Ini::for_server(&server).set("pool_mode", name).set("default_pool_size", pool);
     let Some(ini) = ini.lanes(same_host, threads) else { return };
-    let mut pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_FLIP", "8")).unwrap();
+    let mut pooler = Underpass::start(&ini.environment("UNDERPASS_TEST_FLIP", "4")).unwrap();
     let mut config = Config::for_port(pooler.port());
     config.clients = 40;
     config.pool_mode = mode;
     let is_contended = pool == "5";
-    config.transactions = if is_contended { 20_000 } else { 100_000 };
+    config.transactions = if is_contended { 10_000 } else { 50_000 };
     config.silence = 20;
     config.fault_every = 50;
     config.require_faults = 5;
