@@ -92,6 +92,12 @@ impl Requests {
         }
     }
 
+    /// The stream was not followed for a while: which statements there are must be told by [`Self::know`].
+    pub fn forget_statements(&mut self) {
+        self.forget_names();
+        self.unnamed = None;
+    }
+
     fn forget_names(&mut self) {
         self.statements = Table::default();
         self.names_bytes = 0;

@@ -356,3 +356,47 @@ fn a_statement_that_was_prepared_while_the_mirror_came_is_known() -> Result<()> 
     }
     Ok(())
 }
+
+/// Nobody reads what is said while no mirror is on: what it prepared and closed is known all the same, and it is counted, to the transaction.
+#[test]
+fn what_was_prepared_while_the_mirror_was_off_is_known() -> Result<()> {
+    for mode in MODES {
+        let pair = Pair::start(mode)?;
+        pair.both("create table t (id int)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        let named = |name, id| Batch::new().bind("", name, &[Some(id)]).execute("", 0).sync();
+        let texts =
+            ["insert into t values ($1)", "insert into t values ($1 + 10)", "insert into t values ($1 + 20)"];
+        client.exchange(&Batch::new().parse("stays", texts[0]).parse("changes", texts[0]).sync())?;
+        client.exchange(&named("changes", "1"))?;
+        let before = pair.settled()?;
+        pair.pooler.console("DISABLE MIRROR next")?.ok()?;
+        client.exchange(&Batch::new().close_statement("changes").parse("changes", texts[1]).sync())?;
+        client.query("begin")?.ok()?;
+        client.exchange(&Batch::new().parse("new", texts[2]).sync())?;
+        client.query("commit")?.ok()?;
+        client.exchange(&named("new", "1"))?;
+        let pipeline = Batch::new().extended("select 1", &[]).sync();
+        client.exchange(&pipeline)?;
+        let account = pair.settled()?;
+        assert_eq!(account.get("disabled") - before.get("disabled"), 4, "{mode}: {account:?}");
+        assert_eq!(account.get("executed"), before.get("executed"), "{mode}: {account:?}");
+        pair.pooler.console("ENABLE MIRROR next")?.ok()?;
+        pair.wait_on()?;
+        // Two more, for the one that was not sent.
+        pair.both("delete from t")?;
+        for name in ["stays", "changes", "new"] {
+            client.exchange(&named(name, "2"))?;
+        }
+        let rows = pair.differences()?;
+        pair.assert_same("select id from t order by id")?;
+        assert!(!rows.iter().any(|row| row["query"].contains("unknown")), "{mode}: {rows:?}");
+        let compared: u64 = rows.iter().map(|row| row["compared"].parse::<u64>().expect("a number")).sum();
+        let differing: u64 = rows.iter().map(|row| row["differing"].parse::<u64>().expect("a number")).sum();
+        assert_eq!((compared, differing), (3, 0), "{mode}: {rows:?}");
+        let dropped = pair.settled()?.get("dropped") - before.get("dropped");
+        assert_eq!(dropped, 4, "{mode}");
+    }
+    Ok(())
+}
