@@ -126,7 +126,11 @@ pub enum Event<'a> {
         time_ns: u64,
         /// The backend.
         pid: u32,
-        /// The text, whole: one of 61,200 bytes or more is not told.
+        /// Position of this piece in the text. Pieces come one after the other, all with the same time.
+        offset: u64,
+        /// Bytes of the whole text: one of 1,966,080 or more is not told.
+        whole: u64,
+        /// The piece.
         text: &'a [u8],
     },
 }
@@ -212,7 +216,13 @@ impl<'a> Event<'a> {
             types::event_kind::EVENT_EXIT => {
                 Self::Exit { time_ns, session, bytes_read: head.offset, bytes_written: head.more }
             }
-            types::event_kind::EVENT_ACTIVITY => Self::Activity { time_ns, pid: head.pid, text: payload },
+            types::event_kind::EVENT_ACTIVITY => Self::Activity {
+                time_ns,
+                pid: head.pid,
+                offset: head.offset,
+                whole: head.more,
+                text: payload,
+            },
             _ => return None,
         })
     }

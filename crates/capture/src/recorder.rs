@@ -238,6 +238,8 @@ pub struct Recorder {
     probed: HashMap<ProbedId, Probed>,
     ledger: Ledger,
     texts: Vec<Text>,
+    /// Of texts that have not come whole yet, by backend.
+    pieces: HashMap<u32, Vec<u8>>,
     /// Those that came in this round.
     later: Vec<Text>,
     lookup: Box<dyn Lookup>,
@@ -275,6 +277,7 @@ impl Recorder {
             probed: HashMap::new(),
             ledger: Ledger::default(),
             texts: Vec::new(),
+            pieces: HashMap::new(),
             later: Vec::new(),
             lookup,
             wants_texts: false,
@@ -456,6 +459,7 @@ impl Recorder {
                 }
             }
             Event::ProcessExit { time_ns, pid } => {
+                self.pieces.remove(&pid);
                 // What its other sessions still said may wait in their rings, behind which the same event stands.
                 let ended =
                     |session: &ProbedId, probed: &mut Probed| session.pid == pid && probed.ring == ring;
@@ -466,8 +470,18 @@ impl Recorder {
                     ended.end(time_ns, EndReason::ServerClosed, None, &mut counting);
                 }
             }
-            Event::Activity { time_ns, pid, text } => {
-                self.later.push(Text { time_ns, pid, text: text.to_vec() });
+            Event::Activity { time_ns, pid, offset, whole, text } => {
+                let mut said = self.pieces.remove(&pid).filter(|_| offset > 0).unwrap_or_default();
+                if said.len() as u64 != offset {
+                    // The ring was full in between.
+                    return;
+                }
+                said.extend_from_slice(text);
+                if said.len() as u64 == whole {
+                    self.later.push(Text { time_ns, pid, text: said });
+                } else {
+                    self.pieces.insert(pid, said);
+                }
             }
         }
     }

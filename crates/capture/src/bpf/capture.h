@@ -6,12 +6,9 @@
  * - No pointers, no implicit padding; user space takes its types from this file's BTF, never a copy.
  * - Payload bytes of the captured port are in exactly one of the counters recorded, lost and filtered, and all of
  *   them are in seen.
- * - CAPTURE_ABI changes with every layout; user space refuses an object of another one.
  */
 #ifndef CAPTURE_H
 #define CAPTURE_H
-
-#define CAPTURE_ABI 2
 
 /* Payload bytes of one event. A larger packet (GSO, GRO, BIG TCP) becomes several events. */
 #define EVENT_BYTES_MAX 61440u
@@ -19,10 +16,10 @@
 #define PACKET_EVENTS_MAX 9u
 /* Events of one call of secure_write (from PostgreSQL 17 on) or vio_write, which may be of any size. */
 #define CALL_EVENTS_MAX 32u
-/* A statement's text is measured in so many steps of so many bytes; one that is not shorter than all of them is not told. */
-#define ACTIVITY_STEPS 240u
+/* A statement's text is told in as many events as a call's bytes; one that is not shorter than all of them is not told. It is measured in steps. */
+#define ACTIVITY_BYTES_MAX (CALL_EVENTS_MAX * EVENT_BYTES_MAX)
 #define ACTIVITY_STEP_BYTES 255u
-#define ACTIVITY_BYTES_MAX (ACTIVITY_STEPS * ACTIVITY_STEP_BYTES)
+#define ACTIVITY_STEPS (ACTIVITY_BYTES_MAX / ACTIVITY_STEP_BYTES + 1)
 /* Rings; a connection's events are all in one of them, so that they keep their order. */
 #define RINGS_MAX 64u
 
@@ -56,8 +53,8 @@ enum event_direction {
 struct event_head {
 	__u64 ts_ns;  /* CLOCK_MONOTONIC */
 	__u64 cookie; /* packets: of the socket; calls, exits, activity: start of the process, or number of the Vio */
-	__u64 offset; /* calls: stream offset. exits: bytes read. close: bytes_received */
-	__u64 more;   /* exits: bytes written. Else 0 */
+	__u64 offset; /* calls: stream offset. exits: bytes read. close: bytes_received. activity: position in the text */
+	__u64 more;   /* exits: bytes written. activity: bytes of the whole text. Else 0 */
 	__u32 seq;    /* packets. close: rcv_nxt */
 	__u32 ack;    /* packets. close: snd_nxt */
 	__u32 len;

@@ -179,10 +179,31 @@ int process_exit(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
+struct measured {
+	__u64 text;
+	__u32 len;
+	__u32 ended;
+};
+
+/* Reads on to the NUL. */
+static long activity_step(__u32 i, struct measured *m)
+{
+	char step[ACTIVITY_STEP_BYTES + 1];
+	long n = bpf_probe_read_user_str(step, sizeof(step), (void *)(m->text + m->len));
+
+	if (n < 0)
+		return 1;
+	/* The count includes a NUL, which replaces the last byte of a string that goes on. */
+	m->len += n > 0 ? n - 1 : 0;
+	m->ended = n < (long)sizeof(step);
+	return m->ended;
+}
+
 /*
  * pgstat_report_activity(state, text): the text of what the backend begins, also of a statement that was prepared before the
  * capture. Attached only while such statements are known. The text is measured first, in steps that
- * end with a NUL. One that is longer than all steps is not told: a part of it would be taken for the statement.
+ * end with a NUL. One that is longer than all steps is not told: a part of it would be taken for the statement. The pieces of a long one
+ * are told one after the other, with the length of all, so that a part of it is not taken for the statement, either.
  */
 SEC("uprobe")
 int activity(struct pt_regs *ctx)
@@ -191,29 +212,28 @@ int activity(struct pt_regs *ctx)
 	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
 	struct control *settings = controls();
 	__u64 text = PT_REGS_PARM2(ctx);
-	char step[ACTIVITY_STEP_BYTES + 1];
-	__u32 len = 0;
-	long n;
+	struct measured m = { .text = text };
 
 	if (text == 0 || !settings || BPF_CORE_READ(task, real_parent, tgid) != (int)settings->postmaster)
 		return 0;
 	hit(HIT_ACTIVITY);
-	for (__u32 i = 0; i < ACTIVITY_STEPS; i++) {
-		n = bpf_probe_read_user_str(step, sizeof(step), (void *)(text + len));
-		if (n < 0)
-			return 0;
-		/* The count includes a NUL, which replaces the last byte of a string that goes on. */
-		len += n > 0 ? n - 1 : 0;
-		if (n < (long)sizeof(step))
-			break;
-	}
-	if (len >= ACTIVITY_BYTES_MAX)
+	bpf_loop(ACTIVITY_STEPS, activity_step, &m, 0);
+	if (!m.ended || m.len >= ACTIVITY_BYTES_MAX)
 		return 0;
 	head.ts_ns = bpf_ktime_get_ns();
 	head.cookie = BPF_CORE_READ(task, start_boottime);
 	head.pid = bpf_get_current_pid_tgid() >> 32;
-	head.len = len;
-	record_call(&head, text);
+	head.more = m.len;
+	for (__u32 i = 0; i < CALL_EVENTS_MAX; i++) {
+		__u32 left = m.len - (__u32)head.offset;
+
+		head.len = left > EVENT_BYTES_MAX ? EVENT_BYTES_MAX : left;
+		if (record_call(&head, text + head.offset))
+			return 0;
+		head.offset += head.len;
+		if (head.offset >= m.len)
+			return 0;
+	}
 	return 0;
 }
 
