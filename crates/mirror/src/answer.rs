@@ -181,6 +181,11 @@ impl Answers {
         }
     }
 
+    /// As [`Self::feed`], but nobody is to know what is answered: only where messages end is followed.
+    pub fn pass_over(&mut self, mut bytes: &[u8]) {
+        while let Ok(Some(_)) = self.framer.next(&mut bytes) {}
+    }
+
     fn message(&mut self, tag: u8, now: Instant) {
         match tag {
             backend::DATA_ROW | backend::COPY_DATA => {
@@ -318,6 +323,21 @@ mod tests {
         }
         assert_eq!(answers.len(), 2);
         answers.take(9)
+    }
+
+    /// Wherever reading begins again, messages are found.
+    #[test]
+    fn what_is_passed_over_shifts_nothing() {
+        let now = Instant::now();
+        let bytes = stream(&[b"one row", b"", b"another one, which is longer"]);
+        let ready = bytes.len() - 6;
+        for cut in 0..=ready {
+            let mut answers = Answers::new([RowHash::Ordered].into_iter().collect(), now);
+            answers.pass_over(&bytes[..cut / 2]);
+            answers.pass_over(&bytes[cut / 2..cut]);
+            answers.feed(&bytes[cut..], now);
+            assert_eq!(answers.take(9).last().map(|answer| answer.status), Some(b'I'), "{cut}");
+        }
     }
 
     proptest! {

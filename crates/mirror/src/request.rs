@@ -92,7 +92,13 @@ impl Requests {
         }
     }
 
-    /// The stream was not followed for a while: which statements there are must be told by [`Self::know`].
+    /// As [`Self::feed`], but nobody is to know what is said: only where messages end is followed. Which statements there are then must be told by
+    /// [`Self::forget_statements`] and [`Self::know`].
+    pub fn pass_over(&mut self, mut bytes: &[u8]) {
+        while let Ok(Some(_)) = self.framer.next(&mut bytes) {}
+    }
+
+    /// None of the statements of before is there any more, or nobody knows.
     pub fn forget_statements(&mut self) {
         self.forget_names();
         self.unnamed = None;
@@ -395,6 +401,21 @@ mod tests {
                     assert_eq!(copy(amid, end, behind), expected, "amid: {amid}");
                 }
             }
+        }
+    }
+
+    /// Wherever reading begins again, messages are found.
+    #[test]
+    fn what_is_passed_over_shifts_nothing() {
+        let bytes = pipeline();
+        let mut last = Vec::new();
+        build::query(&mut last, b"commit");
+        for cut in 0..=bytes.len() - last.len() {
+            let mut requests = Requests::default();
+            requests.pass_over(&bytes[..cut / 2]);
+            requests.pass_over(&bytes[cut / 2..cut]);
+            requests.feed(&bytes[cut..]);
+            assert_eq!(texts(&requests.take()).last().expect("a cycle"), &["commit"], "{cut}");
         }
     }
 

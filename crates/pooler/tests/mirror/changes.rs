@@ -350,7 +350,7 @@ fn a_statement_that_was_prepared_while_the_mirror_came_is_known() -> Result<()> 
         }
         let rows = pair.differences()?;
         pair.assert_same("select id from t order by id")?;
-        assert!(!rows.iter().any(|row| row["query"].contains("unknown")), "{mode}: {rows:?}");
+        assert!(!rows.iter().any(|row| row["query"].contains("cannot be parsed")), "{mode}: {rows:?}");
         let row = rows.iter().find(|row| row["query"] == "insert into t values ($1)").expect("compared");
         assert_eq!((&*row["compared"], &*row["differing"]), ("2", "0"), "{mode}: {row:?}");
     }
@@ -384,17 +384,19 @@ fn what_was_prepared_while_the_mirror_was_off_is_known() -> Result<()> {
         assert_eq!(account.get("executed"), before.get("executed"), "{mode}: {account:?}");
         pair.pooler.console("ENABLE MIRROR next")?.ok()?;
         pair.wait_on()?;
-        // Two more, for the one that was not sent.
+        // What was not sent is not there.
         pair.both("delete from t")?;
         for name in ["stays", "changes", "new"] {
             client.exchange(&named(name, "2"))?;
         }
         let rows = pair.differences()?;
         pair.assert_same("select id from t order by id")?;
-        assert!(!rows.iter().any(|row| row["query"].contains("unknown")), "{mode}: {rows:?}");
-        let compared: u64 = rows.iter().map(|row| row["compared"].parse::<u64>().expect("a number")).sum();
-        let differing: u64 = rows.iter().map(|row| row["differing"].parse::<u64>().expect("a number")).sum();
-        assert_eq!((compared, differing), (3, 0), "{mode}: {rows:?}");
+        let mut compared: Vec<_> =
+            rows.iter().map(|row| (&*row["query"], &*row["compared"], &*row["differing"])).collect();
+        compared.sort();
+        let expected =
+            [("insert into t values ($1 + $2)", "2", "0"), ("insert into t values ($1)", "1", "0")];
+        assert_eq!(compared, expected, "{mode}: {rows:?}");
         let dropped = pair.settled()?.get("dropped") - before.get("dropped");
         assert_eq!(dropped, 4, "{mode}");
     }
