@@ -131,7 +131,8 @@ if [ @KIND@ = underpass ]; then
 	check trace-has-all-executions same "$(/bin/pooler export /srv/both -f jsonl 2>/dev/null | grep -c '"type":"Execute"')" 40
 
 	# A session that has prepared its statements before the recording begins.
-	printf 'SELECT 4711;\n\\sleep 100 ms\n' >/srv/slow.sql
+	long="SELECT length('$(head -c 70000 /dev/zero | tr '\0' x)');"
+	printf 'SELECT 4711;\n%s\n\\sleep 100 ms\n' "$long" >/srv/slow.sql
 	pgbench -n -M prepared -c 1 -T 120 -f /srv/slow.sql -h /tmp postgres >/dev/null 2>&1 &
 	client=$!
 	sleep 2
@@ -141,7 +142,7 @@ if [ @KIND@ = underpass ]; then
 	ended trace-by-calls-is-lossless joined
 	kill $client
 	check trace-by-calls-has-all-queries held calls Query "$(three_of calls)"
-	check trace-knows-what-was-prepared held calls prepared_fill 'SELECT 4711;/'
+	check trace-knows-what-was-prepared held calls prepared_fill "SELECT 4711;/$long/"
 	echo "@@note trace $(grep '^bytes' /tmp/both.log | tr -s ' ' | tr '\n' ';')"
 fi
 echo "@@end"

@@ -446,6 +446,7 @@ impl Recorder {
                 self.ledger.hear(known, is_joined);
             }
             Event::Exit { time_ns, session, bytes_read, bytes_written } => {
+                self.pieces.remove(&session.pid);
                 if let Some(mut ended) = self.probed.remove(&session) {
                     let is_joining = ended.session.is_joining();
                     self.ledger.hear(&mut ended, is_joining);
@@ -459,7 +460,6 @@ impl Recorder {
                 }
             }
             Event::ProcessExit { time_ns, pid } => {
-                self.pieces.remove(&pid);
                 // What its other sessions still said may wait in their rings, behind which the same event stands.
                 let ended =
                     |session: &ProbedId, probed: &mut Probed| session.pid == pid && probed.ring == ring;
@@ -517,6 +517,9 @@ impl Recorder {
         }
         self.wants_texts = self.connections.values().any(|c| c.session.wants_texts(now_ns))
             || self.probed.values().any(|p| p.session.wants_texts(now_ns));
+        if !self.wants_texts {
+            self.pieces.clear();
+        }
         self.closed.retain(|_, &mut closed_ns| now_ns.saturating_sub(closed_ns) < CLOSED_NS);
         self.ledger.forget(now_ns);
         let turned = self.ledger.turned.len();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the recorder makes of events that come in an unlucky order.
 
-use underpass_capture::{Ends, Event, Nobody, ProbedId, Recorder, TcpFlags};
+use underpass_capture::{Ends, Event, Lookup, Nobody, ProbedId, Recorder, TcpFlags};
 use underpass_mysql::packet::put_message;
+use underpass_trace::assemble::Known;
 use underpass_trace::{Direction, EndReason, Level, Protocol, Record, SessionEnd, SessionId};
 use underpass_wire::frontend::build;
 
@@ -169,6 +170,75 @@ fn texts_that_nothing_tells_are_not_waited_for_for_ever() {
         recorder.tick(time, &mut |_: Record<'_>| {});
         assert_eq!(recorder.wants_texts(), at < 61, "after {} s", at - 1);
         seq += batch.len() as u32;
+    }
+}
+
+/// Knows of a process that it is a backend.
+struct Backends;
+
+impl Lookup for Backends {
+    fn connection(&mut self, _: &Ends) -> Known {
+        Known::default()
+    }
+
+    fn process(&mut self, pid: u32) -> Known {
+        Known { backend_pid: Some(pid), ..Known::default() }
+    }
+}
+
+/// A text that the server says in pieces, between which the ring may be full, or the backend may end and another have its number.
+#[test]
+fn a_text_of_which_a_piece_is_missing_is_not_told() {
+    let text = "select 'a text in three pieces'".as_bytes();
+    let piece = |offset: usize, len: usize| Event::Activity {
+        time_ns: 1,
+        pid: SERVER,
+        offset: offset as u64,
+        whole: text.len() as u64,
+        text: &text[offset..offset + len],
+    };
+    let last = text.len() - 20;
+    let cases: [(&[(usize, usize)], bool); 5] = [
+        (&[(0, 10), (10, 10), (20, last)], true),
+        (&[(0, 10), (20, last)], false),
+        (&[(10, 10), (20, last)], false),
+        (&[(0, 10), (0, 10), (10, 10), (20, last)], true),
+        (&[(0, 10), (10, 10), (0, 10), (20, last)], false),
+    ];
+    for (pieces, is_told) in cases {
+        let mut recorder = Recorder::new(Protocol::Postgres, Level::Summary, Box::new(Backends));
+        let mut payload = Vec::new();
+        build::bind(&mut payload, b"", b"S_1", [], [], []);
+        build::execute(&mut payload, b"", 0);
+        build::sync(&mut payload);
+        let session = ProbedId { pid: SERVER, number: 1 };
+        let mut fills = Vec::new();
+        let mut sink = |record: Record<'_>| {
+            if let Record::PreparedFill(fill) = record {
+                fills.push((fill.name.to_vec(), fill.query.to_vec()));
+            }
+        };
+        recorder.event(
+            0,
+            Event::Call {
+                time_ns: 1,
+                session,
+                decrypted: false,
+                ends: None,
+                direction: Direction::Frontend,
+                offset: 100,
+                skipped: 0,
+                payload: &payload,
+            },
+            &mut sink,
+        );
+        for &(offset, len) in pieces {
+            recorder.event(0, piece(offset, len), &mut sink);
+        }
+        recorder.round(&mut sink);
+        recorder.round(&mut sink);
+        let expected = if is_told { vec![(b"S_1".to_vec(), text.to_vec())] } else { Vec::new() };
+        assert_eq!(fills, expected, "{pieces:?}");
     }
 }
 

@@ -203,7 +203,8 @@ static long activity_step(__u32 i, struct measured *m)
  * pgstat_report_activity(state, text): the text of what the backend begins, also of a statement that was prepared before the
  * capture. Attached only while such statements are known. The text is measured first, in steps that
  * end with a NUL. One that is longer than all steps is not told: a part of it would be taken for the statement. The pieces of a long one
- * are told one after the other, with the length of all, so that a part of it is not taken for the statement, either.
+ * are told one after the other, with the length of all, so that a part of it is not taken for the statement, either. A text goes
+ * where as much room again is left for what is recorded; else it is told when it is next used.
  */
 SEC("uprobe")
 int activity(struct pt_regs *ctx)
@@ -213,10 +214,13 @@ int activity(struct pt_regs *ctx)
 	struct control *settings = controls();
 	__u64 text = PT_REGS_PARM2(ctx);
 	struct measured m = { .text = text };
+	void *ring;
 
 	if (text == 0 || !settings || BPF_CORE_READ(task, real_parent, tgid) != (int)settings->postmaster)
 		return 0;
 	hit(HIT_ACTIVITY);
+	/* Verifiers before ab5cfac139ab (6.7; 6.6.15) walk a step once, and would take a length below a step's for certain. */
+	m.len = *(volatile __u32 *)&settings->zero;
 	bpf_loop(ACTIVITY_STEPS, activity_step, &m, 0);
 	if (!m.ended || m.len >= ACTIVITY_BYTES_MAX)
 		return 0;
@@ -224,6 +228,9 @@ int activity(struct pt_regs *ctx)
 	head.cookie = BPF_CORE_READ(task, start_boottime);
 	head.pid = bpf_get_current_pid_tgid() >> 32;
 	head.more = m.len;
+	ring = ring_for(ring_hash(&head));
+	if (!ring || is_full(ring, 2 * m.len))
+		return 0;
 	for (__u32 i = 0; i < CALL_EVENTS_MAX; i++) {
 		__u32 left = m.len - (__u32)head.offset;
 

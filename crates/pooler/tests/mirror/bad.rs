@@ -381,7 +381,9 @@ fn a_silent_mirror_in_sync_is_dropped_after_a_bounded_wait() -> Result<()> {
 
 #[test]
 fn a_stopped_mirror_holds_no_client_in_async() -> Result<()> {
-    let pair = Pair::start("queue_bytes = 100000")?;
+    // A stopped server lets nobody in, which is not to be found out meanwhile.
+    let settings = [("pool_mode", "transaction"), ("server_connect_timeout", "120")];
+    let pair = Pair::start_with(&settings, "queue_bytes = 100000")?;
     pair.both("create table t (id int)")?;
     pair.wait_on()?;
     let mut blocker = Client::connect(&pair.there.superuser())?;
@@ -394,8 +396,8 @@ fn a_stopped_mirror_holds_no_client_in_async() -> Result<()> {
         insert(&mut client, id)?;
     }
     assert!(begun.elapsed() < Duration::from_secs(20));
-    assert!(pair.account()?.get("queue_full") > 1000);
-    assert!(pair.account()?.get("queued_bytes") <= 100_000);
+    let account = pair.account()?;
+    assert!(account.get("queue_full") > 1000 && account.get("queued_bytes") <= 100_000, "{account:?}");
     pair.pooler.console("PAUSE")?.ok()?;
     pair.pooler.console("RESUME")?.ok()?;
     pair.there.signal(Signal::SIGCONT)?;

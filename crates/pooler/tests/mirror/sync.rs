@@ -268,7 +268,10 @@ fn a_reload_from_async_to_sync_keeps_the_order_of_a_session() -> Result<()> {
     client.response()?.ok()?;
     client.query("insert into seen select count(*) from t")?.ok()?;
     let account = pair.settled()?;
-    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{account:?}");
+    // A holder who was in its lane already is told of when it is over, which is too late.
+    let late = account.get("not_ready");
+    assert!(account.get("dropped") == late && late <= 1, "{account:?}");
+    assert_eq!(account.0["state"], "on", "{account:?}");
     assert_eq!(pair.here.sql_value("select string_agg(rows::text, ',') from seen")?, "20,20");
     pair.assert_same("select rows from seen")
 }
