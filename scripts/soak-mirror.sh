@@ -6,11 +6,13 @@
 #   2. pgbench TPC-B, a tenth of that in each of three protocols, compared without pgbench_history.mtime;
 #   3. a queue that does not hold: what is there and what was dropped are what was sent, and nothing is there in part;
 #   4. `set v = md5(v || n)` in sync mode, a tenth, one writer for each row;
-#   5. the leak checker in sync mode, a tenth.
+#   5. the leak checker in sync mode, a tenth;
+#   both with `sync_each = statement` and `transaction`, and with the second
+#   6. pgbench TPC-B, a tenth.
 #
 # After each step both servers must hold the same data (3: the same transactions but for the dropped ones), and the account of SHOW MIRRORS
 # must agree with the servers' own pg_stat_statements.
-# POOLER=lane-d or lane-a (as root) does 1 to 3 in that kernel lane; clients of synchronous mirrors are not for lanes.
+# POOLER=lane-d or lane-a (as root) does that in that kernel lane, but for `sync_each = statement`, whose clients a load without pauses keeps out of it.
 # UNDERPASS_BIN names a program to use instead of building it; the checker is the one beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -137,6 +139,13 @@ same() {
     one=$(query "$here" "$1" | md5sum) other=$(query "$there" "$1" | md5sum)
     [ "$one" = "$other" ] || die "primary and mirror differ: $1"
 }
+same_tpcb() {
+    local table
+    for table in 'select aid, bid, abalance from pgbench_accounts order by aid' 'select tid, bid, tbalance from pgbench_tellers order by tid' \
+        'select bid, bbalance from pgbench_branches order by bid' 'select tid, bid, aid, delta from pgbench_history order by 1, 2, 3, 4'; do
+        same "$table"
+    done
+}
 # How often statements like $2 were executed at $1 since `begin_count`.
 calls() { query "$1" "select coalesce(sum(calls), 0) from pg_stat_statements where query ilike '$2'"; }
 begin_count() { both 'select pg_stat_statements_reset()'; }
@@ -210,10 +219,7 @@ begin_count
 for protocol in simple extended prepared; do bench "$tenth" -M "$protocol"; done
 settle TPC-B
 no_drops TPC-B
-for table in 'select aid, bid, abalance from pgbench_accounts order by aid' 'select tid, bid, tbalance from pgbench_tellers order by tid' \
-    'select bid, bbalance from pgbench_branches order by bid' 'select tid, bid, aid, delta from pgbench_history order by 1, 2, 3, 4'; do
-    same "$table"
-done
+same_tpcb
 done_there=$(query "$there" 'select count(*) from pgbench_history')
 [ "$done_there" = "$(calls "$there" 'insert into pgbench_history%')" ] || die "pg_stat_statements of the mirror tells otherwise"
 say "$done_there transactions on both"
@@ -254,16 +260,29 @@ if [ "$kind" != underpass ]; then
         "$(value mirrors chunks_lost) lost"
     # Of the checker's transactions a lane carries a twentieth at least (scripts/soak.sh), of pgbench's nearly all.
     [ "$carried" -ge $((transactions / 4)) ] || die "too little of it went through the lane"
-else
-    say "=== 4. one writer for each row, sync, $tenth transactions"
-    configure "$holds" 'mode = sync' 'sync_timeout = 60'
+fi
+
+# `mode = sync` with this `sync_each`.
+in_sync() {
+    local each=$1 dropped one other protocol
+    say "=== 4. one writer for each row, sync, each $each, $tenth transactions"
+    configure "$holds" 'mode = sync' "sync_each = $each" 'sync_timeout = 60'
     console RELOAD >/dev/null
-    both "create table chain (id int primary key, v text); insert into chain select i, '' from generate_series(0, 19) i"
+    both "set client_min_messages = warning; drop table if exists chain; create table chain (id int primary key, v text); insert into chain select i, '' from generate_series(0, 19) i"
     wait_on
     settle 'before it'
     begin_count
     dropped=$(account dropped)
-    cat >"$directory/chain.sql" <<'SQL'
+    for protocol in simple prepared; do bench $((tenth / 2)) -M "$protocol" -f "$directory/chain.sql"; done
+    settle chains
+    [ "$(account dropped)" = "$dropped" ] || die "dropped: $(console 'SHOW MIRRORS')"
+    same 'select id, v from chain order by id'
+    one=$(calls "$here" 'update chain%') other=$(calls "$there" 'update chain%')
+    say "$one updates on the primary, $other on the mirror; clients were held $(account holds) times"
+    [ "$one" = "$other" ] && [ "$one" -ge "$tenth" ] || die "not the same"
+    early=$dropped
+}
+cat >"$directory/chain.sql" <<'SQL'
 \set n random(1, 1000000)
 \set fate random(1, 10)
 \if :fate <= 7
@@ -279,16 +298,19 @@ commit;
 \endif
 \endif
 SQL
-    for protocol in simple prepared; do bench $((tenth / 2)) -M "$protocol" -f "$directory/chain.sql"; done
-    settle chains
-    [ "$(account dropped)" = "$dropped" ] || die "dropped: $(console 'SHOW MIRRORS')"
-    same 'select id, v from chain order by id'
-    one=$(calls "$here" 'update chain%') other=$(calls "$there" 'update chain%')
-    say "$one updates on the primary, $other on the mirror; clients were held $(account holds) times"
-    [ "$one" = "$other" ] && [ "$one" -ge "$tenth" ] || die "not the same"
-
-    say "=== 5. leak checker, sync, $tenth transactions"
-    early=$dropped
-    check_leaks soak_sync "$tenth"
+if [ "$kind" = underpass ]; then
+    in_sync statement
+    say "=== 5. leak checker, sync, each statement, $tenth transactions"
+    check_leaks soak_statement "$tenth"
 fi
+in_sync transaction
+say "=== 5. leak checker, sync, each transaction, $tenth transactions"
+check_leaks soak_transaction "$tenth"
+# They wait for each other's rows all the time: where statements wait, two clients soon wait for each other over both servers.
+say "=== 6. TPC-B, sync, each transaction, $tenth transactions"
+begin_count
+bench "$tenth"
+settle TPC-B
+no_drops TPC-B
+same_tpcb
 echo "$(account transactions) transactions in $SECONDS s: $(account executed) executed, $(account dropped) dropped in step 3 and before step 1, the same data on both"

@@ -431,8 +431,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "mirroring",
         title: "Mirroring to a second server",
         shows: "The same work on a second, equal server: at a rate that leaves half of the machine idle, and at full \
-                speed. `sync` is the papers' meaning, the next statement waits until both servers are ready; `async` \
-                never waits. In TPC-B each client has a branch of its own: two servers may give contended rows to two clients in \
+                speed. `sync` is the papers' meaning, the next statement waits until both servers are ready; by transactions, \
+                the next transaction does; `async` never waits. In TPC-B each client has a branch of its own: two servers may give contended rows to two clients in \
                 different order, and then neither goes on before a time-out. Each is compared with the same pooler without a mirror, before either of the two servers, so what is \
                 added is what counts; and with the same pooler while the second server does the same work for a load of its own, \
                 which tells how much of it is the machine's two servers instead of the mirroring. A mirror that is down is to cost nothing.",
@@ -446,6 +446,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "ours-mirror-async",
             "ours-mirror-down",
             "ours-mirror-sync",
+            "ours-mirror-sync-xact",
             "pgpool",
             "pgpool-mirror",
         ],
@@ -465,9 +466,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
             "ours-d",
             "ours-mirror-async-d",
             "ours-mirror-sync-d",
+            "ours-mirror-sync-xact-d",
             "ours-a",
             "ours-mirror-async-a",
             "ours-mirror-sync-a",
+            "ours-mirror-sync-xact-a",
         ],
         plan: plans::mirroring_lanes,
     },

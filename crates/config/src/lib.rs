@@ -58,5 +58,5 @@ pub use value::{
 };
 pub use words::{
     AuthType, CompareRows, KernelPath, LoadBalanceHosts, LogFormat, MirrorMode, MirrorOverflow, MirrorSend,
-    PoolMode, SameHost, SslMode, TraceLevel,
+    PoolMode, SameHost, SslMode, SyncEach, TraceLevel,
 };

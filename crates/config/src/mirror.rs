@@ -10,7 +10,7 @@ use crate::error::{ErrorKind, Location};
 use crate::host::Host;
 use crate::secret::Secret;
 use crate::value::Value;
-use crate::words::{CompareRows, MirrorMode, MirrorOverflow, MirrorSend};
+use crate::words::{CompareRows, MirrorMode, MirrorOverflow, MirrorSend, SyncEach};
 
 /// What comes before the name in the section's header.
 pub(crate) const SECTION_PREFIX: &str = "underpass:mirror:";
@@ -36,6 +36,8 @@ pub struct Mirror {
     pub pool_size: Option<u32>,
     /// `mode`.
     pub mode: MirrorMode,
+    /// `sync_each`: of `mode = sync`.
+    pub sync_each: SyncEach,
     /// `send`.
     pub send: MirrorSend,
     /// `sample`: share of the client connections that are mirrored, in percent, 1 to 100.
@@ -89,7 +91,13 @@ pub(crate) const MIRROR_KEYS: &[MirrorKey] = &[
         "mode",
         "async, sync",
         "`async`",
-        "`async`: clients never wait for the mirror. `sync`: a client's next statement is held until the mirror is ready for it.",
+        "`async`: clients never wait for the mirror. `sync`: a client is held until the mirror is ready for what it says next.",
+    ),
+    key(
+        "sync_each",
+        "statement, transaction",
+        "`statement`",
+        "With `mode = sync`: each statement goes there as it comes, and the client's next one waits for its answer; or whole transactions go there when they are over, and the client's next one waits for that.",
     ),
     key(
         "send",
@@ -150,6 +158,7 @@ impl Mirror {
             password: None,
             pool_size: None,
             mode: MirrorMode::Async,
+            sync_each: SyncEach::Statement,
             send: MirrorSend::All,
             sample_percent: 100,
             queue_bytes: 64 << 20,
@@ -186,6 +195,7 @@ impl Mirror {
                 self.pool_size = Some(size);
             }
             "mode" => self.mode = self.read(key, value)?,
+            "sync_each" => self.sync_each = self.read(key, value)?,
             "send" => self.send = self.read(key, value)?,
             "sample" => {
                 self.sample_percent = match self.read::<u32>(key, value)? {

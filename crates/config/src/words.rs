@@ -131,8 +131,18 @@ words! {
     MirrorMode {
         /// Clients never wait for it.
         Async = "async",
-        /// A client's next statement waits until it is ready.
+        /// A client waits until it is ready, see [`SyncEach`].
         Sync = "sync",
+    }
+}
+
+words! {
+    /// `sync_each` of a mirror: what waits in `mode = sync`, and what is passed on at once.
+    SyncEach {
+        /// The client's next statement, until the mirror has answered the last one.
+        Statement = "statement",
+        /// The client's next transaction, until the mirror has executed the last one.
+        Transaction = "transaction",
     }
 }
 

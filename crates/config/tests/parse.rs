@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use underpass_config::{
     Config, ErrorKind, Errors, Host, KernelPath, LoadBalanceHosts, Loaded, LogFormat, MemFiles, MirrorMode,
-    MirrorOverflow, PoolMode, UnixSocketDir,
+    MirrorOverflow, PoolMode, SyncEach, UnixSocketDir,
 };
 
 fn parse(text: &str) -> Loaded {
@@ -240,7 +240,7 @@ fn a_mirror_is_a_section_of_its_own() {
     let main = "[databases]\na = host=x\n[pgbouncer]\n";
     let mirror = |text: &str| Config::parse("p.ini", &format!("{main}[underpass:mirror:{text}"));
     let loaded = mirror(
-        "next]\ndatabases = a, b\nhost=10.0.0.9\nport=5433\nmode=SYNC\nqueue_bytes=1000\noverflow=disable\nsync_timeout=0.5\nsample=10\ncompare_rows=ordered\nuser=u\npassword=it's\npool_size=3\nshow_literals=1",
+        "next]\ndatabases = a, b\nhost=10.0.0.9\nport=5433\nmode=SYNC\nsync_each=transaction\nqueue_bytes=1000\noverflow=disable\nsync_timeout=0.5\nsample=10\ncompare_rows=ordered\nuser=u\npassword=it's\npool_size=3\nshow_literals=1",
     )
     .unwrap_or_else(|e| panic!("{e}"))
     .config;
@@ -249,6 +249,7 @@ fn a_mirror_is_a_section_of_its_own() {
     assert!(next.covers("a") && !next.covers("c"));
     assert_eq!((next.port, next.queue_bytes, next.sample_percent, next.pool_size), (5433, 1000, 10, Some(3)));
     assert_eq!((next.mode, next.overflow), (MirrorMode::Sync, MirrorOverflow::Disable));
+    assert_eq!(next.sync_each, SyncEach::Transaction);
     assert_eq!(next.sync_timeout, Duration::from_millis(500));
     assert_eq!(next.password.as_ref().map(|p| p.expose()), Some("it's"));
     assert!(!format!("{next:?}").contains("it's"));
@@ -260,6 +261,7 @@ fn a_mirror_is_a_section_of_its_own() {
         ("m]\ndatabases=a\nhost=x\nmod=sync", "did you mean mode"),
         ("m]\ndatabases=a\nhost=x\nsample=0", "underpass:mirror:m.sample"),
         ("m]\ndatabases=a\nhost=x\nmode=maybe", "one of async, sync"),
+        ("m]\ndatabases=a\nhost=x\nsync_each=row", "one of statement, transaction"),
         ("m]\ndatabases=a\nhost=x\nsync_timeout=0", "above 0"),
         ("m]\ndatabases=a\nhost=x\nport=0", "a port from 1"),
         ("m]\ndatabases=a\nhost=x\npool_size=0", "at least 1"),

@@ -17,7 +17,7 @@ use underpass_pool::{ServerId, SharedIdle};
 use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{
     ClientSlot, Connection, Datapath, Give, Holders, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX,
-    ServerSlot, ServerSpec, TapStream,
+    ServerSlot, ServerSpec, TapStream, TapWaits,
 };
 use underpass_wire::MAX_MESSAGE_LEN;
 
@@ -349,7 +349,7 @@ impl Lanes {
                     carried_at_give: 0,
                     counted: Default::default(),
                     tap: None,
-                    waits: false,
+                    waits: None,
                 }));
                 let finder = self.finder.get();
                 let connection = finder.and_then(|_| Connection::of(client.transport.fd()).ok());
@@ -553,8 +553,8 @@ pub(crate) struct ClientLane {
     pub counted: underpass_sockmap::ClientStats,
     /// What the programs tell about it, while they have it and it is mirrored.
     pub tap: Option<TapStream>,
-    /// A request of it is for user space while its mirrors in `mode = sync` are behind.
-    pub waits: bool,
+    /// What of it is for user space while its mirrors in `mode = sync` are behind.
+    pub waits: Option<TapWaits>,
 }
 
 /// The number by which programs know a statement that they can rename from `name`: ids that do not fit, and names of another length

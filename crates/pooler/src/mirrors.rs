@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use underpass_config::{
-    CompareRows, Config, Database, HostList, Mirror, MirrorMode, MirrorOverflow, MirrorSend,
+    CompareRows, Config, Database, HostList, Mirror, MirrorMode, MirrorOverflow, MirrorSend, SyncEach,
 };
 use underpass_mirror::{
     Answer, Budget, Counters, Differences, DropReason, Row, RowHash, Texts, Times, Transaction,
@@ -118,6 +118,12 @@ impl MirrorState {
 
     pub fn is_sync(&self) -> bool {
         self.settings.load().mode == MirrorMode::Sync
+    }
+
+    /// Whether statements go there as they come.
+    pub fn takes_statements(&self) -> bool {
+        let settings = self.settings.load();
+        settings.mode == MirrorMode::Sync && settings.sync_each == SyncEach::Statement
     }
 
     /// How its rows are compared.

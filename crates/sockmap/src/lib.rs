@@ -135,5 +135,5 @@ pub use names::{Counter, Reason};
 pub use shared::StreamState;
 pub use statements::STATEMENT_NAME_MAX;
 pub use tap_stream::{TapMark, TapRecord, TapStream, TapTaken, Tapped};
-pub use taps::TapBatch;
+pub use taps::{TapBatch, TapWaits};
 pub use view::{ClientInfo, ClientStats, ProgramCost};

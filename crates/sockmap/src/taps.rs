@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::handover::server_of;
 use crate::socket;
 use crate::tap_stream::{HEAD_BYTES, TapMark, TapRecord};
-use crate::words::{LINK_GEN_SHIFT, LINK_HELD, TAP_AT_SHIFT, TAP_TELL, TAP_WAITS};
+use crate::words::{LINK_GEN_SHIFT, LINK_HELD, TAP_AT_SHIFT, TAP_STEPS, TAP_TELL, TAP_WAITS};
 
 /// Bytes that may wait in one reader's queue. What is over it is lost as if the ring had been full.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
@@ -124,6 +124,15 @@ impl TapBatch {
     }
 }
 
+/// What of a client waits for its mirrors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TapWaits {
+    /// What begins a transaction. All of one is told when it is over.
+    Transactions,
+    /// Each statement. Requests are told as they come.
+    Statements,
+}
+
 impl Datapath {
     /// Whether clients can be tapped: [`crate::Config::tap_ring_bytes`] is not 0.
     pub fn has_tap(&self) -> bool {
@@ -159,17 +168,23 @@ impl Datapath {
     }
 
     /// The mirrors of a client that waits for them have answered its requests up to here ([`crate::TapStream::position`]). The first call, between
-    /// [`Self::set_client_tap`] and [`Self::give_client`], makes it such a client, `None` with mirrors that have not answered all: a request that
-    /// comes when nothing is outstanding, and not all before it was answered by them, is for user space ([`crate::Reason::Mirror`]),
-    /// and requests are told at once.
+    /// [`Self::set_client_tap`] and [`Self::give_client`], makes it such a client, `None` with mirrors that have not answered all: a request of
+    /// the kind that `waits`, and comes when nothing is outstanding, is for user space ([`crate::Reason::Mirror`]) if not all before it was answered
+    /// by them.
     ///
     /// # Errors
     /// [`Error::Stale`].
-    pub fn set_mirrored(&self, client: ClientSlot, position: Option<u64>) -> Result<(), Error> {
+    pub fn set_mirrored(
+        &self,
+        client: ClientSlot,
+        position: Option<u64>,
+        waits: TapWaits,
+    ) -> Result<(), Error> {
         let c = self.check_client(client)?;
         // Of bits that cannot be the position's.
         let position = position.unwrap_or_else(|| !self.clients.req_fwd(c).load(Ordering::SeqCst));
-        let tap = TAP_TELL | TAP_WAITS | (position as u32) << TAP_AT_SHIFT;
+        let steps = if waits == TapWaits::Statements { TAP_STEPS } else { 0 };
+        let tap = TAP_TELL | TAP_WAITS | steps | (position as u32) << TAP_AT_SHIFT;
         self.clients.tap(c).store(tap, Ordering::SeqCst);
         Ok(())
     }

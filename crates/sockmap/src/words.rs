@@ -37,7 +37,8 @@ pub(crate) const POOL_CLOSED: u32 = 1;
 
 pub(crate) const TAP_TELL: u32 = 1;
 pub(crate) const TAP_WAITS: u32 = 2;
-pub(crate) const TAP_AT_SHIFT: u32 = 2;
+pub(crate) const TAP_STEPS: u32 = 4;
+pub(crate) const TAP_AT_SHIFT: u32 = 3;
 
 /// `enum look_map`.
 pub(crate) const LOOK_CLIENT: u32 = 1;
@@ -92,6 +93,7 @@ mod tests {
             ("POOL_CLOSED", super::POOL_CLOSED.into()),
             ("TAP_TELL", super::TAP_TELL.into()),
             ("TAP_WAITS", super::TAP_WAITS.into()),
+            ("TAP_STEPS", super::TAP_STEPS.into()),
             ("TAP_AT_SHIFT", super::TAP_AT_SHIFT.into()),
             ("TAP_PIECE", super::TAP_PIECE.into()),
             ("TAP_BEGIN", super::TAP_BEGIN.into()),

@@ -10,7 +10,7 @@ use common::{answer, eventually, expect, message, query, ready, row, send};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use underpass_sockmap::{Config, Give, Reason, TapBatch, TapMark, TapStream, TapTaken, Tapped};
+use underpass_sockmap::{Config, Give, Reason, TapBatch, TapMark, TapStream, TapTaken, TapWaits, Tapped};
 
 const READER: u32 = 3;
 
@@ -166,7 +166,7 @@ fn a_request_waits_for_mirrors() {
         for is_answered in [true, false] {
             let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_answered)));
             let mut told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
-            rig.dp.set_mirrored(c.slot, Some(told.stream.position())).unwrap();
+            rig.dp.set_mirrored(c.slot, Some(told.stream.position()), TapWaits::Statements).unwrap();
             assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
             told.read(rig);
             assert!(!is_called(rig));
@@ -184,7 +184,7 @@ fn a_request_waits_for_mirrors() {
             send(&mut s.backend, &answers);
             expect(&mut c.app, &answers);
             let answered = if is_answered { told.stream.position() } else { first };
-            rig.dp.set_mirrored(c.slot, Some(answered)).unwrap();
+            rig.dp.set_mirrored(c.slot, Some(answered), TapWaits::Statements).unwrap();
             send(&mut c.app, &query("commit"));
             if is_answered {
                 expect(&mut s.backend, &query("commit"));
@@ -201,6 +201,40 @@ fn a_request_waits_for_mirrors() {
     });
 }
 
+/// Where transactions wait, what is said in one does not, and its reader is called at its end.
+#[test]
+fn a_transaction_waits_for_mirrors() {
+    on_each_lane(&config(1 << 20), |rig| {
+        for is_answered in [true, false] {
+            let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_answered)));
+            let mut told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
+            rig.dp.set_mirrored(c.slot, Some(told.stream.position()), TapWaits::Transactions).unwrap();
+            assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+            told.read(rig);
+            assert!(!is_called(rig));
+            ask(&mut c, &mut s, &query("begin"), &answer(b"", b'T'));
+            ask(&mut c, &mut s, &query("select 1"), &answer(b"one", b'T'));
+            assert!(!is_called(rig), "not before its end");
+            ask(&mut c, &mut s, &query("commit"), &answer(b"", b'I'));
+            rig.expect_released(&s);
+            eventually("the reader is called", || is_called(rig));
+            told.read(rig);
+            assert_eq!(told.all.len(), 1);
+            if is_answered {
+                let position = Some(told.stream.position());
+                rig.dp.set_mirrored(c.slot, position, TapWaits::Transactions).unwrap();
+                ask(&mut c, &mut s, &query("select 2"), &answer(b"two", b'I'));
+                rig.expect_released(&s);
+                assert_eq!(told.take(rig, &c), TapTaken::Boundary);
+                assert_eq!(told.all.len(), 2);
+            } else {
+                send(&mut c.app, &query("select 2"));
+                assert!(rig.expect_up(&c, Reason::Mirror).server.is_none());
+            }
+        }
+    });
+}
+
 /// One that is given while its mirrors are behind is let on when they are not.
 #[test]
 fn a_client_may_be_given_before_its_mirrors_have_answered() {
@@ -208,10 +242,10 @@ fn a_client_may_be_given_before_its_mirrors_have_answered() {
         for is_let_on in [true, false] {
             let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_let_on)));
             let told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
-            rig.dp.set_mirrored(c.slot, None).unwrap();
+            rig.dp.set_mirrored(c.slot, None, TapWaits::Statements).unwrap();
             assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
             if is_let_on {
-                rig.dp.set_mirrored(c.slot, Some(told.stream.position())).unwrap();
+                rig.dp.set_mirrored(c.slot, Some(told.stream.position()), TapWaits::Statements).unwrap();
                 ask(&mut c, &mut s, &query("select 1"), &answer(b"one", b'I'));
                 rig.expect_released(&s);
             } else {

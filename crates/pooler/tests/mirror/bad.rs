@@ -8,9 +8,7 @@ use underpass_testkit::{
     Client, Direction, Fault, FaultProxy, Ini, Pooler, Postgres, Result, Signal, SmallDisk, Underpass,
 };
 
-use crate::pair::{Pair, eventually, garbage, table};
-
-const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+use crate::pair::{MODES, Pair, eventually, garbage, table};
 
 fn insert(client: &mut Client, id: u32) -> Result<()> {
     client.query(&format!("insert into t values ({id})")).map(drop)
@@ -595,7 +593,7 @@ fn what_is_under_way_does_not_go_to_a_mirror_that_is_configured_later() -> Resul
 
 #[test]
 fn a_full_disk_of_the_mirror_is_found_and_harms_nobody() -> Result<()> {
-    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+    for mode in MODES {
         let pair = Pair::start(mode)?;
         let owner = pair.there.data_dir().metadata().expect("the server's directory").uid();
         let Some(disk) = SmallDisk::mount(4096, owner)? else { return Ok(()) };

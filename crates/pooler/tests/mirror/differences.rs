@@ -7,9 +7,7 @@ use std::process::Command;
 
 use underpass_testkit::{Batch, Pooler as _, Port, Result, Underpass};
 
-use crate::pair::{Pair, Row, eventually, table};
-
-const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+use crate::pair::{MODES, Pair, Row, eventually, table};
 
 fn find<'a>(rows: &'a [Row], part: &str) -> &'a Row {
     rows.iter().find(|row| row["query"].contains(part)).unwrap_or_else(|| panic!("{part}: {rows:?}"))

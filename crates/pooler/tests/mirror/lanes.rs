@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Pooler, Result};
 
-use crate::pair::{Account, Lanes, Pair, eventually, eventually_or_not, pgbench};
+use crate::pair::{Account, Lanes, MODES, Pair, eventually, eventually_or_not, pgbench};
 use crate::same::{ALL, T, cancels_and_vanishes, say_everything};
 
 const SETTINGS: [(&str, &str); 2] = [("pool_mode", "transaction"), ("default_pool_size", "8")];
-const SYNC: &str = "mode = sync\nsync_timeout = 30";
+const SYNC: &str = MODES[1];
 /// What pgbench leaves behind, but for the times of its inserts.
 const PGBENCH: [&str; 4] = [
     "select aid, bid, abalance from pgbench_accounts order by aid",
@@ -36,6 +36,18 @@ fn each(
         assert!(pair.pooler.is_running(), "{}", pair.pooler.log());
     }
     Ok(())
+}
+
+/// Runs it for mirrors in `mode = sync`, with the lines that follow that.
+fn each_in_sync(
+    lines: &str,
+    change: impl Fn(&mut Lanes),
+    test: impl Fn(&str, &mut Pair) -> Result<()>,
+) -> Result<()> {
+    ["statement", "transaction"].into_iter().try_for_each(|step| {
+        println!("sync_each = {step}");
+        each(&format!("mode = sync\nsync_each = {step}\n{lines}"), &change, &test)
+    })
 }
 
 /// Eight writers, each with a row of its own, whose values depend on all that was written before.
@@ -294,10 +306,55 @@ fn clients_of_a_synchronous_mirror_stay_in_the_kernel_while_it_keeps_up() -> Res
     )
 }
 
+/// Where transactions wait, and not statements, blocks whose statements follow each other at once stay in their lane too. What comes behind one
+/// while the mirror is at it comes up and waits.
+#[test]
+fn blocks_of_a_synchronous_mirror_stay_in_the_kernel() -> Result<()> {
+    each(
+        MODES[2],
+        |_| {},
+        |lane, pair| {
+            pair.both(T)?;
+            open_servers(pair)?;
+            let mut client = pair.client()?;
+            let block = |client: &mut Client, id: u64| -> Result<()> {
+                client.query("begin")?.ok()?;
+                for part in 0..4 {
+                    client.query(&format!("insert into t values ({}, 'block')", id * 4 + part))?.ok()?;
+                }
+                client.query("commit")?.ok().map(drop)
+            };
+            block(&mut client, 0)?;
+            let executed = pair.settled()?.get("executed");
+            let before = pair.xacts(lane)?;
+            for id in 1..=60 {
+                block(&mut client, id)?;
+                eventually("the mirror has it", || Ok(pair.account()?.get("executed") == executed + id))?;
+            }
+            let carried = pair.xacts(lane)? - before;
+            assert!(carried >= 50, "lane {lane}: {carried} of 60: {}", pair.pooler.log());
+            let mut blocker = Client::connect(&pair.there.superuser())?;
+            blocker.query("begin")?;
+            blocker.query("lock table t")?;
+            // Its own answers do not wait; what comes behind it does.
+            block(&mut client, 61)?;
+            client.send(&Batch::new().query("insert into t values (1000, 'behind')"))?;
+            thread::sleep(Duration::from_millis(300));
+            assert_eq!(pair.here.sql_value("select count(*) from t where id = 1000")?, "0", "lane {lane}");
+            blocker.query("rollback")?;
+            client.response()?.ok()?;
+            let account = pair.settled()?;
+            pair.assert_same(ALL)?;
+            assert_eq!(account.get("dropped"), 0, "lane {lane}: {account:?}");
+            Ok(())
+        },
+    )
+}
+
 #[test]
 fn everything_arrives_from_the_lanes_in_sync() -> Result<()> {
-    each(
-        SYNC,
+    each_in_sync(
+        "sync_timeout = 30",
         |_| {},
         |lane, pair| {
             pair.both(T)?;
@@ -318,8 +375,8 @@ fn everything_arrives_from_the_lanes_in_sync() -> Result<()> {
 #[test]
 fn a_synchronous_mirror_has_the_same_data_whoever_forwards() -> Result<()> {
     for flip in [None, Some("8")] {
-        each(
-            "mode = sync\nsync_timeout = 3",
+        each_in_sync(
+            "sync_timeout = 3",
             |lanes| lanes.flip = flip,
             |lane, pair| {
                 pair.both(CHAIN)?;
@@ -343,8 +400,8 @@ fn a_synchronous_mirror_has_the_same_data_whoever_forwards() -> Result<()> {
 /// What its client says next comes up and waits, for `sync_timeout` at most; then the lane goes on without the mirror.
 #[test]
 fn a_silent_mirror_in_sync_holds_who_was_in_a_lane() -> Result<()> {
-    each(
-        "mode = sync\nsync_timeout = 0.7",
+    each_in_sync(
+        "sync_timeout = 0.7",
         |_| {},
         |lane, pair| {
             pair.both(T)?;
@@ -453,7 +510,7 @@ fn a_small_ring_drops_whole_transactions_in_sync_and_holds_nobody() -> Result<()
 
 #[test]
 fn cancels_and_vanished_clients_reach_a_synchronous_mirror_from_the_lanes() -> Result<()> {
-    each(SYNC, |_| {}, |_, pair| cancels_and_vanishes(pair))
+    each_in_sync("sync_timeout = 30", |_| {}, |_, pair| cancels_and_vanishes(pair))
 }
 
 /// RELOAD changes the mode under clients in their lanes.
@@ -466,7 +523,7 @@ fn the_mode_of_a_mirror_changes_under_the_lanes() -> Result<()> {
             pair.both(T)?;
             pair.wait_on()?;
             let mut client = pair.client()?;
-            for (round, mode) in ["", SYNC, "", SYNC].into_iter().enumerate() {
+            for (round, mode) in ["", SYNC, MODES[2], "", MODES[2], SYNC].into_iter().enumerate() {
                 let ids = round * 20..(round + 1) * 20;
                 for id in ids {
                     client.query(&format!("insert into t values ({id}, 'x')"))?;

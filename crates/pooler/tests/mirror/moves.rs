@@ -3,9 +3,7 @@
 
 use underpass_testkit::{Client, FaultProxy, Ini, Pooler, Postgres, Result, Underpass};
 
-use crate::pair::{Pair, eventually, server, table};
-
-const MODES: [&str; 2] = ["mode = async", "mode = sync\nsync_timeout = 30"];
+use crate::pair::{MODES, Pair, eventually, server, table};
 
 fn insert(client: &mut Client, id: u32) -> Result<()> {
     client.query(&format!("insert into t values ({id})")).map(drop)
@@ -18,7 +16,7 @@ fn state(pooler: &Underpass) -> Result<String> {
 /// The primary's name leads to the mirror from RECONNECT on, or when the connections to the old primary have broken.
 #[test]
 fn a_primary_that_fails_over_to_its_mirror() -> Result<()> {
-    for (mode, reconnects) in [(MODES[0], true), (MODES[0], false), (MODES[1], true)] {
+    for (mode, reconnects) in [(MODES[0], true), (MODES[0], false), (MODES[1], true), (MODES[2], true)] {
         let (here, there) = (server()?, server()?);
         for server in [&here, &there] {
             server.sql("create table t (id int)")?;

@@ -7,6 +7,13 @@ use std::time::{Duration, Instant};
 
 use underpass_testkit::{Client, Ini, MockServer, Pooler, Postgres, Reply, Result, Step, Underpass};
 
+/// How a mirror may be kept. What is asked of one of them alone asks for it by its place.
+pub const MODES: [&str; 3] = [
+    "mode = async",
+    "mode = sync\nsync_timeout = 30",
+    "mode = sync\nsync_each = transaction\nsync_timeout = 30",
+];
+
 /// Longest wait for anything, on a loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 

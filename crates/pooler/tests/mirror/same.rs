@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use underpass_testkit::{Batch, Client, Pooler, Result};
 
-use crate::pair::{Pair, eventually, eventually_or_not, pgbench};
+use crate::pair::{MODES, Pair, eventually, eventually_or_not, pgbench};
 
 pub const T: &str = "create table t (id int primary key, v text)";
 pub const ALL: &str = "select id, v from t order by id";
@@ -147,10 +147,11 @@ fn pgbench_leaves_equal_data() -> Result<()> {
 /// Each row has one writer, and what it writes depends on what was there: any loss, repetition or reordering within a session shows.
 #[test]
 fn writers_that_do_not_commute_agree_in_sync() -> Result<()> {
-    let pair = Pair::start_with(
-        &[("pool_mode", "transaction"), ("default_pool_size", "4")],
-        "mode = sync\nsync_timeout = 20",
-    )?;
+    MODES[1..].iter().try_for_each(|mode| writers_agree(mode))
+}
+
+fn writers_agree(mode: &str) -> Result<()> {
+    let pair = Pair::start_with(&[("pool_mode", "transaction"), ("default_pool_size", "4")], mode)?;
     pair.both("create table chain (id int primary key, v text); insert into chain select i, '' from generate_series(1, 12) i")?;
     pair.wait_on()?;
     thread::scope(|scope| {
@@ -181,7 +182,7 @@ fn writers_that_do_not_commute_agree_in_sync() -> Result<()> {
 
 #[test]
 fn a_mirror_that_comes_in_mid_session_gets_the_session_as_it_is() -> Result<()> {
-    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+    for mode in MODES {
         comes_in_mid_session(mode)?;
     }
     Ok(())
@@ -217,7 +218,7 @@ fn comes_in_mid_session(mode: &str) -> Result<()> {
 
 #[test]
 fn cancels_and_vanished_clients_reach_the_mirror() -> Result<()> {
-    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+    for mode in MODES {
         cancels_and_vanishes(&Pair::start(mode)?)?;
     }
     Ok(())
@@ -271,7 +272,7 @@ pub fn cancels_and_vanishes(pair: &Pair) -> Result<()> {
 /// A cancel that comes when the primary has answered cancels nothing there, and so nothing on a mirror that is behind.
 #[test]
 fn a_cancel_that_comes_late_strikes_no_mirror() -> Result<()> {
-    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+    for mode in MODES {
         let pair = Pair::start(mode)?;
         pair.both(T)?;
         pair.there.sql(
@@ -283,8 +284,8 @@ fn a_cancel_that_comes_late_strikes_no_mirror() -> Result<()> {
         let active =
             "select count(*) from pg_stat_activity where query ilike 'insert into t%' and state = 'active'";
         let cancel = |client: &Client| {
-            // In `mode = async` what is in a block is not there yet.
-            eventually_or_not(|| Ok(mode == "mode = async" || pair.there.sql_value(active)? == "1"))?;
+            // Where whole transactions go there, what is in a block is not there yet.
+            eventually_or_not(|| Ok(mode != MODES[1] || pair.there.sql_value(active)? == "1"))?;
             client.cancel()
         };
         client.query("insert into t values (1, 'alone')")?.ok()?;
@@ -309,8 +310,8 @@ fn a_cancel_that_comes_late_strikes_no_mirror() -> Result<()> {
 /// A transaction goes as it began to go, whole; the session's next ones do not pass those that wait.
 #[test]
 fn the_mode_may_change_in_the_middle_of_a_transaction() -> Result<()> {
-    let modes = ["mode = async", "mode = sync\nsync_timeout = 30"];
-    for modes in [modes, [modes[1], modes[0]]] {
+    let orders = MODES.iter().flat_map(|from| MODES.iter().map(move |to| [*from, *to]));
+    for modes in orders.filter(|[from, to]| from != to) {
         let mut pair = Pair::start(modes[0])?;
         pair.both("create table chain (v text); insert into chain values ('')")?;
         // What the mirror does takes longer there, so that it is behind.
@@ -342,7 +343,7 @@ fn the_mode_may_change_in_the_middle_of_a_transaction() -> Result<()> {
 /// What ends the session of the primary ends that of the mirror, or is meant to: that is no failure of the mirror.
 #[test]
 fn a_session_that_ends_on_both_is_no_loss() -> Result<()> {
-    for mode in ["mode = async", "mode = sync\nsync_timeout = 30"] {
+    for mode in MODES {
         let pair = Pair::start(mode)?;
         pair.both(T)?;
         pair.wait_on()?;
@@ -366,7 +367,7 @@ fn a_session_that_ends_on_both_is_no_loss() -> Result<()> {
         // One that ends there only is a loss.
         client.query("begin")?;
         client.query("insert into t values (4, 'here')")?;
-        if mode != "mode = async" {
+        if mode == MODES[1] {
             let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity where state = 'idle in transaction'";
             eventually("its session there ends", || Ok(pair.there.sql_value(end)? == "1"))?;
             client.query("insert into t values (5, 'here')")?;

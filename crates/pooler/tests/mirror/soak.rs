@@ -75,7 +75,11 @@ fn the_leak_checker_leaves_equal_data_in_session_pooling() -> Result<()> {
 #[test]
 fn the_leak_checker_leaves_equal_data_in_sync() -> Result<()> {
     let settings = [("pool_mode", "transaction"), ("default_pool_size", "8")];
-    check(&mut Pair::start_with(&settings, "mode = sync\nsync_timeout = 50")?, PoolMode::Transaction, "sync")
+    for step in ["statement", "transaction"] {
+        let mirror = format!("mode = sync\nsync_each = {step}\nsync_timeout = 50");
+        check(&mut Pair::start_with(&settings, &mirror)?, PoolMode::Transaction, step)?;
+    }
+    Ok(())
 }
 
 #[test]

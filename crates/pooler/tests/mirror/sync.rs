@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use underpass_testkit::{AuthMethod, Batch, Client, Ini, Pooler, Postgres, Result, Underpass};
 
-use crate::pair::{Pair, Row, eventually, garbage, garbage_at_first, server, table};
+use crate::pair::{MODES, Pair, Row, eventually, garbage, garbage_at_first, server, table};
 
 const SYNC: &str = "mode = sync\nsync_timeout = 2";
 
@@ -346,4 +346,63 @@ fn a_surplus_answer_shifts_nothing() -> Result<()> {
         rows.iter().filter(|row| row["query"].contains("select") && row["differing"] != "0").collect();
     assert!(shifted.is_empty(), "{shifted:?}");
     Ok(())
+}
+
+/// With `sync_each = transaction` statements of a block do not wait for the mirror, and what comes behind the block does.
+#[test]
+fn a_block_waits_when_it_is_over() -> Result<()> {
+    let pair = Pair::start(MODES[2])?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query("insert into t values (0)")?.ok()?;
+    pair.settled()?;
+    let mut blocker = Client::connect(&pair.there.superuser())?;
+    blocker.query("begin")?;
+    blocker.query("lock table t")?;
+    for statement in ["begin", "insert into t values (1)", "insert into t values (2)", "commit"] {
+        client.query(statement)?.ok()?;
+    }
+    client.send(&Batch::new().query("insert into t values (3)"))?;
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(pair.here.sql_value("select count(*) from t")?, "3", "the next one waits");
+    blocker.query("rollback")?;
+    client.response()?.ok()?;
+    let account = pair.settled()?;
+    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{account:?}");
+    pair.assert_same("select id from t order by id")
+}
+
+/// Clients that wait for each other's rows meet them in another order there at times. Where statements wait, two of them may then wait
+/// for each other over both servers until `sync_timeout`; where transactions do, what is said there waits for nobody's next statement.
+#[test]
+fn writers_that_wait_for_each_other_do_not_wait_for_ever() -> Result<()> {
+    let pair = Pair::start(&format!("{}\npool_size = 8", MODES[2]))?;
+    pair.both(
+        "create table t (id int primary key, n int); insert into t select i, 0 from generate_series(1, 2) i",
+    )?;
+    pair.wait_on()?;
+    std::thread::scope(|scope| {
+        let writers = (0..8).map(|_| {
+            scope.spawn(|| -> Result<()> {
+                let mut client = pair.client()?;
+                for _ in 0..100 {
+                    for statement in [
+                        "begin",
+                        "update t set n = n + 1 where id = 1",
+                        "update t set n = n + 1 where id = 2",
+                        "commit",
+                    ] {
+                        client.query(statement)?.ok()?;
+                    }
+                }
+                Ok(())
+            })
+        });
+        writers.collect::<Vec<_>>().into_iter().try_for_each(|writer| writer.join().expect("no panic"))
+    })?;
+    let account = pair.settled()?;
+    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{account:?}");
+    assert_eq!(pair.there.sql_value("select string_agg(n::text, ',') from t")?, "800,800");
+    pair.assert_same("select id, n from t order by id")
 }

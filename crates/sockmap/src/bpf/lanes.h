@@ -65,8 +65,9 @@
 
 /* Tap word of a client: 0, or TAP_TELL and, where requests wait for mirrors, the position up to which those have answered. */
 #define TAP_TELL 1u	/* what is forwarded is told, see tap.bpf.h */
-#define TAP_WAITS 2u	/* what is said when nothing is outstanding is for user space, unless mirrors have answered all before it */
-#define TAP_AT_SHIFT 2	/* low bits of the position; requests of one cycle are far fewer (REQUEST_BUDGET) */
+#define TAP_WAITS 2u	/* what begins a transaction is for user space, unless mirrors have answered all before it */
+#define TAP_STEPS 4u	/* with TAP_WAITS: and so is each statement in it, and requests are told as they come */
+#define TAP_AT_SHIFT 3	/* low bits of the position: a transaction of exactly 512 MiB of requests, or of twice that, holds nobody */
 
 /* Flags of an application's socket in a client slot, programs only. */
 #define APP_AWAKE 1u /* nobody sleeps in a recv() that began before the socket was in its map */

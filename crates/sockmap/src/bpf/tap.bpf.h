@@ -47,11 +47,11 @@ static __always_inline int tap_waits(struct client_slot *c, __u64 link)
 	if (!tap_works)
 		return 0;
 	tap = *(volatile __u32 *)&c->tap;
-	return tap & TAP_WAITS && !(link & (LINK_PENDING_MASK | LINK_OPEN)) &&
+	return tap & TAP_WAITS && !(link & (tap & TAP_STEPS ? LINK_PENDING_MASK | LINK_OPEN : LINK_LINKED)) &&
 	       (tap >> TAP_AT_SHIFT) != (__u32)c->req_fwd << TAP_AT_SHIFT >> TAP_AT_SHIFT;
 }
 
-/* The reader is woken at the end of a transaction: before, there is little that it could do, unless mirrors get requests as they come. */
+/* The reader is woken at the end of a transaction: before, there is little that it could do, unless mirrors get statements as they come. */
 static __always_inline __u64 tap_wake(int at_once)
 {
 	return at_once || bpf_ringbuf_query(&taps, BPF_RB_AVAIL_DATA) > tap_wake_bytes ? BPF_RB_FORCE_WAKEUP
@@ -212,7 +212,7 @@ __noinline int tap_request(struct __sk_buff *skb, __u32 client, __u32 link, __u3
 	last->head.link = link;
 	last->head.position = c->req_fwd;
 	last->head.at_ns = c->active_ns;
-	bpf_ringbuf_submit(last, tap_wake(*(volatile __u32 *)&c->tap & TAP_WAITS));
+	bpf_ringbuf_submit(last, tap_wake(*(volatile __u32 *)&c->tap & TAP_STEPS));
 	count_counter(COUNTER_TAPS);
 	return 0;
 }

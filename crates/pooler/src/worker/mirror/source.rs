@@ -10,6 +10,7 @@ use underpass_console::rows::Replication;
 use underpass_mirror::{Answer, Answers, Cancel, DropReason, Requests, Transaction};
 use underpass_pool::link::ClientSide;
 use underpass_pool::params::SharedParameters;
+use underpass_sockmap::TapWaits;
 
 use super::shadow::Unit;
 use super::{Restore, Role};
@@ -34,7 +35,7 @@ pub(crate) struct Tap {
     alive: Weak<()>,
     /// Of shadows that are still at what was said before it left the mirror and came back.
     before: Vec<Weak<()>>,
-    /// Whether the present transaction goes there as it comes (`mode = sync`). RELOAD may change the mode in its middle, and what the lane of a
+    /// Whether the present transaction goes there as it comes (`mode = sync`, `sync_each = statement`). RELOAD may change the mode in its middle, and what the lane of a
     /// client that does not wait there carries is told too late for that.
     is_stream: bool,
     /// Each of its transactions that is queued or played has a clone. Until the last has gone, what begins is queued as well, or it would pass those.
@@ -136,10 +137,17 @@ impl Source {
         self.left.iter().filter(|(other, _)| is_same(other)).map(|(_, shadow)| shadow.clone()).collect()
     }
 
-    /// Whether its client may have to wait for a mirror: for one that is not on yet, too, or what is said first when it is would be told too late.
-    pub(super) fn awaits_mirrors(&self) -> bool {
+    /// What of its client may have to wait for a mirror: for one that is not on yet, too, or what is said first when it is would be told too late.
+    pub(super) fn awaits_mirrors(&self) -> Option<TapWaits> {
+        if !self.has_sync {
+            return None;
+        }
         let is_off = |tap: &Tap| matches!(tap.state.state(), State::Disabled | State::Failed | State::Same);
-        self.has_sync && self.taps.iter().any(|tap| tap.state.is_sync() && !is_off(tap))
+        let waits = |tap: &Tap| match tap.state.takes_statements() {
+            true => TapWaits::Statements,
+            false => TapWaits::Transactions,
+        };
+        self.taps.iter().filter(|tap| tap.state.is_sync() && !is_off(tap)).map(waits).max()
     }
 
     /// Whether what its mirrors in `mode = sync` have answered is all that it said: a transaction that is queued for one goes there when it is over.
@@ -173,9 +181,9 @@ impl Source {
             tap.generation = tap.state.generation();
             tap.before.retain(|shadow| shadow.strong_count() > 0);
             let is_first = tap.before.is_empty() && Arc::strong_count(&tap.queued) == 1;
-            tap.is_stream = tap.state.is_sync() && comes_now && is_first;
+            tap.is_stream = tap.state.takes_statements() && comes_now && is_first;
             tap.fate = if tap.is_out { Err(DropReason::SessionState) } else { tap.state.admits() };
-            if tap.state.is_sync() && !comes_now && tap.resync && tap.fate.is_ok() {
+            if tap.state.takes_statements() && !comes_now && tap.resync && tap.fate.is_ok() {
                 // It came on while the client rested in its lane. What others say goes there at once, and this would come behind it.
                 tap.fate = Err(DropReason::NotReady);
             }
@@ -535,6 +543,12 @@ impl Worker {
         match (holds, source.held_since) {
             (true, None) => {
                 source.held_since = Some(now);
+                // A transaction that has a moment before it begins there (`shadow_enqueue`) does not need it any more: its client waits.
+                let shadows = source.taps.iter().filter_map(|tap| tap.shadow).collect::<Vec<_>>();
+                let clients = &self.clients;
+                let has_unsaid =
+                    |key: &Key| clients.get(*key).is_some_and(|client| client.transport.unread() > 0);
+                self.again.extend(shadows.into_iter().filter(has_unsaid).map(Again::Client));
                 self.mirror_cancelled(key);
             }
             (false, Some(_)) => source.let_go(now),

@@ -5,14 +5,15 @@
 //! known up to the byte that user space handles next, or known to have a hole.
 //!
 //! A client of a mirror in `mode = sync` *waits* in its lane: programs tell each request as it comes, it goes on to the mirror, and
-//! when that has answered, and no sooner, the lane takes the next one. What comes earlier comes up, and is held here as ever.
+//! when that has answered, and no sooner, the lane takes the next one. What comes earlier comes up, and is held here as ever. With
+//! `sync_each = transaction` the same is true of transactions.
 //!
-//! For others the ring is read when a transaction ends. Whether a mirror is on is judged then: one that was switched on in the meantime gets the
+//! For others, and for those, the ring is read when a transaction ends. Whether a mirror is on is judged then: one that was switched on in the meantime gets the
 //! transaction, from its beginning.
 
 use std::time::{Duration, Instant};
 
-use underpass_sockmap::{TapBatch, TapStream, TapTaken, Tapped};
+use underpass_sockmap::{TapBatch, TapStream, TapTaken, TapWaits, Tapped};
 
 use super::Role;
 use crate::client::Phase;
@@ -42,8 +43,8 @@ impl Worker {
     /// A client is about to be given to its lane. False: it must not be, because its mirrors would not hear of it.
     pub(in crate::worker) fn tap_begin(&mut self, key: Key) -> bool {
         let reader = u32::from(self.index);
-        let waits = self.source(key).is_some_and(|source| source.awaits_mirrors());
-        let is_behind = waits && !self.mirrors_behind(key, false).is_empty();
+        let waits = self.source(key).and_then(|source| source.awaits_mirrors());
+        let is_behind = waits.is_some() && !self.mirrors_behind(key, false).is_empty();
         let Some(client) = self.clients.get_mut(key) else { return false };
         let is_source =
             matches!(client.mirror.as_deref(), Some(Role::Source(source)) if !source.taps.is_empty());
@@ -54,8 +55,8 @@ impl Worker {
         }
         let mark = datapath.set_client_tap(lane.slot, is_source.then_some(reader)).and_then(|mark| {
             let stream = TapStream::new(mark);
-            if waits {
-                datapath.set_mirrored(lane.slot, (!is_behind).then_some(stream.position()))?;
+            if let Some(waits) = waits {
+                datapath.set_mirrored(lane.slot, (!is_behind).then_some(stream.position()), waits)?;
             }
             Ok(stream)
         });
@@ -141,12 +142,13 @@ impl Worker {
         let Some(client) = self.clients.get(key).filter(|client| matches!(client.phase, Phase::Lane)) else {
             return;
         };
-        let Some(lane) = client.lane.as_ref().filter(|lane| lane.waits) else { return };
+        let Some(lane) = client.lane.as_ref() else { return };
+        let Some(waits) = lane.waits else { return };
         let Some(position) = lane.tap.as_ref().map(TapStream::position) else { return };
         let Some(Role::Source(source)) = client.mirror.as_deref() else { return };
         if source.is_streamed()
             && self.mirrors_behind(key, false).is_empty()
-            && let Err(error) = lane.lanes.datapath.set_mirrored(lane.slot, Some(position))
+            && let Err(error) = lane.lanes.datapath.set_mirrored(lane.slot, Some(position), waits)
         {
             log::error!("kernel lanes: set_mirrored: {error}");
         }
@@ -157,9 +159,10 @@ impl Worker {
         let Some(client) = self.clients.get(key).filter(|client| matches!(client.phase, Phase::Lane)) else {
             return;
         };
-        let is_late = client.lane.as_ref().is_some_and(|lane| !lane.waits)
-            && matches!(client.mirror.as_deref(), Some(Role::Source(source)) if source.awaits_mirrors());
-        if is_late {
+        let (Some(lane), Some(Role::Source(source))) = (&client.lane, client.mirror.as_deref()) else {
+            return;
+        };
+        if source.awaits_mirrors() > lane.waits {
             self.again.push(Again::LaneClient(key));
         }
     }
@@ -207,18 +210,24 @@ impl Worker {
             Tapped::Broken => return self.source_broken(key, false),
             Tapped::End => {
                 self.mirror_boundary(key);
+                let lane = self.clients.get(key).and_then(|client| client.lane.as_ref());
+                if lane.is_some_and(|lane| lane.waits == Some(TapWaits::Transactions)) {
+                    // If it did not go to a mirror, none will say that it has been executed.
+                    self.again.push(Again::Client(key));
+                }
                 return self.tap_late(key);
             }
             _ => {}
         }
         let Some(client) = self.clients.get_mut(key) else { return };
-        let waits = client.lane.as_ref().is_some_and(|lane| lane.waits);
+        let waits = client.lane.as_ref().and_then(|lane| lane.waits);
+        let comes_now = waits == Some(TapWaits::Statements);
         let Some(role) = client.mirror.as_deref_mut() else { return };
         match *event {
-            Tapped::Begin => role.before_request(&client.side, &client.parameters, waits),
+            Tapped::Begin => role.before_request(&client.side, &client.parameters, comes_now),
             Tapped::Request { bytes, was_busy, at_ns } => {
                 role.request(bytes, was_busy, clock.at(at_ns));
-                if waits {
+                if comes_now {
                     self.mirror_stream(key);
                     self.again.push(Again::Client(key));
                 }
