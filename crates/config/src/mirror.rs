@@ -122,7 +122,7 @@ pub(crate) const MIRROR_KEYS: &[MirrorKey] = &[
         "sync_timeout",
         "seconds",
         "`1`",
-        "A mirror in `mode = sync` that keeps a client waiting this long is disabled until `ENABLE MIRROR`.",
+        "A mirror in `mode = sync` that keeps a client waiting this long is disabled until `ENABLE MIRROR`. With `sync_each = transaction`: this much longer than the transaction took on the primary.",
     ),
     key(
         "compare_rows",

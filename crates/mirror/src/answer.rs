@@ -186,6 +186,11 @@ impl Answers {
         while let Ok(Some(_)) = self.framer.next(&mut bytes) {}
     }
 
+    /// What was passed over is over: [`Self::hash_by`] may have come in the middle of its rows.
+    pub fn renew(&mut self) {
+        self.current = CommandResult::new(self.hashes);
+    }
+
     fn message(&mut self, tag: u8, now: Instant) {
         match tag {
             backend::DATA_ROW | backend::COPY_DATA => {
@@ -402,5 +407,13 @@ mod tests {
         let all = answers.take(9);
         assert_eq!((all[0].results[0].rows, all[0].results[0].ordered), (2, None));
         assert!(all[2].results[0].ordered.is_some_and(|hash| hash != 0));
+        // Nobody reads that answer.
+        let mut answers = Answers::new([RowHash::Off].into_iter().collect(), now);
+        answers.pass_over(&bytes[..14]);
+        answers.hash_by([RowHash::Ordered].into_iter().collect());
+        answers.pass_over(&bytes[14..]);
+        answers.renew();
+        answers.feed(&bytes, now);
+        assert!(answers.take(9)[0].results[0].ordered.is_some_and(|hash| hash != 0));
     }
 }

@@ -93,9 +93,13 @@ impl Requests {
     }
 
     /// As [`Self::feed`], but nobody is to know what is said: only where messages end is followed. Which statements there are then must be told by
-    /// [`Self::forget_statements`] and [`Self::know`].
-    pub fn pass_over(&mut self, mut bytes: &[u8]) {
-        while let Ok(Some(_)) = self.framer.next(&mut bytes) {}
+    /// [`Self::forget_statements`] and [`Self::know`]. Tells whether a message ended.
+    pub fn pass_over(&mut self, mut bytes: &[u8]) -> bool {
+        let mut has_ended = false;
+        while let Ok(Some(_)) = self.framer.next(&mut bytes) {
+            has_ended |= self.framer.need() == 0;
+        }
+        has_ended
     }
 
     /// None of the statements of before is there any more, or nobody knows.
@@ -416,6 +420,18 @@ mod tests {
             requests.pass_over(&bytes[cut / 2..cut]);
             requests.feed(&bytes[cut..]);
             assert_eq!(texts(&requests.take()).last().expect("a cycle"), &["commit"], "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_message_is_none() {
+        for message in [&b"S\0\0\0\x04"[..], b"Q\0\0\0\x07;;\0"] {
+            let (last, rest) = message.split_last().expect("bytes");
+            let mut requests = Requests::default();
+            assert!(!requests.pass_over(rest));
+            assert!(requests.pass_over(&[*last]));
+            assert!(!requests.pass_over(&message[..1]));
+            assert!(requests.pass_over(&[&message[1..], rest].concat()));
         }
     }
 

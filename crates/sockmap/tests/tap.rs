@@ -238,22 +238,24 @@ fn a_transaction_waits_for_mirrors() {
 /// One that is given while its mirrors are behind is let on when they are not.
 #[test]
 fn a_client_may_be_given_before_its_mirrors_have_answered() {
-    on_each_lane(&config(1 << 20), |rig| {
-        for is_let_on in [true, false] {
-            let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_let_on)));
-            let told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
-            rig.dp.set_mirrored(c.slot, None, TapWaits::Statements).unwrap();
-            assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
-            if is_let_on {
-                rig.dp.set_mirrored(c.slot, Some(told.stream.position()), TapWaits::Statements).unwrap();
-                ask(&mut c, &mut s, &query("select 1"), &answer(b"one", b'I'));
-                rig.expect_released(&s);
-            } else {
-                send(&mut c.app, &query("select 1"));
-                assert!(rig.expect_up(&c, Reason::Mirror).server.is_none());
+    for waits in [TapWaits::Statements, TapWaits::Transactions] {
+        on_each_lane(&config(1 << 20), |rig| {
+            for is_let_on in [true, false] {
+                let (mut c, mut s) = (rig.held_client(rig.pool, 1), rig.server(u32::from(is_let_on)));
+                let told = Told::new(rig.dp.set_client_tap(c.slot, Some(READER)).unwrap());
+                rig.dp.set_mirrored(c.slot, None, waits).unwrap();
+                assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+                if is_let_on {
+                    rig.dp.set_mirrored(c.slot, Some(told.stream.position()), waits).unwrap();
+                    ask(&mut c, &mut s, &query("select 1"), &answer(b"one", b'I'));
+                    rig.expect_released(&s);
+                } else {
+                    send(&mut c.app, &query("select 1"));
+                    assert!(rig.expect_up(&c, Reason::Mirror).server.is_none());
+                }
             }
-        }
-    });
+        });
+    }
 }
 
 /// Whether the tap's reader is called. The record of what was just read may still be being written.

@@ -270,8 +270,12 @@ pub trait Pooler: Send {
 
     /// Runs one command of the admin console (database `pgbouncer`).
     fn console(&self, command: &str) -> Result<Response> {
-        let options = self.options(ADMIN.0, "pgbouncer").password(ADMIN.1).unix(self.directory());
-        Client::connect(&options)?.query(command)
+        self.admin()?.query(command)
+    }
+
+    /// A connection of the console: SUSPEND ends with it.
+    fn admin(&self) -> Result<Client> {
+        Client::connect(&self.options(ADMIN.0, "pgbouncer").password(ADMIN.1).unix(self.directory()))
     }
 
     /// Sends a signal.

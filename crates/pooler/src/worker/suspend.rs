@@ -42,6 +42,7 @@ impl Worker {
     /// Goes on where SUSPEND stopped.
     pub(crate) fn unsuspend(&mut self) {
         let Some(suspension) = self.suspension.take() else { return };
+        self.sources_excused();
         self.watch_listeners_again();
         for (token, flags) in suspension.held {
             self.dispatch(token, flags);

@@ -148,7 +148,11 @@ impl Worker {
                     let since = *since;
                     let query = pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_timeout);
                     let limits = (timeouts.query_wait, query);
+                    // Nobody sees a session at a mirror wait for RESUME, which ends that.
+                    let is_excused = client.is_silent
+                        && client.pool.as_ref().is_some_and(|pool| self.shared.is_paused(&pool.database));
                     let late = waited_too_long(now.saturating_duration_since(since), limits);
+                    let late = late.filter(|_| !is_excused);
                     if late.is_some() {
                         late
                     } else {
@@ -172,7 +176,7 @@ impl Worker {
                     }
                 }
                 Phase::Idle => {
-                    if over(client.request_at, timeouts.client_idle) {
+                    if client.is_idle() && over(client.request_at, timeouts.client_idle) {
                         Some(Farewell::told(SqlState::IDLE_SESSION_TIMEOUT, "client_idle_timeout"))
                     } else if draining && !self.shared.waits_for_clients() {
                         Some(Farewell::told(SqlState::ADMIN_SHUTDOWN, reason::SERVER_SHUTTING_DOWN))

@@ -449,8 +449,8 @@ fn a_silent_mirror_in_sync_holds_who_was_in_a_lane() -> Result<()> {
 
 #[test]
 fn a_small_ring_drops_whole_transactions_in_sync_and_holds_nobody() -> Result<()> {
-    each(
-        SYNC,
+    each_in_sync(
+        "sync_timeout = 30",
         |lanes| lanes.lines = "mirror_ring_bytes = 4096",
         |lane, pair| {
             pair.both("create table parts (n int, part int)")?;

@@ -406,3 +406,116 @@ fn writers_that_wait_for_each_other_do_not_wait_for_ever() -> Result<()> {
     assert_eq!(pair.there.sql_value("select string_agg(n::text, ',') from t")?, "800,800");
     pair.assert_same("select id, n from t order by id")
 }
+
+/// A mirror that begins with a transaction when it is over here may take as long as that took here, and `sync_timeout` more.
+#[test]
+fn a_long_transaction_is_no_delay_of_the_mirror_s() -> Result<()> {
+    let pair = Pair::start("mode = sync\nsync_each = transaction\nsync_timeout = 0.5")?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    for statements in
+        [&["select pg_sleep(1.2)"][..], &["begin", "insert into t select 1 from pg_sleep(1.2)", "commit"]]
+    {
+        for statement in statements {
+            client.query(statement)?.ok()?;
+        }
+        client.query("insert into t values (2)")?.ok()?;
+    }
+    let account = pair.settled()?;
+    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{account:?}");
+    pair.assert_same("select id from t order by id")?;
+    // It is its fault where it takes longer than that.
+    pair.there.sql(
+        "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(4); return new; end';
+         create trigger slow before insert on t for each row execute function slow()",
+    )?;
+    client.query("insert into t values (3)")?.ok()?;
+    let begun = Instant::now();
+    client.query("select 1")?.ok()?;
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    pair.wait_state("failed")
+}
+
+/// PAUSE and SUSPEND keep a mirror from what its clients wait for: that is not its fault, nor is what rests there while a transaction goes on.
+#[test]
+fn what_the_pooler_itself_keeps_from_a_mirror_is_not_its_delay() -> Result<()> {
+    for mode in ["sync_each = statement", "sync_each = transaction"] {
+        let settings =
+            [("pool_mode", "transaction"), ("client_idle_timeout", "1.5"), ("query_wait_timeout", "2")];
+        let pair = Pair::start_with(&settings, &format!("mode = sync\nsync_timeout = 0.5\n{mode}"))?;
+        pair.both("create table t (id int)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        client.query("insert into t values (0)")?.ok()?;
+        pair.settled()?;
+        client.query("begin")?.ok()?;
+        for _ in 0..6 {
+            client.query("insert into t values (1)")?.ok()?;
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        let pausing = std::thread::scope(|scope| -> Result<()> {
+            let pausing = scope.spawn(|| pair.pooler.console("PAUSE")?.ok().map(drop));
+            std::thread::sleep(Duration::from_millis(200));
+            client.query("commit")?.ok()?;
+            pausing.join().expect("no panic")
+        });
+        pausing?;
+        client.send(&Batch::new().query("insert into t values (2)"))?;
+        // As long as `query_wait_timeout` lets it.
+        std::thread::sleep(Duration::from_millis(1200));
+        pair.pooler.console("RESUME")?.ok()?;
+        client.response()?.ok()?;
+        let state = |when: &str| -> Result<()> {
+            let account = pair.settled()?;
+            assert_eq!(
+                (&*account.0["state"], account.get("dropped")),
+                ("on", 0),
+                "{mode}, {when}: {account:?}"
+            );
+            Ok(())
+        };
+        state("PAUSE")?;
+        client.query("insert into t values (3)")?.ok()?;
+        let mut console = pair.pooler.admin()?;
+        console.query("SUSPEND")?.ok()?;
+        client.send(&Batch::new().query("insert into t values (4)"))?;
+        std::thread::sleep(Duration::from_millis(1000));
+        console.query("RESUME")?.ok()?;
+        client.response()?.ok()?;
+        state("SUSPEND")?;
+        pair.assert_same("select id from t order by id")?;
+        // And the client may rest for too long.
+        std::thread::sleep(Duration::from_millis(3000));
+        assert!(client.query("select 1").is_err(), "client_idle_timeout");
+        let mut client = pair.client()?;
+        client.query("select 1")?.ok()?;
+        state("client_idle_timeout")?;
+    }
+    Ok(())
+}
+
+/// In session pooling a session has one of its own there. If both end, the mirror has not failed, though nothing of the block has gone there.
+#[test]
+fn a_session_that_rests_there_ends_with_that_of_the_primary() -> Result<()> {
+    let pair = Pair::start_with(&[("pool_mode", "session")], MODES[2])?;
+    pair.both("create table t (id int)")?;
+    pair.wait_on()?;
+    let mut client = pair.client()?;
+    client.query("insert into t values (1)")?.ok()?;
+    pair.settled()?;
+    client.query("begin")?.ok()?;
+    client.query("insert into t values (2)")?.ok()?;
+    for server in [&pair.there, &pair.here] {
+        let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity where query ilike 'insert into t%'";
+        eventually("its session ends", || Ok(server.sql_value(end)? == "1"))?;
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!(client.query("select 1").is_err());
+    let mut client = pair.client()?;
+    client.query("insert into t values (3)")?.ok()?;
+    client.query("select 1")?.ok()?;
+    let account = pair.settled()?;
+    assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 1), "{account:?}");
+    pair.assert_same("select id from t order by id")
+}

@@ -8,7 +8,8 @@
 //! - a *probe*, a client without a socket too, asks a server who it is: the primary and the mirror, and for recordings any other.
 //!
 //! In `mode = async` a transaction is noted until it is over on the primary, then queued as a whole at the shadow, which plays one after the
-//! other. In `mode = sync` a shadow gets the bytes as they come, and the source is not read while a shadow of it is behind.
+//! other. In `mode = sync` a shadow gets the bytes as they come, or with `sync_each = transaction` as in `mode = async`, and the source is not read
+//! while a shadow of it is behind.
 
 mod probe;
 mod shadow;
@@ -95,6 +96,12 @@ impl Role {
 }
 
 impl Client {
+    /// Whether it rests of its own will: a session at a mirror does for as long as its client's transaction goes on here, and one that waits for its
+    /// mirrors may have said something.
+    pub(in crate::worker) fn is_idle(&self) -> bool {
+        !self.is_silent && !matches!(self.mirror.as_deref(), Some(Role::Source(source)) if source.is_held())
+    }
+
     /// Whether it asks a server who it is, and so whether there is one.
     pub(in crate::worker) fn is_probe(&self) -> bool {
         matches!(self.mirror.as_deref(), Some(Role::Probe(_)))

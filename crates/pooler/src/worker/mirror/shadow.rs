@@ -33,7 +33,6 @@ pub(crate) struct Unit {
     /// The state of the session at its beginning, if it may have been lost there.
     pub restore: Option<Restore>,
     /// Of one that goes there as a whole: tells its tap that it is not over.
-    #[expect(dead_code, reason = "its tap counts the clones")]
     pub queued: Option<Arc<()>>,
 }
 
@@ -218,7 +217,9 @@ impl Worker {
     fn shadow_finish_answered(&mut self, key: Key) {
         while let Some(shadow) = self.shadow(key) {
             let is_answered = shadow.running.front().is_some_and(|unit| {
-                unit.transaction.abandoned.is_none() && Shadow::answers_of(unit) <= shadow.answers.len()
+                let is_answered = Shadow::answers_of(unit) <= shadow.answers.len();
+                // Of one that goes there as a whole the boundary tells.
+                unit.queued.is_none() && unit.transaction.abandoned.is_none() && is_answered
             });
             if !is_answered {
                 return;
@@ -279,10 +280,21 @@ impl Worker {
         has_queue || self.shadow_is_behind(key)
     }
 
-    /// Whether a shadow waits for a server of a pool that has let one in less than `patience` ago.
+    /// How long the primary took for the transactions that a shadow has as a whole: the mirror began with them when they were over.
+    pub(super) fn shadow_time_here(&self, key: Key) -> Duration {
+        let role = self.clients.get(key).and_then(|client| client.mirror.as_deref());
+        let Some(Role::Shadow(shadow)) = role else { return Duration::ZERO };
+        let whole = shadow.running.iter().chain(&shadow.queue).filter(|unit| unit.queued.is_some());
+        whole.flat_map(|unit| &unit.transaction.answers).map(|answer| answer.took).sum()
+    }
+
+    /// Whether a shadow waits for a server of a pool that is paused, or has let one in less than `patience` ago.
     pub(super) fn shadow_nears_server(&self, key: Key, patience: Duration) -> bool {
         let Some(client) = self.clients.get(key) else { return false };
         let (Phase::Waiting { .. }, Some(pool)) = (&client.phase, &client.pool) else { return false };
+        if self.shared.is_paused(&pool.database) {
+            return true;
+        }
         let logged_in = Duration::from_millis(pool.logged_in_ms.load(Ordering::Relaxed));
         let now = self.now.saturating_duration_since(self.shared.started);
         !logged_in.is_zero() && now.saturating_sub(logged_in) < patience
@@ -353,6 +365,9 @@ impl Worker {
         shadow.is_left = true;
         if shadow.queue.is_empty() && shadow.running.is_empty() {
             self.close_client(key, Farewell::quiet("mirrored client left"));
+        } else {
+            // Who comes behind this client may rely on what it did: no moment before it begins there.
+            self.again.push(Again::Client(key));
         }
     }
 

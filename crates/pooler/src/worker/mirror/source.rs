@@ -156,6 +156,11 @@ impl Source {
         self.at_boundary || self.taps.iter().all(is_streamed)
     }
 
+    /// Whether its client waits for a mirror.
+    pub(super) fn is_held(&self) -> bool {
+        self.held_since.is_some()
+    }
+
     /// Its client waits for no mirror any more, or is in its lane, which has nothing of it that waits.
     pub(super) fn let_go(&mut self, now: Instant) {
         if let Some(since) = self.held_since.take() {
@@ -208,8 +213,8 @@ impl Source {
             return;
         }
         if let Some(unread) = &mut self.unread {
-            unread.has_request |= !bytes.is_empty();
-            return self.requests.pass_over(bytes);
+            unread.has_request |= self.requests.pass_over(bytes);
+            return;
         }
         if !was_busy {
             self.answers.begin(now);
@@ -544,7 +549,8 @@ impl Worker {
             (true, None) => {
                 source.held_since = Some(now);
                 // A transaction that has a moment before it begins there (`shadow_enqueue`) does not need it any more: its client waits.
-                let shadows = source.taps.iter().filter_map(|tap| tap.shadow).collect::<Vec<_>>();
+                let waited_for = source.taps.iter().filter(|tap| tap.state.is_sync());
+                let shadows = waited_for.filter_map(|tap| tap.shadow).collect::<Vec<_>>();
                 let clients = &self.clients;
                 let has_unsaid =
                     |key: &Key| clients.get(*key).is_some_and(|client| client.transport.unread() > 0);
@@ -614,6 +620,9 @@ impl Worker {
         let was_partial = std::mem::replace(&mut source.is_partial, false);
         source.at_boundary = true;
         let unread = source.unread.take();
+        if unread.is_some() {
+            source.answers.renew();
+        }
         // The primary went on.
         let lost: Vec<_> =
             source.taps.iter_mut().filter_map(|tap| Some((tap.state.clone(), tap.ended.take()?.1))).collect();
@@ -823,7 +832,7 @@ impl Worker {
             if is_something && is_wanted {
                 state.counters.transactions.fetch_add(1, Ordering::Relaxed);
                 match tap.fate {
-                    Err(_) if has_ended_alike => {
+                    Err(_) if has_ended_alike && tap.is_stream => {
                         state.counters.executed.fetch_add(1, Ordering::Relaxed);
                     }
                     Err(reason) => state.counters.drop_one(reason),
@@ -881,11 +890,12 @@ impl Worker {
             .filter_map(|tap| Some((tap.state.clone(), tap.shadow?)))
             .collect();
         for (state, shadow) in waited_for {
-            let limit = state.settings.load().sync_timeout;
+            let timeout = state.settings.load().sync_timeout;
             if !self.shadow_keeps_waiting(shadow) {
                 continue;
             }
-            if self.shadow_nears_server(shadow, limit) {
+            let limit = timeout + self.shadow_time_here(shadow);
+            if self.shadow_nears_server(shadow, timeout) {
                 if let Some(source) = self.source(key) {
                     source.excused_until = now;
                 }
@@ -895,6 +905,16 @@ impl Worker {
             }
         }
         self.again.push(Again::Client(key));
+    }
+
+    /// Nothing was played while the pooler was suspended.
+    pub(in crate::worker) fn sources_excused(&mut self) {
+        let now = self.now;
+        for key in self.clients.keys() {
+            if let Some(source) = self.source(key) {
+                source.excused_until = now;
+            }
+        }
     }
 
     /// A shadow in `mode = sync` ended with an error that may be about to end the session of the primary as well (`pg_terminate_backend`,
@@ -908,7 +928,10 @@ impl Worker {
     ) -> bool {
         let (Some(fatal), Some(source)) = (fatal, self.source(key)) else { return false };
         let under_way = !source.at_boundary && !source.is_partial;
-        let tap = source.taps.iter_mut().find(|tap| tap.shadow == Some(shadow) && tap.is_stream);
+        // A session of its own ends with that of the client, whether or not anything of the present transaction has gone there.
+        let is_paired = source.is_session_pooling;
+        let is_awaited = |tap: &Tap| tap.is_stream || is_paired && tap.state.is_sync();
+        let tap = source.taps.iter_mut().find(|tap| tap.shadow == Some(shadow) && is_awaited(tap));
         let Some(tap) = tap.filter(|_| under_way) else { return false };
         tap.ended = Some((fatal, reason.to_owned()));
         true

@@ -211,7 +211,7 @@ impl Worker {
             Tapped::End => {
                 self.mirror_boundary(key);
                 let lane = self.clients.get(key).and_then(|client| client.lane.as_ref());
-                if lane.is_some_and(|lane| lane.waits == Some(TapWaits::Transactions)) {
+                if lane.is_some_and(|lane| lane.waits.is_some()) {
                     // If it did not go to a mirror, none will say that it has been executed.
                     self.again.push(Again::Client(key));
                 }
