@@ -120,12 +120,14 @@ pub enum Event<'a> {
         /// The process.
         pid: u32,
     },
-    /// A backend said what it runs.
+    /// A session runs something, of which this is the text. PostgreSQL: said by its backend.
     Activity {
         /// CLOCK_MONOTONIC, nanoseconds.
         time_ns: u64,
-        /// The backend.
-        pid: u32,
+        /// Which session, if the probes have it; PostgreSQL: of which backend.
+        session: ProbedId,
+        /// MariaDB, MySQL: the ends of its connection; `None` for a Unix socket.
+        ends: Option<Ends>,
         /// Position of this piece in the text. Pieces come one after the other, all with the same time.
         offset: u64,
         /// Bytes of the whole text: one of 1,966,080 or more is not told.
@@ -218,7 +220,8 @@ impl<'a> Event<'a> {
             }
             types::event_kind::EVENT_ACTIVITY => Self::Activity {
                 time_ns,
-                pid: head.pid,
+                session,
+                ends: ends(&head),
                 offset: head.offset,
                 whole: head.more,
                 text: payload,

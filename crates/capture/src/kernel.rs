@@ -35,6 +35,8 @@ const VIO_DELETE: &str = "vio_delete";
 /// Of builds with TLS.
 const VIO_SSL_READ: &str = "vio_ssl_read";
 const VIO_SSL_WRITE: &str = "vio_ssl_write";
+/// `Statement::set_n_backup_statement(Statement *, Statement *)`.
+const STATEMENT_BEGINS: &str = "_ZN9Statement22set_n_backup_statementEPS_S0_";
 
 /// The part of a ring that is kept for events without payload: of the smallest ring room for about 70.
 const RING_HEADS_SHARE: u32 = 16;
@@ -142,7 +144,7 @@ pub struct Hits {
     pub read: u64,
     /// Functions that write to them.
     pub write: u64,
-    /// `pgstat_report_activity`.
+    /// `pgstat_report_activity`, or of MariaDB and MySQL what a prepared statement begins with.
     pub activity: u64,
     /// Connections of which the ends were not understood.
     pub layout: u64,
@@ -155,7 +157,9 @@ pub struct Kernel {
     packets: Vec<Link>,
     audit: Option<Link>,
     probes: Vec<Link>,
-    activity: Option<Link>,
+    activity: Vec<Link>,
+    /// How often that was attached; `texts` of the programs' `struct control`.
+    texts: u32,
     rings: Vec<Ring>,
     _ring_maps: Vec<MapHandle>,
     skel: CaptureSkel<'static>,
@@ -214,7 +218,8 @@ impl Kernel {
             packets: Vec::new(),
             audit: None,
             probes: Vec::new(),
-            activity: None,
+            activity: Vec::new(),
+            texts: 0,
             rings,
             _ring_maps: maps,
             skel,
@@ -322,7 +327,7 @@ impl Kernel {
 
     /// Takes all probes away.
     pub fn detach_probes(&mut self) {
-        drop_at_once(self.probes.drain(..).chain(self.activity.take()));
+        drop_at_once(self.probes.drain(..).chain(self.activity.drain(..)));
     }
 
     /// Whether the probes are attached.
@@ -330,24 +335,39 @@ impl Kernel {
         !self.probes.is_empty()
     }
 
-    /// Attaches the probe that tells what backends run, one trap for each message that runs something.
+    /// Attaches the probes that tell what sessions run: one trap for each message that runs something, and with MariaDB and MySQL one for each
+    /// read, too.
     ///
     /// # Errors
     /// As [`Self::attach_probes`].
-    pub fn attach_activity(&mut self, executable: &Path, postmaster: u32) -> Result<(), Error> {
-        self.set_server(postmaster)?;
-        self.activity = Some(attach_probe(&self.skel.progs.activity, executable, REPORT_ACTIVITY, false)?);
+    pub fn attach_activity(&mut self, executable: &Path, server: u32) -> Result<(), Error> {
+        self.texts += 1;
+        self.set_server(server)?;
+        let progs = &self.skel.progs;
+        self.activity = match self.protocol {
+            Protocol::Postgres => vec![attach_probe(&progs.activity, executable, REPORT_ACTIVITY, false)?],
+            Protocol::Mysql => {
+                let mut links = vec![attach_probe(&progs.text_read, executable, VIO_READ, false)?];
+                match attach_probe(&progs.text_read, executable, VIO_SSL_READ, false) {
+                    Ok(link) => links.push(link),
+                    Err(Error::NoSymbol { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+                links.push(attach_probe(&progs.statement, executable, STATEMENT_BEGINS, false)?);
+                links
+            }
+        };
         Ok(())
     }
 
-    /// Takes it away again.
+    /// Takes them away again.
     pub fn detach_activity(&mut self) {
-        self.activity = None;
+        drop_at_once(self.activity.drain(..));
     }
 
-    /// Whether it is there.
+    /// Whether they are there.
     pub fn activity_attached(&self) -> bool {
-        self.activity.is_some()
+        !self.activity.is_empty()
     }
 
     /// The process that is probed, or whose children are; after a restart of the server it is another.
@@ -355,8 +375,9 @@ impl Kernel {
     /// # Errors
     /// [`Error::Load`] when the kernel refuses the update.
     pub fn set_server(&mut self, pid: u32) -> Result<(), Error> {
-        let mut value = [0; 8];
+        let mut value = [0; 16];
         value[..4].copy_from_slice(&pid.to_ne_bytes());
+        value[8..12].copy_from_slice(&self.texts.to_ne_bytes());
         self.skel
             .maps
             .control
@@ -466,6 +487,8 @@ impl Kernel {
             ("vio_ssl_write_enter", &progs.vio_ssl_write_enter),
             ("vio_ssl_write_exit", &progs.vio_ssl_write_exit),
             ("vio_delete", &progs.vio_delete),
+            ("text_read", &progs.text_read),
+            ("statement", &progs.statement),
             ("vio_process_exit", &progs.vio_process_exit),
         ]
         .map(|(name, program)| (name, verified(program)))
@@ -525,6 +548,8 @@ fn expect_multi(progs: &mut OpenCaptureProgs<'_>) {
         &mut progs.vio_ssl_write_enter,
         &mut progs.vio_ssl_write_exit,
         &mut progs.vio_delete,
+        &mut progs.text_read,
+        &mut progs.statement,
     ] {
         program.set_attach_type(ProgramAttachType::TraceUprobeMulti);
     }

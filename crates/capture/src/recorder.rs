@@ -6,8 +6,8 @@
 //!   the probes go on with it.
 //! * What a closed socket is still sent was never received, and opens no session. It may stand behind the close: one CPU closes the
 //!   socket while another has the packet in the hook. Or it comes to the socket that listens, and TCP answers with RST.
-//! * Texts that backends report come through another ring than the messages they belong to. They are kept until every ring has
-//!   been read once more, so that the message is known before its text.
+//! * Texts that PostgreSQL's backends report come through another ring than the messages they belong to. They are kept until every ring has
+//!   been read once more, so that the message is known before its text. Those of MariaDB and MySQL come between the command and its answer.
 
 use std::net::SocketAddr;
 
@@ -238,8 +238,8 @@ pub struct Recorder {
     probed: HashMap<ProbedId, Probed>,
     ledger: Ledger,
     texts: Vec<Text>,
-    /// Of texts that have not come whole yet, by backend.
-    pieces: HashMap<u32, Vec<u8>>,
+    /// Of texts that have not come whole yet, by session.
+    pieces: HashMap<(ProbedId, Option<Ends>), Vec<u8>>,
     /// Those that came in this round.
     later: Vec<Text>,
     lookup: Box<dyn Lookup>,
@@ -424,6 +424,7 @@ impl Recorder {
                 if time_ns < self.begins_ns {
                     self.ledger.seen_from_its_start(ends.remote);
                 }
+                self.pieces.retain(|(_, of), _| *of != Some(ends));
                 if let Some(mut connection) = self.connections.remove(&ends) {
                     // The packets that said so may have been lost.
                     (connection.front_fin, connection.back_fin) = (fin_received, fin_sent);
@@ -446,7 +447,7 @@ impl Recorder {
                 self.ledger.hear(known, is_joined);
             }
             Event::Exit { time_ns, session, bytes_read, bytes_written } => {
-                self.pieces.remove(&session.pid);
+                self.pieces.retain(|(teller, _), _| *teller != session);
                 if let Some(mut ended) = self.probed.remove(&session) {
                     let is_joining = ended.session.is_joining();
                     self.ledger.hear(&mut ended, is_joining);
@@ -470,19 +471,34 @@ impl Recorder {
                     ended.end(time_ns, EndReason::ServerClosed, None, &mut counting);
                 }
             }
-            Event::Activity { time_ns, pid, offset, whole, text } => {
-                let mut said = self.pieces.remove(&pid).filter(|_| offset > 0).unwrap_or_default();
+            Event::Activity { time_ns, session, ends, offset, whole, text } => {
+                let teller = (session, ends);
+                let mut said = self.pieces.remove(&teller).filter(|_| offset > 0).unwrap_or_default();
                 if said.len() as u64 != offset {
                     // The ring was full in between.
                     return;
                 }
                 said.extend_from_slice(text);
-                if said.len() as u64 == whole {
-                    self.later.push(Text { time_ns, pid, text: said });
+                if (said.len() as u64) < whole {
+                    self.pieces.insert(teller, said);
+                } else if self.protocol == Protocol::Postgres {
+                    self.later.push(Text { time_ns, pid: session.pid, text: said });
                 } else {
-                    self.pieces.insert(pid, said);
+                    self.text(time_ns, session, ends, &said, sink);
                 }
             }
+        }
+    }
+
+    /// A session of MariaDB's or MySQL's begins to run this, a statement that it has prepared.
+    fn text(&mut self, time_ns: u64, id: ProbedId, ends: Option<Ends>, text: &[u8], sink: &mut dyn Sink) {
+        let session = match (self.probed.get_mut(&id), ends) {
+            (Some(probed), _) => Some(&mut probed.session),
+            (None, Some(ends)) => self.connections.get_mut(&ends).map(|connection| &mut connection.session),
+            (None, None) => None,
+        };
+        if let Some(session) = session.filter(|session| session.wants_texts(time_ns)) {
+            session.text(time_ns, text, &mut Counting { sink, ledger: &mut self.ledger });
         }
     }
 

@@ -192,7 +192,8 @@ fn a_text_of_which_a_piece_is_missing_is_not_told() {
     let text = "select 'a text in three pieces'".as_bytes();
     let piece = |offset: usize, len: usize| Event::Activity {
         time_ns: 1,
-        pid: SERVER,
+        session: ProbedId { pid: SERVER, number: 1 },
+        ends: None,
         offset: offset as u64,
         whole: text.len() as u64,
         text: &text[offset..offset + len],

@@ -139,6 +139,8 @@ pub struct Session {
     pub parameters: Vec<(Vec<u8>, Vec<u8>)>,
     /// Parse messages of statements that it had prepared before the first unit, each whole.
     pub prepared: Vec<Vec<u8>>,
+    /// In MySQL's protocol: the statements that it had prepared before the first unit, by the number that each had at capture.
+    pub statements: BTreeMap<u32, Vec<u8>>,
     /// What it sends.
     pub units: Vec<Unit>,
     /// Parts of units: `Unit::steps` indexes this.

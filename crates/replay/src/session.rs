@@ -219,6 +219,12 @@ impl Player<'_> {
                 self.outcome.prepare_errors.push(error.to_string());
             }
         }
+        for (&captured, text) in &session.statements {
+            match connection.prepare(text).await {
+                Ok(number) => connection.number(captured, number),
+                Err(error) => self.outcome.prepare_errors.push(error.to_string()),
+            }
+        }
         if is_mysql {
             if self.run.options.read_only {
                 connection.refuse_writes().await?;

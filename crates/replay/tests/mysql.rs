@@ -27,7 +27,7 @@ use underpass_replay::preflight::Preflight;
 use underpass_replay::run::{Options, Pace};
 use underpass_replay::{Error, Identities, Target, preflight};
 use underpass_testkit::{Authority, Mariadb};
-use underpass_trace::{Level, Meta, Outcome, Protocol, Record};
+use underpass_trace::{Level, Meta, Outcome, PreparedFill, Protocol, Record, Redaction, SessionStart};
 
 const FIGHTERS: usize = 4;
 const UPDATES: usize = 10;
@@ -607,6 +607,64 @@ fn read_only_outlives_a_reset_of_the_session() {
     let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), options);
     assert_eq!(report.kinds.get(&Kind::RefusedWrite), Some(&2), "{}", report.text());
     assert_eq!(copy.sql(tag).expect("a tag"), "");
+}
+
+/// As a session is recorded that was joined behind its PREPAREs: the second execution of a statement tells its text.
+#[test]
+fn statements_of_before_the_recording_are_played() {
+    if missing() {
+        return;
+    }
+    let (original, copy) = (server(), server());
+    let text = "update t set tag = concat(tag, ?) where id = ?";
+    let whole = record(&original, Level::Summary, |port| {
+        let mut client = Client::connect(port, "bob", "");
+        let number = client.prepare(text);
+        for at in 1..=4 {
+            client
+                .execute(number, &[Value::Text(&at.to_string()), Value::Int(1 + at % 2)])
+                .expect("an update");
+        }
+        client.quit();
+    });
+    let mut executed = 0;
+    let mut records = Vec::new();
+    for record in whole {
+        match record {
+            Record::SessionStart(start) => {
+                records.push(Record::SessionStart(SessionStart { midstream: true, ..start }));
+            }
+            Record::Frontend(r) => {
+                let payload = packet::payload(&r.message).into_owned();
+                let (session, time_ns) = (r.session, r.time_ns);
+                let is_execution = payload.first() == Some(&COM_STMT_EXECUTE);
+                executed += u32::from(is_execution);
+                if executed > 0 {
+                    records.push(Record::Frontend(r));
+                }
+                if is_execution && executed == 2 {
+                    records.push(Record::PreparedFill(PreparedFill {
+                        session,
+                        time_ns,
+                        name: statement_number(&payload).expect("a number").to_string().into_bytes().into(),
+                        query: text.as_bytes().into(),
+                        param_types: Vec::new(),
+                        redaction: Redaction::None,
+                    }));
+                }
+            }
+            Record::Response(_) | Record::Ready(_) | Record::Withheld(_) if executed == 0 => {}
+            record => records.push(record),
+        }
+    }
+    let plan = plan_of(&records, &plan::Options::default());
+    assert_eq!(plan.units(), 4);
+    assert!(plan.sessions[0].units.iter().all(|unit| unit.omitted.is_none()));
+    let (_, _, report) = recorder::play(plan, target(copy.port(), Identities::default()), asap());
+    assert!(report.is_equal(), "{}", report.text());
+    let tags = "select group_concat(tag order by id) from shop.t";
+    assert_eq!(copy.sql(tags).expect("tags"), original.sql(tags).expect("tags"));
+    assert_eq!(copy.sql(tags).expect("tags"), "24,13");
 }
 
 /// COM_STMT_CLOSE and COM_STMT_SEND_LONG_DATA have no answer, and are sent with another command.

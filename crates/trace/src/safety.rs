@@ -441,13 +441,27 @@ impl Safety {
     fn prepared_fill(&mut self, r: &PreparedFill<'_>) -> Option<Record<'static>> {
         let mut query = r.query.to_vec();
         let told = passwords::cover(&mut query, self.protocol);
-        if told.composes {
-            self.covered.entry(r.session).or_default().composing(&r.name);
-        }
         let mut redaction = r.redaction;
         if told.covered {
-            self.covered.entry(r.session).or_default().statement(&r.name);
             redaction = Redaction::Password;
+        }
+        match self.protocol {
+            Protocol::Postgres => {
+                if told.composes {
+                    self.covered.entry(r.session).or_default().composing(&r.name);
+                }
+                if told.covered {
+                    self.covered.entry(r.session).or_default().statement(&r.name);
+                }
+            }
+            Protocol::Mysql => {
+                let rows = self.tells_rows && passwords::shows_passwords(&r.query);
+                let secret = Secret { parameters: told.composes, rows };
+                let number = std::str::from_utf8(&r.name).ok().and_then(|name| name.parse().ok());
+                if let (Some(number), true) = (number, secret != Secret::default()) {
+                    self.prepared.entry(r.session).or_default().filled(number, secret);
+                }
+            }
         }
         if let Some(masker) = &self.masker
             && r.redaction != Redaction::Masked

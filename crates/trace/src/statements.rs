@@ -8,8 +8,8 @@
 
 mod mysql;
 
-pub use mysql::LocalFiles;
 pub(crate) use mysql::prepared_tag;
+pub use mysql::{LocalFiles, parameters_of};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -274,6 +274,10 @@ impl Statements {
             }
             Record::PreparedFill(r) => {
                 let session = self.sessions.entry(r.session).or_default();
+                if self.protocol == Protocol::Mysql {
+                    session.mysql.fill(r);
+                    return;
+                }
                 let types = r.param_types.clone();
                 let prepared = Prepared { text: Some(r.query[..].into()), types, redaction: r.redaction };
                 session.prepared.entry(r.name[..].into()).or_insert(prepared);

@@ -692,6 +692,41 @@ fn parameters_that_mysql_puts_sql_together_with_are_never_stored() {
     }
 }
 
+/// The text comes to be known when the statement runs: from then on.
+#[test]
+fn parameters_of_older_statements_of_mysql_are_not_stored_once_their_text_is_known() {
+    let execute = |value: &[u8]| [&b"\x17\x05\0\0\0\0\x01\0\0\0\0\x01\xfd\0\x0c"[..], value].concat();
+    let fill = |query: &'static [u8]| {
+        Record::PreparedFill(PreparedFill {
+            session: SessionId(1),
+            time_ns: 5,
+            name: b"5"[..].into(),
+            query: query.into(),
+            param_types: vec![],
+            redaction: Redaction::None,
+        })
+    };
+    let composed = b"set @s = concat('alter user a identified by ', quote(?))";
+    for (text, is_withheld) in [(&composed[..], true), (b"select ?", false)] {
+        let records = [
+            mysql(0, 0, &execute(b"a harmless 1")),
+            fill(text),
+            ready(0),
+            mysql(100, 0, &execute(b"a harmless 2")),
+            mysql_row(b"a harmless 2"),
+        ];
+        let read = stored_mysql(None, &records);
+        assert_eq!(read[0], records[0]);
+        for at in [3, 4] {
+            assert_eq!(matches!(read[at], Record::Withheld(_)), is_withheld, "{at}");
+        }
+    }
+    let read = stored_mysql(None, &[fill(b"alter user a identified by 'S3cretS3cret'")]);
+    let Record::PreparedFill(stored) = &read[0] else { panic!("{read:?}") };
+    assert_eq!(stored.redaction, Redaction::Password);
+    assert!(!stored.query.windows(SECRET.len()).any(|window| window == SECRET));
+}
+
 #[test]
 fn rows_that_show_passwords_of_mysql_are_never_stored() {
     let records = [

@@ -222,4 +222,32 @@ static __always_inline void send_exit(struct session *session)
 	send_head(&head, ring_hash(&head));
 }
 
+/*
+ * The text of what a session runs, `len` bytes of at most ACTIVITY_BYTES_MAX. The pieces of a long one are told one after the other, with the length
+ * of all, so that a part of it is not taken for the statement. A text goes where as much room again is left for what is recorded; else it is
+ * told when it is next used.
+ */
+__noinline int record_text(struct event_head *head, __u64 text, __u32 len)
+{
+	void *ring;
+
+	if (!head || len > ACTIVITY_BYTES_MAX)
+		return 0;
+	head->more = len;
+	ring = ring_for(ring_hash(head));
+	if (!ring || is_full(ring, 2 * len))
+		return 0;
+	for (__u32 i = 0; i < CALL_EVENTS_MAX; i++) {
+		__u32 left = len - (__u32)head->offset;
+
+		head->len = left > EVENT_BYTES_MAX ? EVENT_BYTES_MAX : left;
+		if (record_call(head, text + head->offset))
+			return 0;
+		head->offset += head->len;
+		if (head->offset >= len)
+			return 0;
+	}
+	return 0;
+}
+
 #endif /* CALL_BPF_H */

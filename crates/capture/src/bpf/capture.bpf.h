@@ -130,6 +130,8 @@ const volatile __u32 response_tail_bytes = 0; /* of each later segment or call *
 struct control {
 	__u32 postmaster; /* process that is probed (MariaDB, MySQL), or whose children are; 0: none */
 	__u32 zero; /* always; the verifier does not know it */
+	__u32 texts; /* how often the programs that tell texts were attached: what they remember of an earlier time is of no use */
+	__u32 pad;
 };
 
 struct {

@@ -28,7 +28,7 @@ enum event_kind {
 	EVENT_CALL = 2,	    /* bytes that a function of the server read or wrote */
 	EVENT_CLOSE = 3,    /* a socket reached TCP_CLOSE: the kernel's own byte counts */
 	EVENT_EXIT = 4,	    /* a probed session ended, and with PostgreSQL its process */
-	EVENT_ACTIVITY = 5, /* the text that a backend reported as its current statement */
+	EVENT_ACTIVITY = 5, /* the text of what a session runs: reported by its backend (PostgreSQL), or prepared before (MariaDB, MySQL) */
 	EVENT_TLS = 6,	    /* a connection turned to TLS or GSSAPI encryption */
 };
 

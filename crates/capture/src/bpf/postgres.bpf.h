@@ -202,9 +202,7 @@ static long activity_step(__u32 i, struct measured *m)
 /*
  * pgstat_report_activity(state, text): the text of what the backend begins, also of a statement that was prepared before the
  * capture. Attached only while such statements are known. The text is measured first, in steps that
- * end with a NUL. One that is longer than all steps is not told: a part of it would be taken for the statement. The pieces of a long one
- * are told one after the other, with the length of all, so that a part of it is not taken for the statement, either. A text goes
- * where as much room again is left for what is recorded; else it is told when it is next used.
+ * end with a NUL. One that is longer than all steps is not told: a part of it would be taken for the statement.
  */
 SEC("uprobe")
 int activity(struct pt_regs *ctx)
@@ -214,7 +212,6 @@ int activity(struct pt_regs *ctx)
 	struct control *settings = controls();
 	__u64 text = PT_REGS_PARM2(ctx);
 	struct measured m = { .text = text };
-	void *ring;
 
 	if (text == 0 || !settings || BPF_CORE_READ(task, real_parent, tgid) != (int)settings->postmaster)
 		return 0;
@@ -227,20 +224,7 @@ int activity(struct pt_regs *ctx)
 	head.ts_ns = bpf_ktime_get_ns();
 	head.cookie = BPF_CORE_READ(task, start_boottime);
 	head.pid = bpf_get_current_pid_tgid() >> 32;
-	head.more = m.len;
-	ring = ring_for(ring_hash(&head));
-	if (!ring || is_full(ring, 2 * m.len))
-		return 0;
-	for (__u32 i = 0; i < CALL_EVENTS_MAX; i++) {
-		__u32 left = m.len - (__u32)head.offset;
-
-		head.len = left > EVENT_BYTES_MAX ? EVENT_BYTES_MAX : left;
-		if (record_call(&head, text + head.offset))
-			return 0;
-		head.offset += head.len;
-		if (head.offset >= m.len)
-			return 0;
-	}
+	record_text(&head, text, m.len);
 	return 0;
 }
 

@@ -32,6 +32,9 @@ struct vio_call {
 	__u64 buffer;
 	__u64 entered;
 	__u32 tls; /* inside vio_ssl_*: what it calls moves no plain text */
+	__u32 told; /* a statement has begun since the last read */
+	__u64 reader; /* the Vio that was read last, while texts are wanted */
+	__u32 texts; /* as control.texts was then */
 	__u32 pad;
 };
 
@@ -183,6 +186,113 @@ VIO_PROBES(vio_read, DIRECTION_FRONTEND, 0)
 VIO_PROBES(vio_write, DIRECTION_BACKEND, 0)
 VIO_PROBES(vio_ssl_read, DIRECTION_FRONTEND, 1)
 VIO_PROBES(vio_ssl_write, DIRECTION_BACKEND, 1)
+
+/*
+ * Texts of statements that were prepared before the capture. The two programs are attached only while such statements are known: this one to
+ * vio_read and vio_ssl_read, because the thread that reads a command is the one that executes it.
+ */
+SEC("uprobe")
+int text_read(struct pt_regs *ctx)
+{
+	struct control *settings = controls();
+	struct vio_call *call;
+
+	if (!settings || settings->postmaster != (__u32)(bpf_get_current_pid_tgid() >> 32))
+		return 0;
+	call = bpf_task_storage_get(&vio_calls, (void *)bpf_get_current_task_btf(), 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (call) {
+		call->reader = PT_REGS_PARM1(ctx);
+		call->texts = settings->texts;
+		call->told = 0;
+	}
+	return 0;
+}
+
+struct searched {
+	__u64 statement;
+	__u64 text;
+	__u64 len;
+};
+
+/* A CSET_STRING: the text and its character set (sql/sql_class.h and sql/sql_string.h of MySQL 5.6; MariaDB). */
+struct charset_string {
+	__u64 text;
+	__u64 len;
+	__u64 charset;
+};
+
+/* Where the name is in a CHARSET_INFO, behind three numbers and its state (include/m_ctype.h). */
+#define CHARSET_NAME 16
+/* How far a Statement is searched, in words. In MariaDB 10.11 the text is the 12th. */
+#define STATEMENT_WORDS 40
+
+/* Takes the first member that has a text and a character set with a name, as utf8mb4 or latin1: nothing else in a Statement looks so. */
+static long statement_step(__u32 i, struct searched *s)
+{
+	struct charset_string string;
+	__u8 letters[4];
+	__u64 name;
+
+	if (bpf_probe_read_user(&string, sizeof(string), (void *)(s->statement + i * sizeof(__u64))))
+		return 1;
+	if (string.text == 0 || string.len == 0 || string.charset == 0)
+		return 0;
+	if (bpf_probe_read_user(&name, sizeof(name), (void *)(string.charset + CHARSET_NAME)) ||
+	    bpf_probe_read_user(letters, sizeof(letters), (void *)name))
+		return 0;
+	for (int at = 0; at < 3; at++) {
+		if (letters[at] < 'a' || letters[at] > 'z')
+			return 0;
+	}
+	if (string.len < ACTIVITY_BYTES_MAX) {
+		s->text = string.text;
+		s->len = string.len;
+	}
+	return 1;
+}
+
+/*
+ * Statement::set_n_backup_statement(this, statement, backup): a prepared statement begins to run, or to be prepared, and the thread takes
+ * its text and all else for its own. What it executes may have another text, with values in it, for the server's logs; the statement has what the client
+ * prepared. Where, differs between versions. Only the first after a command was read: what runs inside of that one is no command.
+ */
+SEC("uprobe")
+int statement(struct pt_regs *ctx)
+{
+	struct event_head head = { .kind = EVENT_ACTIVITY, .direction = DIRECTION_FRONTEND };
+	struct task_struct___capture *task = (void *)bpf_get_current_task_btf();
+	struct vio_key key = { .tgid = bpf_get_current_pid_tgid() >> 32 };
+	struct searched found = { .statement = PT_REGS_PARM2(ctx) };
+	struct session *known, session = {};
+	struct control *settings = controls();
+	struct vio_call *call;
+
+	if (!settings || settings->postmaster != key.tgid)
+		return 0;
+	call = bpf_task_storage_get(&vio_calls, (void *)task, 0, 0);
+	/* One that read before the programs were attached may have read another's command since. */
+	if (!call || call->reader == 0 || call->texts != settings->texts || call->told)
+		return 0;
+	call->told = 1;
+	hit(HIT_ACTIVITY);
+	key.vio = call->reader;
+	known = bpf_map_lookup_elem(&vios, &key);
+	if (known) {
+		session = *known;
+	} else {
+		/* Not remembered: without the probe of vio_delete nobody would forget it when another connection has its address. */
+		decide_vio(&session, task, key.vio);
+		session.start = ~0ull; /* no session's */
+	}
+	if (session.kind == SESSION_FOREIGN)
+		return 0;
+	bpf_loop(STATEMENT_WORDS, statement_step, &found, 0);
+	if (found.text == 0)
+		return 0;
+	fill(&head, &session, bpf_ktime_get_ns());
+	record_text(&head, found.text, found.len);
+	return 0;
+}
 
 /* vio_delete(vio): the connection is over, and its address is free. */
 SEC("uprobe")

@@ -199,6 +199,19 @@ impl Connection {
         self.run_sql("set session transaction read only").await.map(drop)
     }
 
+    /// Has a statement prepared; its number here.
+    pub(crate) async fn prepare(&mut self, text: &[u8]) -> Result<u32, ConnectError> {
+        let (_, prepared) = self.command(COM_STMT_PREPARE, text).await?;
+        prepared.ok_or_else(|| ConnectError::Protocol("a prepared statement has no number".into()))
+    }
+
+    /// A statement of the trace has this number here.
+    pub(crate) fn number(&mut self, captured: u32, number: u32) {
+        if let Some(session) = &mut self.mysql {
+            session.statements.insert(captured, number);
+        }
+    }
+
     /// Has a statement prepared, and forgets it.
     pub(super) async fn try_prepare(&mut self, sql: &str) -> Result<(), ConnectError> {
         let (_, prepared) = self.command(COM_STMT_PREPARE, sql.as_bytes()).await?;

@@ -128,7 +128,20 @@ impl<'o> Builder<'o> {
             }
             Record::PreparedFill(fill) => {
                 let Some(script) = self.sessions.get_mut(&fill.session) else { return Ok(()) };
-                script.fill(fill, &mut self.classifier, self.options);
+                match self.protocol {
+                    Protocol::Postgres => script.fill(fill, &mut self.classifier, self.options),
+                    Protocol::Mysql => {
+                        for unit in script.fill_mysql(fill, &mut self.classifier, self.options) {
+                            script.open.executes = vec![unit.statement];
+                            script.name_group(
+                                unit.at,
+                                &mut self.groups,
+                                &self.classifier,
+                                &mut self.executes,
+                            );
+                        }
+                    }
+                }
             }
             Record::Server(server) => self.servers.push(server.clone().into_owned()),
             Record::Cancel(cancel) => self.cancels.push((cancel.session, cancel.time_ns)),
@@ -209,7 +222,9 @@ impl<'o> Builder<'o> {
         }
         if script.open.complete {
             script.end_unit(&self.classifier, self.options);
-            script.name_group(&mut self.groups, &self.classifier, &mut self.executes);
+            // None yet, where the first messages have no unit.
+            let last = script.session.units.len().saturating_sub(1);
+            script.name_group(last, &mut self.groups, &self.classifier, &mut self.executes);
         }
         Ok(())
     }

@@ -10,12 +10,12 @@ use foldhash::{HashMap, HashSet};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::command::{
     self, COM_INIT_DB, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE, COM_RESET_CONNECTION, COM_STMT_BULK_EXECUTE,
-    COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_PREPARE, COM_STMT_RESET, LAST_PREPARED,
+    COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_FETCH, COM_STMT_PREPARE, COM_STMT_RESET, LAST_PREPARED,
 };
 use underpass_mysql::packet::{self, HEADER_BYTES};
 use underpass_sql::Class;
-use underpass_trace::statements::CAPABILITIES;
-use underpass_trace::{Frontend, Protocol, Redaction, SessionStart, strip_literals};
+use underpass_trace::statements::{CAPABILITIES, parameters_of};
+use underpass_trace::{Frontend, PreparedFill, Protocol, Redaction, SessionStart, strip_literals};
 
 use super::script::Script;
 use super::statements::{begin, execute, left_out};
@@ -36,6 +36,13 @@ const PARAMETER_COUNT_AVAILABLE: u8 = 8;
 const SENDS_TYPES: u8 = 128;
 /// Largest length that is one byte.
 const SHORT_LEN_MAX: u8 = 250;
+/// Where the types of the most parameters end, with room for names: what of an execution is kept.
+const TYPES_END_MAX: usize = 256 << 10;
+/// Memory for executions of a session's statements that are not known, bytes: those in the moment until a capture is told a text. More of them are
+/// left out, whatever their statements turn out to be.
+const UNRESOLVED_BYTES_MAX: usize = 512 << 10;
+/// From here on the numbers of units that there are not: they stand for statements that were prepared before recording.
+const BEFORE: usize = 1 << 31;
 
 /// A prepared statement.
 #[derive(Debug)]
@@ -45,6 +52,33 @@ struct Prepared {
     /// How many parameters it has, when the server has told.
     parameters: Option<u16>,
     types: Option<Types>,
+    /// A password in its text was overwritten.
+    redacted: bool,
+    /// The unit that executed it last: a COM_STMT_FETCH is about that.
+    run: Option<usize>,
+}
+
+/// An execution of a statement that nobody had prepared.
+#[derive(Debug)]
+struct Unresolved {
+    at: usize,
+    kind: u8,
+    /// Its beginning, with the types of its parameters if they are in it.
+    payload: Vec<u8>,
+}
+
+impl Unresolved {
+    /// What it takes.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.payload.len()
+    }
+}
+
+/// A unit whose statement came to be known.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) at: usize,
+    pub(super) statement: u32,
 }
 
 /// The types of parameters, which a client tells once, and the server keeps.
@@ -80,8 +114,15 @@ struct LongData {
 /// What is known of a session's commands so far.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
-    /// Prepared statements by the unit that prepared them.
+    /// Prepared statements by the unit that prepared them; those of before recording are numbered from `BEFORE` on.
     prepared: HashMap<usize, Prepared>,
+    /// The numbers of those at capture.
+    filled: Vec<u32>,
+    /// Executions that may come to be known, by statement, and how much memory they take, bytes.
+    unresolved: HashMap<u32, Vec<Unresolved>>,
+    unresolved_bytes: usize,
+    /// Statements of which some were too much.
+    torn: HashSet<u32>,
     /// The same unit by the statement's number at capture.
     numbers: HashMap<u32, usize>,
     /// The unit of the last COM_STMT_PREPARE.
@@ -139,6 +180,25 @@ impl Commands {
             data.number == number || data.prepared.is_some() && data.prepared == prepared
         };
         self.long_data.extract_if(.., is_its).collect()
+    }
+
+    /// Keeps an execution for when its statement is known.
+    fn keep_unresolved(&mut self, at: usize, number: u32, kind: u8, payload: &[u8]) {
+        let payload = payload[..payload.len().min(TYPES_END_MAX)].to_vec();
+        let one = Unresolved { at, kind, payload };
+        if self.unresolved_bytes + one.bytes() > UNRESOLVED_BYTES_MAX || self.torn.contains(&number) {
+            self.torn.insert(number);
+        } else {
+            self.unresolved_bytes += one.bytes();
+            self.unresolved.entry(number).or_default().push(one);
+        }
+    }
+
+    /// Those of a statement, and whether there were more.
+    fn take_unresolved(&mut self, number: u32) -> (Vec<Unresolved>, bool) {
+        let taken = self.unresolved.remove(&number).unwrap_or_default();
+        self.unresolved_bytes -= taken.iter().map(Unresolved::bytes).sum::<usize>();
+        (taken, self.torn.remove(&number))
     }
 
     /// The unit that prepared the statement of this number.
@@ -234,7 +294,8 @@ impl Script {
                 self.open.parses.push(index);
                 self.commands.last = Some(at);
                 self.commands.unanswered.insert(at);
-                let prepared = Prepared { statement: index, parameters: None, types: None };
+                let prepared =
+                    Prepared { statement: index, parameters: None, types: None, redacted: false, run: None };
                 self.commands.prepared.insert(at, prepared);
             }
             COM_RESET_CONNECTION => {
@@ -242,6 +303,9 @@ impl Script {
                 self.commands.numbers.clear();
                 self.commands.unanswered.clear();
                 self.commands.last = None;
+                self.commands.unresolved.clear();
+                self.commands.unresolved_bytes = 0;
+                self.commands.torn.clear();
             }
             kind if DATABASES.contains(&kind) => {
                 unit.may_write = true;
@@ -251,18 +315,16 @@ impl Script {
             }
             _ => {
                 let Some(number) = command::statement_number(&payload) else { return Ok(()) };
-                let known = self.commands.unit_of(number).and_then(|unit| self.commands.prepared.get(&unit));
-                match known {
-                    Some(prepared) => {
-                        execute(unit, &mut self.open, prepared.statement, classifier);
-                        if let Some(reason) = left_out(classifier.get(prepared.statement), options) {
-                            unit.omitted.get_or_insert(reason);
-                        }
-                    }
-                    None => {
-                        unit.may_write = true;
-                        unit.omitted.get_or_insert(Reason::UnknownStatement);
-                    }
+                if self
+                    .commands
+                    .unit_of(number)
+                    .is_some_and(|unit| self.commands.prepared.contains_key(&unit))
+                {
+                    self.execute_prepared(at, number, classifier, options);
+                } else {
+                    unit.may_write = true;
+                    unit.omitted.get_or_insert(Reason::UnknownStatement);
+                    self.commands.keep_unresolved(at, number, kind, &payload);
                 }
             }
         }
@@ -278,6 +340,74 @@ impl Script {
             }
         }
         self.session.prepares.insert(unit, number);
+    }
+
+    /// A unit executes a statement that is known.
+    fn execute_prepared(&mut self, at: usize, number: u32, classifier: &Classifier, options: &Options) {
+        let prepared = self.commands.unit_of(number).and_then(|unit| self.commands.prepared.get(&unit));
+        let Some(prepared) = prepared else { return };
+        let unit = &mut self.session.units[at];
+        execute(unit, &mut self.open, prepared.statement, classifier);
+        if let Some(reason) = left_out(classifier.get(prepared.statement), options) {
+            unit.omitted.get_or_insert(reason);
+        }
+        if prepared.redacted {
+            unit.omitted.get_or_insert(Reason::Password);
+        }
+    }
+
+    /// The text of a statement that was prepared before recording. A capture learns it while it is executed, and not for the first time. Returns the units
+    /// that have executed it, the last one last.
+    pub(super) fn fill_mysql(
+        &mut self,
+        fill: &PreparedFill<'_>,
+        classifier: &mut Classifier,
+        options: &Options,
+    ) -> Vec<Resolved> {
+        let number = std::str::from_utf8(&fill.name).ok().and_then(|name| name.parse().ok());
+        let is_new = |number: &u32| *number != LAST_PREPARED && self.commands.unit_of(*number).is_none();
+        let Some(number) = number.filter(is_new) else {
+            return Vec::new();
+        };
+        let asked = [&[COM_STMT_PREPARE], &fill.query[..]].concat();
+        let asked = begin_that_reads(COM_STMT_PREPARE, &asked, classifier, options)
+            .or_else(|| to_database_there(COM_STMT_PREPARE, &asked, options))
+            .unwrap_or(asked);
+        let text = &asked[1..];
+        let redacted = fill.redaction == Redaction::Password;
+        if self.session.statements.get(&number).is_some_and(|known| known != text) {
+            // Another one had this number, and it is that which will be prepared.
+            return Vec::new();
+        }
+        if !redacted {
+            self.session.statements.entry(number).or_insert_with(|| text.to_vec());
+        }
+        let commands = &mut self.commands;
+        let key = BEFORE + commands.filled.len();
+        commands.filled.push(number);
+        commands.numbers.insert(number, key);
+        let statement = classifier.classify(text);
+        let parameters = Some(parameters_of(&fill.query));
+        let prepared = Prepared { statement, parameters, types: None, redacted, run: None };
+        commands.prepared.insert(key, prepared);
+        let (unresolved, torn) = commands.take_unresolved(number);
+        let mut resolved = Vec::new();
+        for Unresolved { at, kind, payload } in unresolved {
+            let unit = &mut self.session.units[at];
+            unit.may_write = false;
+            unit.omitted = unit.omitted.filter(|reason| *reason != Reason::UnknownStatement);
+            self.execute_prepared(at, number, classifier, options);
+            if let Cow::Owned(_) = self.with_types(at, kind, &payload) {
+                // They would have to be in its message, which is made already.
+                self.session.units[at].omitted.get_or_insert(Reason::UnknownTypes);
+            }
+            resolved.push(Resolved { at, statement });
+        }
+        if torn && let Some(prepared) = self.commands.prepared.get_mut(&key) {
+            // One of the others may have told other types.
+            prepared.types = None;
+        }
+        resolved
     }
 
     /// Notes what a command about a prepared statement needs. If it is an execution whose types were told by one that is left out, and the server
@@ -314,10 +444,28 @@ impl Script {
             (None, Some(types)) if kind == COM_STMT_BULK_EXECUTE && !bulk_tells_types(payload) => {
                 needed = types.unit;
             }
+            (Some(_), None) if unit >= BEFORE => {
+                self.session.units[at].omitted.get_or_insert(Reason::UnknownTypes);
+            }
+            (None, None) if unit >= BEFORE && kind == COM_STMT_BULK_EXECUTE && !bulk_tells_types(payload) => {
+                self.session.units[at].omitted.get_or_insert(Reason::UnknownTypes);
+            }
             (None, _) if kind == COM_STMT_BULK_EXECUTE => {
                 prepared.types = Some(Types { unit: at, bytes: None });
             }
             _ => {}
+        }
+        match (kind, prepared.run) {
+            (COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE, _) => prepared.run = Some(at),
+            (COM_STMT_FETCH, Some(run)) => commands.needs.push((at as u32, run as u32)),
+            // Its cursor is of before recording.
+            (COM_STMT_FETCH, None) if unit >= BEFORE => {
+                self.session.units[at].omitted.get_or_insert(Reason::UnknownStatement);
+            }
+            _ => {}
+        }
+        if needed != unit && unit >= BEFORE {
+            commands.needs.push((at as u32, unit as u32));
         }
         commands.needs.push((at as u32, needed as u32));
         with
@@ -330,7 +478,7 @@ impl Script {
         let units = &mut self.session.units;
         let mut needed = HashSet::default();
         for (unit, earlier) in needs {
-            if let Some(reason) = units[earlier as usize].omitted {
+            if let Some(reason) = units.get(earlier as usize).and_then(|earlier| earlier.omitted) {
                 units[unit as usize].omitted.get_or_insert(reason);
             }
             if units[unit as usize].omitted.is_none() {
@@ -342,7 +490,12 @@ impl Script {
                 units[at].omitted.get_or_insert(Reason::Filter);
             }
         }
-        let is_played = |unit: usize| units[unit].omitted.is_none();
+        // Nor is a statement of before recording prepared for nobody.
+        let filled = self.commands.filled.iter().enumerate();
+        let used: HashSet<u32> =
+            filled.filter(|(at, _)| needed.contains(&(BEFORE + at))).map(|(_, number)| *number).collect();
+        self.session.statements.retain(|number, _| used.contains(number));
+        let is_played = |unit: usize| unit >= BEFORE || units[unit].omitted.is_none();
         let mut next = 0;
         for close in std::mem::take(&mut self.commands.closes) {
             let at = close.unit as usize;
@@ -370,6 +523,7 @@ impl Script {
         let commands = &mut self.commands;
         if kind == COM_STMT_CLOSE {
             commands.forget_long_data(number);
+            commands.take_unresolved(number);
             let prepared = commands.numbers.remove(&number);
             prepared.map(|unit| commands.prepared.remove(&unit));
             commands.held.push((prepared, step));

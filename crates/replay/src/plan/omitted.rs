@@ -23,6 +23,8 @@ pub enum Reason {
     NoCopyData,
     /// It uses a statement or portal that was made before recording, and its text is not known.
     UnknownStatement,
+    /// It executes a statement of MySQL's protocol whose parameters' types were told before recording, and are not known.
+    UnknownTypes,
     /// A password in it was overwritten when it was recorded.
     Password,
     /// It says KILL or SHUTDOWN, calls `pg_terminate_backend`, or does something else to the server itself: its connections have other numbers on the
@@ -57,6 +59,7 @@ impl Reason {
             Self::UnknownStatement => {
                 "they use a statement prepared before recording, whose text is not known"
             }
+            Self::UnknownTypes => "the types of their parameters were told before recording",
             Self::Password => "a password in them was overwritten in the trace",
             Self::Administration => {
                 "they are about the captured server itself (KILL, SHUTDOWN, pg_terminate_backend)"

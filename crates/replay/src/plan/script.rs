@@ -137,6 +137,7 @@ impl Script {
                 .map(|(name, value)| (name.to_vec(), value.to_vec()))
                 .collect(),
             prepared: Vec::new(),
+            statements: BTreeMap::new(),
             units: Vec::new(),
             steps: Vec::new(),
             type_oids: Vec::new(),
@@ -573,14 +574,15 @@ impl Script {
         }
     }
 
-    /// Says what the last unit is reported by.
+    /// Says what a unit, whose statements are in `open`, is reported by.
     pub(super) fn name_group(
         &mut self,
+        at: usize,
         groups: &mut Groups,
         classifier: &Classifier,
         executes: &mut Lists<u32>,
     ) {
-        let Some(unit) = self.session.units.last_mut() else { return };
+        let Some(unit) = self.session.units.get_mut(at) else { return };
         unit.executes = executes.add(&self.open.executes);
         let (prefix, list) = match (&self.open.executes[..], &self.open.parses[..]) {
             ([], []) if self.open.calls => ("function call", &[][..]),

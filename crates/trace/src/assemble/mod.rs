@@ -24,6 +24,10 @@ pub use reassembly::{Order, Reassembly, Segment};
 use crate::{Direction, EndReason, Level, LossReason, Protocol, Record, SessionId, Source, Transport};
 use std::net::SocketAddr;
 
+/// How long the text of a statement is waited for since its first use, nanoseconds: that costs all sessions of the server, and is of
+/// no avail for one that is never alone in its batch (PostgreSQL), does not exist, or is not used again.
+const WANTED_NS: u64 = 60_000_000_000;
+
 /// Where records go.
 pub trait Sink {
     /// Takes one.
@@ -133,7 +137,7 @@ pub trait Assemble {
         None
     }
 
-    /// The server said what this session runs.
+    /// The server said what this session runs. PostgreSQL: perhaps while it runs something else by now. MariaDB and MySQL: between a command and its answer.
     fn text(&mut self, time_ns: u64, text: &[u8], sink: &mut dyn Sink);
 
     /// The session, or its recording, is over. Returns whether anything of it is in the trace.

@@ -358,7 +358,7 @@ fn find(text: &[u8], base: usize, dialect: Protocol, depth: u32, found: &mut Fou
 }
 
 /// Whether a comment is run: `/*! ... */`, and MariaDB's `/*M! ... */`.
-fn is_run(comment: &[u8], dialect: Protocol) -> bool {
+pub(crate) fn is_run(comment: &[u8], dialect: Protocol) -> bool {
     dialect == Protocol::Mysql && (comment.starts_with(b"!") || comment.starts_with(b"M!"))
 }
 

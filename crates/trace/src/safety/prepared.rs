@@ -80,6 +80,11 @@ impl Prepared {
         }
     }
 
+    /// The text of a statement came to be known, and that it has this.
+    pub(super) fn filled(&mut self, number: u32, secret: Secret) {
+        self.numbers.insert(number, secret);
+    }
+
     /// Whether nothing is to be remembered.
     pub(super) fn is_empty(&self) -> bool {
         self.asked.is_empty() && self.numbers.is_empty() && self.last == Secret::NONE

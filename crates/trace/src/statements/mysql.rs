@@ -14,7 +14,20 @@ use underpass_mysql::packet;
 use underpass_mysql::value::Parameter;
 
 use super::{CAPABILITIES, Parameters, Ran, What as Any};
+use crate::Protocol;
 use crate::model::*;
+use crate::safety::lexer::{Kind, Lexer, Token};
+use crate::safety::passwords::is_run;
+
+/// Where the types of the most parameters end, with room for names: what of an execution is kept.
+const TYPES_END_MAX: usize = 256 << 10;
+
+/// Statements without text that are remembered: a client may execute numbers that no statement has.
+const EARLY_MAX: usize = 1024;
+/// Memory for the beginnings of a session's executions of such statements, bytes: those in the moment until a capture is told a text.
+const EARLY_BYTES_MAX: usize = 512 << 10;
+/// How deep comments that are run may be in each other.
+const DEPTH_MAX: u32 = 4;
 
 /// Which sessions of a trace are sending a local file. The first packet of a file has a number other than 0, which no command has;
 /// but numbers wrap at 256, so in a file of many packets 0 comes again, and only the answer tells where the file ends.
@@ -74,7 +87,24 @@ pub(super) struct Statements {
     capabilities: Capabilities,
     prepared: foldhash::HashMap<u32, Prepared>,
     last: u32,
+    /// What is known of statements whose text is not, yet.
+    early: foldhash::HashMap<u32, Early>,
+    /// Bytes of their executions.
+    early_bytes: usize,
 }
+
+/// A statement whose text is not known.
+#[derive(Debug, Default)]
+struct Early {
+    long: Long,
+    /// The beginnings of its executions: a client may tell the types of parameters there, and never again.
+    runs: Vec<Vec<u8>>,
+    /// Some of them were too much.
+    torn: bool,
+}
+
+/// Parameters that were sent in parts, by their place.
+type Long = foldhash::HashMap<u16, Vec<u8>>;
 
 #[derive(Debug)]
 struct Prepared {
@@ -84,7 +114,7 @@ struct Prepared {
     /// Of the last execution.
     types: Vec<u16>,
     /// Parameters that were sent before the execution.
-    long: foldhash::HashMap<u16, Vec<u8>>,
+    long: Long,
 }
 
 impl Statements {
@@ -112,17 +142,26 @@ impl Statements {
             COM_STMT_CLOSE => Any::Mysql(What::Close(command::statement_number(&payload)?)),
             COM_STMT_SEND_LONG_DATA => {
                 let part = LongData::decode(&payload).ok()?;
-                let prepared = self.prepared.get_mut(&part.statement)?;
-                prepared.long.entry(part.parameter).or_default().extend_from_slice(part.data);
+                let long = match self.prepared.get_mut(&part.statement) {
+                    Some(prepared) => &mut prepared.long,
+                    None if part.statement == LAST_PREPARED => return None,
+                    None => &mut self.early(part.statement)?.long,
+                };
+                long.entry(part.parameter).or_default().extend_from_slice(part.data);
                 return None;
             }
             COM_STMT_RESET => {
-                let prepared = self.prepared.get_mut(&command::statement_number(&payload)?)?;
-                prepared.long.clear();
+                let number = command::statement_number(&payload)?;
+                if let Some(early) = self.early.get_mut(&number) {
+                    early.long.clear();
+                }
+                self.prepared.get_mut(&number)?.long.clear();
                 return None;
             }
             COM_RESET_CONNECTION | COM_CHANGE_USER => {
                 self.prepared.clear();
+                self.early.clear();
+                self.early_bytes = 0;
                 return None;
             }
             _ => return None,
@@ -147,6 +186,7 @@ impl Statements {
             }
             What::Close(number) => {
                 self.prepared.remove(&number);
+                self.take_early(number);
                 None
             }
             What::Run(payload) => {
@@ -159,6 +199,52 @@ impl Statements {
         }
     }
 
+    /// The text of a statement came to be known, which was prepared before the recording.
+    pub(super) fn fill(&mut self, r: &PreparedFill<'_>) {
+        let Some(number) = std::str::from_utf8(&r.name).ok().and_then(|name| name.parse().ok()) else {
+            return;
+        };
+        let Early { long, runs, torn } = self.take_early(number);
+        let parameters = parameters_of(&r.query);
+        let mut types = Vec::new();
+        for run in runs {
+            // Its values may not be there whole, and are of no interest: the types come before them.
+            let _ = Execute::decode(&run, parameters, self.capabilities, &mut types, |_| false);
+        }
+        if torn {
+            types.clear();
+        }
+        let (text, redaction) = (r.query[..].into(), r.redaction);
+        self.prepared.entry(number).or_insert(Prepared { text, redaction, parameters, types, long });
+    }
+
+    /// A statement without text is executed, for all that is known.
+    fn keep_early(&mut self, number: u32, payload: &[u8]) {
+        let has_room = self.early_bytes + payload.len() <= EARLY_BYTES_MAX;
+        let Some(early) = self.early(number) else { return };
+        early.long.clear();
+        if early.torn || !has_room {
+            early.torn = true;
+        } else {
+            early.runs.push(payload.to_vec());
+            self.early_bytes += payload.len();
+        }
+    }
+
+    fn take_early(&mut self, number: u32) -> Early {
+        let early = self.early.remove(&number).unwrap_or_default();
+        self.early_bytes -= early.runs.iter().map(Vec::len).sum::<usize>();
+        early
+    }
+
+    /// What is known of a statement without text, unless there are too many.
+    fn early(&mut self, number: u32) -> Option<&mut Early> {
+        if self.early.len() >= EARLY_MAX && !self.early.contains_key(&number) {
+            return None;
+        }
+        Some(self.early.entry(number).or_default())
+    }
+
     fn run(&mut self, number: u32, payload: &[u8]) -> Ran {
         let name = number.to_string().into_bytes().into();
         let max_rows = match payload {
@@ -166,6 +252,9 @@ impl Statements {
             _ => 0,
         };
         let Some(prepared) = self.prepared.get_mut(&number) else {
+            if payload.first() == Some(&COM_STMT_EXECUTE) {
+                self.keep_early(number, &payload[..payload.len().min(TYPES_END_MAX)]);
+            }
             let (parameters, redaction) = (Arc::default(), Redaction::None);
             return Ran { text: None, name, parameters, max_rows, redaction };
         };
@@ -193,6 +282,22 @@ impl Statements {
             redaction: prepared.redaction,
         }
     }
+}
+
+/// How many parameters a text has. Those in `/*! .. */` and `/*M! .. */` count, as if no version in them were too high for the server.
+pub fn parameters_of(text: &[u8]) -> u16 {
+    parameters_within(text, 0)
+}
+
+fn parameters_within(text: &[u8], depth: u32) -> u16 {
+    let of_token = |token: Token| match token.kind {
+        Kind::Symbol(b'?') => 1,
+        Kind::Comment if depth < DEPTH_MAX && is_run(&text[token.inner.clone()], Protocol::Mysql) => {
+            parameters_within(&text[token.inner], depth + 1)
+        }
+        _ => 0,
+    };
+    Lexer::new(text, Protocol::Mysql).map(of_token).fold(0, u16::saturating_add)
 }
 
 /// Number and parameters in the tag `PREPARE 1 2`.

@@ -323,3 +323,95 @@ fn a_session_goes_to_databases_by_the_names_that_they_have_there() {
         assert_eq!(sent(&trace.plan(&Options::default()), 0, 0), [message(payload)]);
     }
 }
+
+impl Commands {
+    /// An execution during which the text of its statement is told.
+    fn fill(&mut self, time_ns: u64, payload: &[u8], text: &[u8], redaction: Redaction) {
+        let request = self.send(time_ns, payload);
+        let number = underpass_mysql::command::statement_number(payload).unwrap();
+        self.records.push(Record::PreparedFill(PreparedFill {
+            session: SessionId(1),
+            time_ns,
+            name: number.to_string().into_bytes().into(),
+            query: text.to_vec().into(),
+            param_types: Vec::new(),
+            redaction,
+        }));
+        self.answer(time_ns + 1, request, "OK 1", I);
+    }
+}
+
+#[test]
+fn statements_prepared_before_recording_are_prepared_when_their_text_is_known() {
+    let mut trace = Commands::start(true);
+    trace.run(1, &execute(7, STRING), "OK 1", I);
+    trace.run(3, &execute(8, STRING), "OK 1", I);
+    trace.fill(5, &execute(7, &[]), b"update t set a = ?", Redaction::None);
+    trace.run(7, &execute(7, &[]), "OK 1", I);
+    trace.send(9, b"\x19\x07\0\0\0");
+    trace.run(10, &execute(7, &[]), "OK 1", I);
+    let unknown = Some(Reason::UnknownStatement);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [None, unknown, None, None, unknown]);
+    let statements: Vec<_> = plan.sessions[0].statements.iter().collect();
+    assert_eq!(statements, [(&7, &b"update t set a = ?".to_vec())]);
+    let units = &plan.sessions[0].units;
+    assert_eq!(units[0].group, units[3].group, "they are reported as one statement");
+    assert_eq!(plan.executes(&units[0]), plan.executes(&units[3]));
+    assert!(units[0].may_write && units[2].may_write);
+    let read_only = trace.plan(&Options { read_only: true, ..Options::default() });
+    let writes = Some(Reason::ReadOnly);
+    assert_eq!(omitted(&read_only), [writes, unknown, writes, writes, unknown]);
+    assert!(read_only.sessions[0].statements.is_empty(), "nobody needs it");
+}
+
+#[test]
+fn rows_are_not_fetched_without_the_execution_that_opened_their_cursor() {
+    let fetch = b"\x1c\x07\0\0\0\x01\0\0\0";
+    let mut trace = Commands::start(true);
+    trace.run(1, fetch, "ROWS 1", I);
+    trace.run(3, &execute(7, &[]), "ROWS 0", I);
+    trace.run(5, fetch, "ROWS 1", I);
+    trace.fill(7, &execute(7, STRING), b"select ?", Redaction::None);
+    trace.run(9, fetch, "ROWS 1", I);
+    let (unknown, types) = (Some(Reason::UnknownStatement), Some(Reason::UnknownTypes));
+    assert_eq!(omitted(&trace.plan(&Options::default())), [unknown, types, types, None, None]);
+}
+
+/// Which of the executions that are not kept told other types nobody knows.
+#[test]
+fn executions_of_unknown_statements_are_kept_within_bounds() {
+    let mut trace = Commands::start(true);
+    let long = [&execute(7, STRING)[..], &vec![0; 100_000]].concat();
+    for at in 0..6 {
+        trace.run(2 * at, &long, "OK 1", I);
+    }
+    trace.fill(20, &execute(7, &[]), b"select ?", Redaction::None);
+    trace.run(30, &execute(7, &[]), "OK 1", I);
+    trace.run(32, &execute(7, STRING), "OK 1", I);
+    let plan = trace.plan(&Options::default());
+    let (unknown, types) = (Some(Reason::UnknownStatement), Some(Reason::UnknownTypes));
+    assert_eq!(omitted(&plan), [None, None, None, None, None, unknown, unknown, types, None]);
+}
+
+#[test]
+fn without_the_types_of_its_parameters_a_statement_is_not_executed() {
+    let mut trace = Commands::start(true);
+    trace.run(1, &execute(7, &[]), "OK 1", I);
+    trace.fill(3, &execute(7, &[]), b"select ?", Redaction::None);
+    trace.run(5, &execute(7, &[]), "OK 1", I);
+    trace.run(7, &execute(7, STRING), "OK 1", I);
+    trace.run(9, &execute(7, &[]), "OK 1", I);
+    let types = Some(Reason::UnknownTypes);
+    assert_eq!(omitted(&trace.plan(&Options::default())), [types, types, types, None, None]);
+}
+
+#[test]
+fn a_statement_with_a_password_of_before_recording_is_not_executed() {
+    let mut trace = Commands::start(true);
+    trace.fill(1, &execute(7, STRING), &PASSWORD[1..], Redaction::Password);
+    trace.run(3, &execute(7, STRING), "OK 1", I);
+    let plan = trace.plan(&Options::default());
+    assert_eq!(omitted(&plan), [Some(Reason::Password), Some(Reason::Password)]);
+    assert!(plan.sessions[0].statements.is_empty());
+}

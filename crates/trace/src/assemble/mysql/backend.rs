@@ -156,8 +156,10 @@ impl Mysql {
             }
             if !self.is_next(header.sequence) {
                 self.lost = true;
+                self.forget_told();
                 return taken;
             }
+            self.fill(sink);
         }
         let back = &mut self.back;
         let more = back.left.min(bytes.len() - taken);
@@ -264,6 +266,7 @@ impl Mysql {
                 Outcome::Complete { tag: tag.as_bytes().into() }
             }
             End::Prepared(answer) => {
+                self.texts.prepared(answer.statement);
                 tag = format!("PREPARE {} {}", answer.statement, answer.parameters);
                 Outcome::Complete { tag: tag.as_bytes().into() }
             }

@@ -3,8 +3,8 @@
 
 use underpass_mysql::command::{
     self, COM_CHANGE_USER, COM_INIT_DB, COM_PROCESS_INFO, COM_QUERY, COM_QUIT, COM_REGISTER_SLAVE,
-    COM_RESET_CONNECTION, COM_STATISTICS, COM_STMT_CLOSE, COM_STMT_EXECUTE, COM_STMT_FETCH, COM_STMT_PREPARE,
-    COM_STMT_RESET,
+    COM_RESET_CONNECTION, COM_STATISTICS, COM_STMT_BULK_EXECUTE, COM_STMT_CLOSE, COM_STMT_EXECUTE,
+    COM_STMT_FETCH, COM_STMT_PREPARE, COM_STMT_RESET,
 };
 use underpass_mysql::exchange::Exchange;
 use underpass_mysql::packet::{self, HEADER_BYTES, Header};
@@ -75,6 +75,11 @@ impl Front {
             self.partial_at = position;
         }
         None
+    }
+
+    /// Whether no message is under way.
+    pub(super) fn is_at_boundary(&self) -> bool {
+        self.partial.is_empty()
     }
 
     fn is_header(&self) -> bool {
@@ -207,6 +212,7 @@ impl Mysql {
         } else {
             self.record(time_ns, at, message, sink);
         }
+        let executes = self.follow_statements(time_ns, byte, &message[HEADER_BYTES..]);
         self.terminated = byte == COM_QUIT;
         if command::is_replication(byte) {
             self.phase = Phase::Replication;
@@ -214,9 +220,24 @@ impl Mysql {
             // The packets of a long command are numbered, too.
             let packets = (message.len() - HEADER_BYTES) / (packet::PAYLOAD_BYTES_MAX + HEADER_BYTES);
             let sequence = (packets as u8).wrapping_add(1);
-            self.pending.push_back(Pending { offset: at, exchange: Exchange::new(byte), sequence, sets });
+            let exchange = Exchange::new(byte);
+            self.pending.push_back(Pending { offset: at, exchange, sequence, sets, executes, told: None });
         }
         true
+    }
+
+    /// Which statements have texts in the trace. Returns the one that is executed and has none.
+    fn follow_statements(&mut self, time_ns: u64, command: u8, payload: &[u8]) -> Option<u32> {
+        let number = command::statement_number(payload);
+        match (command, number) {
+            (COM_RESET_CONNECTION | COM_CHANGE_USER, _) => self.texts.reset(),
+            (COM_STMT_CLOSE, Some(number)) => self.texts.closed(number),
+            (COM_STMT_EXECUTE | COM_STMT_BULK_EXECUTE, Some(number)) => {
+                return self.texts.executed(number, time_ns).then_some(number);
+            }
+            _ => {}
+        }
+        None
     }
 
     fn record(&mut self, time_ns: u64, at: u64, message: &[u8], sink: &mut dyn Sink) {

@@ -18,6 +18,7 @@
 mod backend;
 mod frontend;
 mod login;
+mod texts;
 
 use std::collections::VecDeque;
 
@@ -27,8 +28,8 @@ use underpass_mysql::exchange::{Exchange, Session};
 use super::accounts::{Accounts, Missing};
 use super::{Assemble, Audit, Known, Origin, Piece, Sink};
 use crate::{
-    Direction, EndReason, Level, LossReason, Outcome, Record, Response, SessionEnd, Source,
-    TransactionStatus, Transport, WithheldReason,
+    Direction, EndReason, Level, LossReason, Outcome, PreparedFill, Record, Redaction, Response, SessionEnd,
+    Source, TransactionStatus, Transport, WithheldReason,
 };
 
 /// What the session is doing.
@@ -54,6 +55,10 @@ struct Pending {
     sequence: u8,
     /// What the answer OK makes true: parameters by name.
     sets: Vec<(&'static [u8], Vec<u8>)>,
+    /// The statement that it executes, of which the text is to be told.
+    executes: Option<u32>,
+    /// What was told for it, and when. Kept until its answer begins: then nothing is missing between the two.
+    told: Option<(u64, Vec<u8>)>,
 }
 
 /// One session.
@@ -70,6 +75,7 @@ pub struct Mysql {
     front: frontend::Front,
     back: backend::Back,
     pending: VecDeque<Pending>,
+    texts: texts::Texts,
     /// The boundaries are not known.
     lost: bool,
     status: TransactionStatus,
@@ -92,6 +98,7 @@ impl Mysql {
             front: frontend::Front::default(),
             back: backend::Back::default(),
             pending: VecDeque::new(),
+            texts: texts::Texts::default(),
             lost: false,
             status: TransactionStatus::Idle,
             terminated: false,
@@ -116,11 +123,36 @@ impl Mysql {
         sink: &mut dyn Sink,
     ) {
         self.lost = true;
+        self.forget_told();
         if direction == Direction::Frontend {
             self.settle_partial(time_ns, sink);
         }
         self.settle_unfinished(time_ns, sink);
         self.accounts.missing(direction, time_ns, from, len, Missing::Lost(why), sink);
+    }
+
+    /// Something is missing: what was told may be about that.
+    fn forget_told(&mut self) {
+        for request in &mut self.pending {
+            (request.executes, request.told) = (None, None);
+        }
+    }
+
+    /// The answer to the first command begins.
+    fn fill(&mut self, sink: &mut dyn Sink) {
+        let Some(first) = self.pending.front_mut() else { return };
+        let (Some((time_ns, text)), Some(number)) = (first.told.take(), first.executes.take()) else {
+            return;
+        };
+        self.texts.prepared(number);
+        sink.record(Record::PreparedFill(PreparedFill {
+            session: self.origin.session,
+            time_ns,
+            name: number.to_string().into_bytes().into(),
+            query: text.into(),
+            param_types: Vec::new(),
+            redaction: Redaction::None,
+        }));
     }
 
     /// All that is outstanding will not be answered in a way that we can tell.
@@ -198,9 +230,8 @@ impl Assemble for Mysql {
         self.connection_id.or(self.known.backend_pid)
     }
 
-    fn wants_texts(&self, _: u64) -> bool {
-        // Nobody tells them: a statement of before the capture stays without text.
-        false
+    fn wants_texts(&self, now_ns: u64) -> bool {
+        self.texts.is_wanted(now_ns)
     }
 
     fn has_records(&self) -> bool {
@@ -211,7 +242,15 @@ impl Assemble for Mysql {
         self.phase == Phase::Joining
     }
 
-    fn text(&mut self, _: u64, _: &[u8], _: &mut dyn Sink) {}
+    fn text(&mut self, time_ns: u64, text: &[u8], _: &mut dyn Sink) {
+        // Of several commands, or while one may be missing, nobody knows which it is that runs.
+        if self.lost || self.pending.len() > 1 || !self.front.is_at_boundary() {
+            return;
+        }
+        if let Some(only) = self.pending.front_mut().filter(|only| only.executes.is_some()) {
+            only.told.get_or_insert_with(|| (time_ns, text.to_vec()));
+        }
+    }
 
     fn decrypted(&mut self, source: Source, transport: Transport) -> bool {
         let goes_on = self.phase == Phase::Closed && self.login.turned_to_tls;

@@ -647,3 +647,174 @@ proptest! {
         prop_assert!(at_once == apart, "{at_once:?}\n{apart:?}");
     }
 }
+
+/// A session that was joined, and what its server is told to run.
+struct Joined {
+    session: Mysql,
+    records: Records,
+    time_ns: u64,
+}
+
+impl Joined {
+    fn new() -> Self {
+        let mut session = machine(Level::Summary);
+        session.joined(Known::default());
+        Self { session, records: Records::default(), time_ns: 0 }
+    }
+
+    fn say(&mut self, (direction, bytes): &Part) {
+        self.time_ns += 1;
+        self.session.piece(*direction, self.time_ns, Piece::Bytes(bytes), &mut self.records);
+    }
+
+    fn text(&mut self, text: &[u8]) {
+        self.time_ns += 1;
+        self.session.text(self.time_ns, text, &mut self.records);
+    }
+
+    fn wants(&self) -> bool {
+        self.session.wants_texts(self.time_ns)
+    }
+}
+
+/// COM_STMT_EXECUTE of a statement with one parameter, an int whose type is told or not.
+fn execution(number: u8, told: bool, value: u8) -> Part {
+    let types: &[u8] = if told { b"\x01\x03\0" } else { b"\0" };
+    client(0, &[&[&[0x17, number][..], b"\0\0\0\0\x01\0\0\0\0", types, &[value, 0, 0, 0]].concat()])
+}
+
+#[test]
+fn the_text_of_an_older_statement_is_told_while_it_is_executed() {
+    let mut joined = Joined::new();
+    let text = b"update t set a = ? -- what?";
+    joined.say(&client(0, &[b"\x0e"]));
+    joined.say(&server(1, &[OK]));
+    joined.text(text);
+    assert!(!joined.wants());
+    // Nobody listens yet, and it is the only time that the client tells the type.
+    joined.say(&execution(3, true, 1));
+    assert!(joined.wants());
+    joined.say(&server(1, &[OK]));
+    joined.text(b"select 'of something else'");
+    joined.say(&execution(3, false, 2));
+    joined.text(text);
+    joined.text(b"select 'of what it calls'");
+    joined.say(&server(1, &[OK]));
+    assert!(!joined.wants());
+    joined.say(&execution(3, false, 3));
+    joined.text(b"select 'again'");
+    joined.say(&server(1, &[OK]));
+    let of = |value: &str| (String::from_utf8_lossy(text).into_owned(), vec![Some(value.to_owned())]);
+    assert_eq!(joined.records.statements(), [("?".to_owned(), vec![]), of("2"), of("3")]);
+}
+
+#[test]
+fn a_text_is_not_given_to_one_of_several_commands() {
+    let mut joined = Joined::new();
+    joined.say(&execution(3, true, 1));
+    joined.say(&execution(4, true, 2));
+    joined.text(b"select ?");
+    assert!(joined.wants());
+    joined.say(&server(1, &[OK]));
+    joined.say(&server(1, &[OK]));
+    assert_eq!(joined.records.statements(), [("?".to_owned(), vec![]), ("?".to_owned(), vec![])]);
+}
+
+#[test]
+fn a_text_is_not_waited_for_without_end() {
+    let mut joined = Joined::new();
+    joined.say(&execution(3, true, 1));
+    joined.say(&server(1, &[OK]));
+    assert!(joined.session.wants_texts(60_000_000_000) && !joined.session.wants_texts(60_000_000_001));
+    // Closed, forgotten with all others, prepared anew.
+    for what in [&b"\x19\x03\0\0\0"[..], b"\x1f"] {
+        joined.say(&execution(3, true, 1));
+        joined.say(&server(1, &[OK]));
+        assert!(joined.wants());
+        joined.say(&client(0, &[what]));
+        if what.len() == 1 {
+            joined.say(&server(1, &[OK]));
+        }
+        assert!(!joined.wants(), "{what:?}");
+    }
+    joined.say(&client(0, &[b"\x16select 1"]));
+    joined.say(&server(1, &[b"\0\x05\0\0\0\0\0\0\0\0\0\0"]));
+    joined.say(&execution(5, true, 1));
+    assert!(!joined.wants());
+}
+
+/// Parts of a parameter come before the execution, and that before its text.
+#[test]
+fn long_data_of_an_older_statement_is_its_parameter() {
+    let mut joined = Joined::new();
+    for part in [&b"\x18\x03\0\0\0\0\0lo"[..], b"\x18\x03\0\0\0\0\0ng"] {
+        joined.say(&client(0, &[part]));
+    }
+    joined.say(&client(0, &[b"\x17\x03\0\0\0\0\x01\0\0\0\0\x01\xfc\0\x03\0\x2a\0\0\0"]));
+    joined.text(b"select ?, /*! ? */ '?' /* ? */");
+    joined.say(&server(1, &[OK]));
+    let values = vec![Some("long".to_owned()), Some("42".to_owned())];
+    assert_eq!(joined.records.statements(), [("select ?, /*! ? */ '?' /* ? */".to_owned(), values)]);
+}
+
+/// What was told may be about the command that is missing, or about one that is not known yet.
+#[test]
+fn a_text_is_not_given_to_a_command_behind_which_something_is_missing() {
+    let text = b"select ?";
+    for way in [Direction::Backend, Direction::Frontend] {
+        let mut joined = Joined::new();
+        joined.say(&execution(3, true, 1));
+        joined.text(text);
+        joined.time_ns += 1;
+        joined.session.piece(way, joined.time_ns, Piece::Lost(10, LossReason::Gap), &mut joined.records);
+        joined.text(b"select 'lost'");
+        joined.say(&execution(4, true, 1));
+        joined.text(b"select 4, ?");
+        joined.say(&server(1, &[OK]));
+        let texts: Vec<_> = joined.records.statements().into_iter().map(|(text, _)| text).collect();
+        assert_eq!(texts.last().map(String::as_str), Some("select 4, ?"), "{way:?}");
+        assert!(texts[..texts.len() - 1].iter().all(|text| text == "?"), "{way:?}: {texts:?}");
+    }
+    // An answer that is out of order.
+    let mut joined = Joined::new();
+    joined.say(&execution(3, true, 1));
+    joined.text(text);
+    joined.say(&server(5, &[OK]));
+    joined.say(&execution(3, true, 1));
+    joined.say(&server(1, &[OK]));
+    assert!(joined.records.statements().iter().all(|(text, _)| text == "?"));
+    // A command that has not come whole.
+    let mut joined = Joined::new();
+    joined.say(&execution(3, true, 1));
+    let (way, bytes) = execution(4, true, 1);
+    joined.say(&(way, bytes[..7].to_vec()));
+    joined.text(b"select 4, ?");
+    joined.say(&(way, bytes[7..].to_vec()));
+    joined.say(&server(1, &[OK]));
+    assert!(joined.records.statements().iter().all(|(text, _)| text == "?"));
+}
+
+#[test]
+fn the_types_of_parameters_are_those_told_last() {
+    let mut joined = Joined::new();
+    for part in [
+        execution(3, true, 1),
+        client(0, &[b"\x17\x03\0\0\0\0\x01\0\0\0\0\x01\x08\0\x07\0\0\0\0\0\0\0"]),
+        client(0, &[b"\x17\x03\0\0\0\0\x01\0\0\0\0\0\x08\0\0\0\0\0\0\0"]),
+    ] {
+        joined.say(&part);
+        if joined.time_ns > 4 {
+            joined.text(b"select ?");
+        }
+        joined.say(&server(1, &[OK]));
+    }
+    let last = joined.records.statements().pop();
+    assert_eq!(last, Some(("select ?".to_owned(), vec![Some("8".to_owned())])));
+}
+
+#[test]
+fn comments_in_comments_are_counted_to_some_depth() {
+    let deep = "/*!".repeat(1_000_000);
+    assert_eq!(crate::statements::parameters_of(format!("select ? {deep} ?").as_bytes()), 1);
+    assert_eq!(crate::statements::parameters_of(b"select ? /*M!100100 , ? */ /* ? */ -- ?"), 2);
+}

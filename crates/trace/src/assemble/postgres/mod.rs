@@ -24,12 +24,8 @@ mod startup;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::accounts::{Accounts, Missing};
-use super::{Assemble, Audit, Known, Origin, Piece, Sink};
+use super::{Assemble, Audit, Known, Origin, Piece, Sink, WANTED_NS};
 use crate::{Direction, EndReason, Outcome, Record, Response, SessionEnd, WithheldReason};
-
-/// How long the text of a statement is waited for since its first use, nanoseconds: that costs all sessions of the server, and is of
-/// no avail for one that is never alone in its batch, does not exist, or is not used again.
-const WANTED_NS: u64 = 60_000_000_000;
 
 /// What the session is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
