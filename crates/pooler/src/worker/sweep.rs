@@ -148,11 +148,7 @@ impl Worker {
                     let since = *since;
                     let query = pool.as_ref().map_or(Duration::ZERO, |pool| pool.query_timeout);
                     let limits = (timeouts.query_wait, query);
-                    // Nobody sees a session at a mirror wait for RESUME, which ends that.
-                    let is_excused = client.is_silent
-                        && client.pool.as_ref().is_some_and(|pool| self.shared.is_paused(&pool.database));
                     let late = waited_too_long(now.saturating_duration_since(since), limits);
-                    let late = late.filter(|_| !is_excused);
                     if late.is_some() {
                         late
                     } else {

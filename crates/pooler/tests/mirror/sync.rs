@@ -495,6 +495,82 @@ fn what_the_pooler_itself_keeps_from_a_mirror_is_not_its_delay() -> Result<()> {
     Ok(())
 }
 
+/// A client that is held when SUSPEND comes is held on behind it. The time between is not the mirror's.
+#[test]
+fn a_client_that_suspend_found_held_is_held_on() -> Result<()> {
+    for mode in ["sync_each = statement", "sync_each = transaction"] {
+        let settings = [("pool_mode", "transaction")];
+        let pair = Pair::start_with(&settings, &format!("mode = sync\nsync_timeout = 3\n{mode}"))?;
+        pair.both("create table t (id int)")?;
+        pair.wait_on()?;
+        let mut client = pair.client()?;
+        client.query("insert into t values (0)")?.ok()?;
+        pair.settled()?;
+        let mut locker = Client::connect(&pair.there.superuser())?;
+        locker.query("begin")?.ok()?;
+        locker.query("lock table t in access exclusive mode")?.ok()?;
+        client.query("insert into t values (1)")?.ok()?;
+        client.send(&Batch::new().query("insert into t values (2)"))?;
+        std::thread::sleep(Duration::from_millis(200));
+        let mut console = pair.pooler.admin()?;
+        console.query("SUSPEND")?.ok()?;
+        std::thread::sleep(Duration::from_millis(4000));
+        console.query("RESUME")?.ok()?;
+        // Longer than what was left of its time, and shorter than all of it.
+        std::thread::sleep(Duration::from_millis(700));
+        locker.query("commit")?.ok()?;
+        client.response()?.ok()?;
+        let account = pair.settled()?;
+        assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "{mode}: {account:?}");
+        pair.assert_same("select id from t order by id")?;
+    }
+    Ok(())
+}
+
+/// `query_wait_timeout` is for clients, whoever a mirror's sessions log in as. What cannot begin because its pool is paused waits for RESUME.
+#[test]
+fn a_mirror_in_a_paused_pool_may_wait_for_longer_than_clients_may() -> Result<()> {
+    // With each statement sent there as it comes, the session has its connection before the pool is paused.
+    for (mode, user) in [(MODES[0], "user = shadow"), (MODES[2], "")] {
+        let settings = [("pool_mode", "transaction"), ("query_wait_timeout", "1")];
+        let (here, there) = (Postgres::start()?, Postgres::start()?);
+        for server in [&here, &there] {
+            server.sql("create table t (id int); create role shadow superuser login")?;
+        }
+        let ini = settings.iter().fold(Ini::for_server(&here), |ini, (key, value)| ini.set(key, value));
+        let pooler = Underpass::start(&ini.tail(&mirror("m", there.port(), &format!("{mode}\n{user}"))))?;
+        let mut client = Client::connect(&pooler.options("postgres", "postgres"))?;
+        wait_state(&pooler, "m", "on")?;
+        let arrives = |what: &str, count: &str| {
+            eventually(what, || Ok(there.sql_value("select count(*) from t")? == count))
+        };
+        client.query("insert into t values (0)")?.ok()?;
+        arrives("the first", "1")?;
+        client.query("begin")?.ok()?;
+        client.query("insert into t values (1)")?.ok()?;
+        let paused = std::thread::scope(|scope| -> Result<()> {
+            let pausing = scope.spawn(|| pooler.console("PAUSE")?.ok().map(drop));
+            std::thread::sleep(Duration::from_millis(300));
+            client.query("commit")?.ok()?;
+            pausing.join().expect("no panic")
+        });
+        paused?;
+        // Whoever has rested is looked at every few seconds.
+        std::thread::sleep(Duration::from_secs(6));
+        pooler.console("RESUME")?.ok()?;
+        arrives("what waited", "2")?;
+        client.query("insert into t values (2)")?.ok()?;
+        arrives("what comes after it", "3")?;
+        let account = row(&pooler, "m")?;
+        assert_eq!(
+            (&*account["state"], number(&account, "dropped")),
+            ("on", 0),
+            "{mode} {user}: {account:?}"
+        );
+    }
+    Ok(())
+}
+
 /// In session pooling a session has one of its own there. If both end, the mirror has not failed, though nothing of the block has gone there.
 #[test]
 fn a_session_that_rests_there_ends_with_that_of_the_primary() -> Result<()> {
