@@ -83,7 +83,12 @@ fn check_lanes(mode: PoolMode, same_host: &str, threads: u32, pool: &str) {
     config.clients = 40;
     config.pool_mode = mode;
     let is_contended = pool == "5";
-    config.transactions = if is_contended { 10_000 } else { 50_000 };
+    // Sessions are given to their lanes less often.
+    config.transactions = match mode {
+        _ if is_contended => 10_000,
+        PoolMode::Session => 80_000,
+        _ => 50_000,
+    };
     config.silence = 20;
     config.fault_every = 50;
     config.require_faults = 5;

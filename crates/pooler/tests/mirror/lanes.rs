@@ -437,11 +437,24 @@ fn a_silent_mirror_in_sync_holds_who_was_in_a_lane() -> Result<()> {
             blocker.query("rollback")?;
             pair.pooler.console("ENABLE MIRROR next")?.ok()?;
             pair.wait_on()?;
-            for id in 2000..2020 {
+            // The client is called up from its lane first. What it says before that is dropped.
+            let mut id = 1999;
+            eventually("the client is mirrored again", || {
+                id += 1;
+                insert(&mut client, id)?;
+                pair.settled()?;
+                Ok(pair.there.sql_value(&format!("select count(*) from t where id = {id}"))? == "1")
+            })?;
+            for id in 3000..3020 {
                 insert(&mut client, id)?;
             }
-            pair.settled()?;
-            assert_eq!(pair.there.sql_value("select count(*) from t where id >= 2000")?, "20", "lane {lane}");
+            let account = pair.settled()?;
+            assert_eq!(pair.there.sql_value("select count(*) from t where id >= 3000")?, "20", "lane {lane}");
+            assert_eq!(
+                account.get("dropped"),
+                account.get("not_ready") + account.get("disabled"),
+                "{account:?}"
+            );
             Ok(())
         },
     )
