@@ -223,7 +223,7 @@ struct charset_string {
 
 /* Where the name is in a CHARSET_INFO, behind three numbers and its state (include/m_ctype.h). */
 #define CHARSET_NAME 16
-/* How far a Statement is searched, in words. In MariaDB 10.11 the text is the 12th. */
+/* How far a Statement is searched, in words. In MariaDB 10.11 the text begins behind 13 of them (Statement::set_statement copies it from 0x68). */
 #define STATEMENT_WORDS 40
 
 /* Takes the first member that has a text and a character set with a name, as utf8mb4 or latin1: nothing else in a Statement looks so. */
