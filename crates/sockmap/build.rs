@@ -4,10 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 9] = [
+const HEADERS: [&str; 11] = [
+    "direct.bpf.h",
     "gauges.bpf.h",
     "lanes.h",
     "lanes.bpf.h",
+    "queue.bpf.h",
     "request.bpf.h",
     "request_scan.bpf.h",
     "response.bpf.h",
@@ -31,6 +33,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     program.build("lanes.skel.rs")?;
     underpass_bpf_build::Program::new(source.join("forward.bpf.c")).build("forward.skel.rs")?;
+    underpass_bpf_build::Program::new(source.join("kept.bpf.c")).build("kept.skel.rs")?;
     underpass_bpf_build::Program::new(source.join("holders.bpf.c"))
         .depends(source.join("holders.h"))
         .build("holders.skel.rs")?;

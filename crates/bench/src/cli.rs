@@ -54,6 +54,9 @@ enum Command {
         /// By what; after the login of a PostgreSQL client, if on this host.
         #[arg(long, value_enum, default_value_t)]
         by: forward::By,
+        /// Servers that kept clients share: those of the first that log in.
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=64))]
+        servers: u32,
     },
 }
 
@@ -138,8 +141,8 @@ pub fn run() -> Result<ExitCode> {
             terminal::write(format_args!("{}", markdown::rows(&arguments)?));
             Ok(ExitCode::SUCCESS)
         }
-        Command::Forward { listen, to, by } => {
-            forward::run(&listen, &to, by)?;
+        Command::Forward { listen, to, by, servers } => {
+            forward::run(&listen, &to, by, servers)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::List => {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A forwarder without a protocol: a copy in user space, a redirect in the kernel between its own two sockets, as lane D does, and redirects into and
 //! out of the sockets of the processes at its ends, as lanes A and B do. The experiment `forward` compares them, and `tax` has them beside the lanes:
-//! what a program can have at most.
+//! what a program can have at most. Where clients are more than servers, a pool without a protocol, too, whose clients wait in the kernel.
 //!
 //! One thread and one epoll instance, as a pooler of one thread has. Sockets block: a write to a full
 //! socket waits, which is enough for requests and answers of a few bytes and nothing for copies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags};
-use underpass_sockmap::{Forwarder, Local};
+use underpass_sockmap::{Forwarder, Keeper, Local};
 
 /// What is read at once.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -42,17 +42,21 @@ pub enum By {
     SameHost,
     /// A program in the kernel, between the client's own socket and the backend's, both on this host; the login by a copy.
     Both,
-    /// Answers as in [`By::SameHost`], requests by a copy: no program can keep those of clients that wait for a server.
+    /// Answers as in [`By::SameHost`], requests by a copy, as where clients that wait for a server are read by user space.
     Fed,
     /// Answers as in [`By::Both`], requests by a copy.
     FedBoth,
+    /// As [`By::SameHost`], but clients share servers and wait for them in the kernel.
+    Kept,
+    /// As [`By::Both`], likewise.
+    KeptBoth,
 }
 
 impl By {
     /// Between which processes' sockets, where it is not between the forwarder's own.
     fn local(self) -> Option<Local> {
         match self {
-            Self::User | Self::Kernel => None,
+            Self::User | Self::Kernel | Self::Kept | Self::KeptBoth => None,
             Self::SameHost => Some(Local::Server),
             Self::Both => Some(Local::Both),
             Self::Fed => Some(Local::ServerAnswers),
@@ -153,13 +157,20 @@ struct Pairs {
     next: u64,
     by: By,
     kernel: Option<Forwarder>,
+    keeper: Option<Keeper>,
+    /// How many servers kept clients share.
+    servers: usize,
+    /// Keys of those servers.
+    pooled: BTreeSet<u64>,
+    /// By the keys of kept clients their places in the keeper.
+    kept: BTreeMap<u64, u32>,
 }
 
-/// Forwards between whoever connects to one of `listen` and `to`, until it is killed.
+/// Forwards between whoever connects to one of `listen` and `to`, until it is killed. The first `servers` connections are those that kept clients share.
 ///
 /// # Errors
 /// When it cannot listen, or the kernel refuses the program.
-pub fn run(listen: &[Place], to: &Place, by: By) -> Result<()> {
+pub fn run(listen: &[Place], to: &Place, by: By, servers: u32) -> Result<()> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut listeners = Vec::new();
     for (key, place) in (LISTENERS..).zip(listen) {
@@ -167,12 +178,23 @@ pub fn run(listen: &[Place], to: &Place, by: By) -> Result<()> {
         epoll::add(&epoll, &listener, EventData::new_u64(key), EventFlags::IN)?;
         listeners.push(listener);
     }
-    let kernel = match (by, by.local()) {
-        (By::User, _) => None,
-        (_, Some(local)) => Some(Forwarder::open_local(local)?),
-        (_, None) => Some(Forwarder::open()?),
+    let (kernel, keeper) = match (by, by.local()) {
+        (By::User, _) => (None, None),
+        (By::Kept | By::KeptBoth, _) => (None, Some(Keeper::open(by == By::KeptBoth)?)),
+        (_, Some(local)) => (Some(Forwarder::open_local(local)?), None),
+        (_, None) => (Some(Forwarder::open()?), None),
     };
-    let mut pairs = Pairs { epoll, sockets: BTreeMap::new(), next: 0, by, kernel };
+    let mut pairs = Pairs {
+        epoll,
+        sockets: BTreeMap::new(),
+        next: 0,
+        by,
+        kernel,
+        keeper,
+        servers: servers as usize,
+        pooled: BTreeSet::new(),
+        kept: BTreeMap::new(),
+    };
     let mut events = Vec::with_capacity(EVENTS);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -222,25 +244,34 @@ impl Pairs {
 
     /// Copies what there is. At the end of the stream, or without it, an error: the pair is over.
     fn copy(&mut self, key: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let (Some(from), Some(to)) = (self.sockets.get(&key), self.sockets.get(&(key ^ 1))) else {
-            return Ok(());
-        };
+        let Some(from) = self.sockets.get(&key) else { return Ok(()) };
         match rustix::net::recv(from, &mut *buffer, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok((read, _)) => {
-                let mut rest = &buffer[..read];
-                // Before the client hears of it: it speaks next.
-                if self.by.local().is_some() && rest.ends_with(READY) {
-                    self.join_local(key ^ 1)?;
-                }
-                while !rest.is_empty() {
-                    rest = &rest[rustix::net::send(to, rest, SendFlags::NOSIGNAL)?..];
-                }
-                Ok(())
-            }
+            Ok((read, _)) => self.send(key ^ 1, &buffer[..read]),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Says to one socket of a pair what the other has said.
+    fn send(&mut self, key: u64, mut rest: &[u8]) -> io::Result<()> {
+        // What programs could not keep goes nowhere: the server is all clients'.
+        if self.kept.contains_key(&(key ^ 1)) || self.pooled.contains(&(key ^ 1)) {
+            return Ok(());
+        }
+        // Before the client hears of it: it speaks next.
+        if rest.ends_with(READY) {
+            if self.by.local().is_some() {
+                self.join_local(key)?;
+            } else if self.keeper.is_some() {
+                self.join_kept(key)?;
+            }
+        }
+        let Some(to) = self.sockets.get(&key) else { return Ok(()) };
+        while !rest.is_empty() {
+            rest = &rest[rustix::net::send(to, rest, SendFlags::NOSIGNAL)?..];
+        }
+        Ok(())
     }
 
     /// The session of this client goes on without the forwarder, or its answers do.
@@ -258,10 +289,36 @@ impl Pairs {
         Ok(())
     }
 
+    /// The session of this client goes on without the forwarder, on whatever server is idle. Its own becomes one of those, or is not needed any more.
+    fn join_kept(&mut self, client: u64) -> io::Result<()> {
+        let server = client ^ 1;
+        let (Some(near), Some(far), Some(keeper)) =
+            (self.sockets.get(&client), self.sockets.get(&server), &mut self.keeper)
+        else {
+            return Ok(());
+        };
+        self.kept.insert(client, keeper.add_client(near).map_err(io::Error::other)?);
+        epoll::modify(&self.epoll, near, EventData::new_u64(client), EventFlags::RDHUP)?;
+        if self.pooled.len() < self.servers {
+            keeper.add_server(far).map_err(io::Error::other)?;
+            epoll::modify(&self.epoll, far, EventData::new_u64(server), EventFlags::RDHUP)?;
+            self.pooled.insert(server);
+        } else {
+            self.sockets.remove(&server);
+        }
+        Ok(())
+    }
+
+    /// Closing takes sockets out of the epoll instance and out of the programs' maps. Of a kept session each end goes alone.
     fn close(&mut self, key: u64) {
-        // Closing takes them out of the epoll instance and out of the program's map.
         self.sockets.remove(&key);
-        self.sockets.remove(&(key ^ 1));
+        if let Some(place) = self.kept.remove(&key) {
+            if let Some(keeper) = &mut self.keeper {
+                keeper.remove_client(place);
+            }
+        } else if !self.pooled.contains(&key) {
+            self.sockets.remove(&(key ^ 1));
+        }
     }
 }
 
@@ -315,7 +372,7 @@ mod tests {
             Place::Unix(folder.path().join(".s.PGSQL.1")),
         ];
         let places = listen.clone();
-        std::thread::spawn(move || run(&places, &to, by).unwrap());
+        std::thread::spawn(move || run(&places, &to, by, 1).unwrap());
         for place in listen {
             // A stream of any kind: nothing but reads and writes follow.
             let mut client = UnixStream::from(connect(&place));
@@ -366,11 +423,23 @@ mod tests {
             return;
         }
         for by in [By::SameHost, By::Both, By::Fed, By::FedBoth] {
-            exchange_with_backend(by);
+            exchange_with_backend(by, 1);
         }
     }
 
-    fn exchange_with_backend(by: By) {
+    #[test]
+    fn root_clients_wait_in_the_kernel_for_a_backend() {
+        if !nix::unistd::Uid::effective().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        for (by, servers) in [(By::Kept, 1), (By::Kept, 2), (By::KeptBoth, 1), (By::KeptBoth, 2)] {
+            exchange_with_backend(by, servers);
+        }
+    }
+
+    /// Three clients, all of which ask before one of them looks for its answer.
+    fn exchange_with_backend(by: By, servers: u32) {
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let to = Place::Tcp(server.local_addr().unwrap());
         std::thread::spawn(move || {
@@ -381,7 +450,7 @@ mod tests {
         let port = crate::postgres::free_port().unwrap();
         let listen = [Place::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))];
         let place = listen[0].clone();
-        std::thread::spawn(move || run(&listen, &to, by).unwrap());
+        std::thread::spawn(move || run(&listen, &to, by, servers).unwrap());
         let mut clients: Vec<TcpStream> = (0..3).map(|_| TcpStream::from(connect(&place))).collect();
         for client in &mut clients {
             client.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
@@ -389,13 +458,24 @@ mod tests {
             client.read_exact(&mut ready).unwrap();
             assert_eq!(ready, READY, "{by:?}");
         }
-        for sent in 0..100 {
+        // Below 'X', which begins a Terminate.
+        for sent in 0..80 {
             for (number, client) in (0u8..).zip(&mut clients) {
                 client.write_all(&[sent + number]).unwrap();
+            }
+            for (number, client) in (0u8..).zip(&mut clients) {
                 let mut got = [0];
                 client.read_exact(&mut got).unwrap();
-                assert_eq!(got[0], sent + number + 1, "{by:?}");
+                assert_eq!(got[0], sent + number + 1, "{by:?}, {servers} servers");
             }
+        }
+        // The server stays that came with a client which leaves.
+        drop(clients.remove(0));
+        for client in &mut clients {
+            client.write_all(&[0]).unwrap();
+            let mut got = [0];
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(got[0], 1, "{by:?}, {servers} servers");
         }
     }
 }

@@ -53,7 +53,7 @@ pub struct Limit {
     /// The pooler may choose user space here, so the lane's share decides nothing.
     #[serde(default)]
     pub any_path: bool,
-    /// Redirects without a protocol or a pool, whose value is shown beside: what a program could have at most.
+    /// Redirects without a protocol, whose value is shown beside: what a program could have at most.
     pub floor: Option<OneOrMany>,
 }
 
@@ -417,11 +417,11 @@ mod tests {
                 results.samples.push(crate::analysis::tests::sample(system, round, &point, cpu, 1.0));
             }
         }
-        let floor = OneOrMany::Many(vec!["forward-same-host".into(), "forward-fed".into()]);
+        let floors = ["forward-same-host", "forward-fed", "forward-kept"].map(String::from).to_vec();
         let limit = Limit {
             system: "ours-a".into(),
             at_most: Some(Bound::One(0.5)),
-            floor: Some(floor),
+            floor: Some(OneOrMany::Many(floors)),
             any_path: true,
             ..limit()
         };

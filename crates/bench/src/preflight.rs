@@ -294,6 +294,10 @@ mod tests {
         for name in ["odyssey", "pgdog", "pgcat"] {
             assert_eq!(skip(&prepared, name), None);
         }
+        for name in ["forward-kept", "forward-kept-both"] {
+            assert_eq!(skip(&step(64, Protocol::Extended), name), None);
+            assert!(skip(&prepared, name).unwrap().contains("named statements"));
+        }
         let apart = |name: &str| reason_to_skip(&simple, &system(name), Topology::Netns);
         assert!(apart("ours-d").is_none() && apart("ours-a").unwrap().contains("on the pooler's host"));
     }

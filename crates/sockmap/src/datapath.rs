@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::events::Ring;
 use crate::holder::{Found, holder_of};
 use crate::holders::Holders;
-use crate::shared::{Array, POOL_ORDINALS_MAX};
+use crate::shared::{Array, KEPT_BYTES, POOL_ORDINALS_MAX, QUEUE_PLACES};
 use crate::skel::{LanesSkel, LanesSkelBuilder, types};
 use crate::socket;
 use crate::taps::TapRing;
@@ -33,6 +33,8 @@ use crate::words::{
 
 /// How long a freed slot rests. A program runs for microseconds; being preempted in it costs milliseconds.
 const SLOT_REST: Duration = Duration::from_millis(100);
+/// Clients whose requests can be kept, those with the lowest slots; a request takes 1152 bytes of the kernel's memory, kept or not.
+const KEPT_CLIENTS_MAX: u32 = 4096;
 /// Bits of the server field in the link word.
 const SERVERS_MAX: u32 = 1 << 20;
 
@@ -63,6 +65,8 @@ pub struct Config {
     pub applications: bool,
     /// Bytes that may wait in such a socket; beyond, responses go up.
     pub application_queue_bytes_max: u32,
+    /// Requests of up to so many bytes are kept in the kernel while no server of their pool is idle ([`Datapath::set_pool_keeps`]); at most 1024. 0: none.
+    pub kept_bytes_max: u32,
     /// Tests only: programs sometimes stop between their steps, for so many empty rounds of `bpf_loop` (about 2 ns each; at most 2^23). 0: never.
     pub stall_rounds: u32,
 }
@@ -82,6 +86,7 @@ impl Default for Config {
             tap_ring_bytes: 0,
             applications: false,
             application_queue_bytes_max: 256 << 10,
+            kept_bytes_max: 1024,
             stall_rounds: 0,
         }
     }
@@ -183,6 +188,8 @@ pub(crate) struct Side {
     /// Sequence number of what user space wrote, as programs see it (`tx_expect`), minus what
     /// [`socket::bytes_enqueued`] tells of the descriptor; modulo 2^32.
     pub(crate) seq_base: AtomicU32,
+    /// Clients: bytes of requests that were kept and came to user space after all; programs count them as forwarded.
+    pub(crate) returned: AtomicU64,
 }
 
 impl Side {
@@ -193,6 +200,7 @@ impl Side {
                 fd: AtomicI32::new(-1),
                 base: AtomicU64::new(0),
                 seq_base: AtomicU32::new(0),
+                returned: AtomicU64::new(0),
             })
             .collect()
     }
@@ -243,6 +251,7 @@ pub struct Datapath {
     pub(crate) servers: Array<types::server_slot>,
     pub(crate) pools: Array<types::pool_slot>,
     pub(crate) control: Array<types::lane_control>,
+    pub(crate) kept: Array<types::kept_request>,
     pub(crate) client_side: Vec<Side>,
     pub(crate) server_side: Vec<Side>,
     pub(crate) pool_side: Vec<Side>,
@@ -334,6 +343,8 @@ impl Datapath {
         rodata.apps_work = u32::from(config.applications);
         rodata.app_queue_bytes_max = config.application_queue_bytes_max;
         rodata.stall_rounds = config.stall_rounds;
+        rodata.kept_bytes_max = config.kept_bytes_max.min(KEPT_BYTES as u32);
+        let kept = if config.kept_bytes_max > 0 { config.clients_max.clamp(1, KEPT_CLIENTS_MAX) } else { 1 };
         let (clients, servers) = (config.clients_max.max(1), config.servers_max.max(1));
         let pools = config.pools_max.max(1);
         let sized = [
@@ -348,6 +359,7 @@ impl Datapath {
             (&mut open.maps.backend_socks, servers),
             (&mut open.maps.server_cookie, servers.saturating_mul(2)),
             (&mut open.maps.pools, pools),
+            (&mut open.maps.kept_requests, kept),
             (&mut open.maps.client_statements, config.statements_max.max(1)),
             (&mut open.maps.server_statements, config.statements_max.max(1)),
             (&mut open.maps.events, config.event_ring_bytes),
@@ -366,7 +378,7 @@ impl Datapath {
         let mut links = vec![
             attach::skb_verdict(&skel.progs.request_skb, &skel.maps.client_socks)?,
             attach::skb_verdict(&skel.progs.response_skb, &skel.maps.server_socks)?,
-            attach::msg_verdict(&skel.progs.response_msg, &skel.maps.backend_socks)?,
+            attach::msg_verdict(&skel.progs.response_entry, &skel.maps.backend_socks)?,
         ];
         if config.applications {
             links.push(attach::msg_verdict(&skel.progs.request_msg, &skel.maps.app_socks)?);
@@ -376,6 +388,7 @@ impl Datapath {
             servers: Array::map(&skel.maps.servers, servers)?,
             pools: Array::map(&skel.maps.pools, pools)?,
             control: Array::map(&skel.maps.control, 1)?,
+            kept: Array::map(&skel.maps.kept_requests, kept)?,
             client_side: Side::table(clients),
             server_side: Side::table(servers),
             pool_side: Side::table(pools),
@@ -421,6 +434,12 @@ impl Datapath {
         self.pools.rotates(index).store(0, Ordering::SeqCst);
         self.pools.next(index).store(0, Ordering::SeqCst);
         self.pools.announced(index).store(0, Ordering::SeqCst);
+        self.pools.keeps(index).store(0, Ordering::SeqCst);
+        self.pools.queue_begin(index).store(0, Ordering::SeqCst);
+        self.pools.queue_end(index).store(0, Ordering::SeqCst);
+        for number in 0..QUEUE_PLACES as u64 {
+            self.pools.place(index, number).store(0, Ordering::SeqCst);
+        }
         Ok(PoolSlot { index, generation: self.pool_side[index as usize].generation.load(Ordering::Acquire) })
     }
 
@@ -498,6 +517,12 @@ impl Datapath {
         ] {
             word.store(0, Ordering::Relaxed);
         }
+        if index < self.kept.len() {
+            for word in [self.kept.waits(index), self.kept.wait_ns(index)] {
+                word.store(0, Ordering::Relaxed);
+            }
+            self.kept.handed(index).store(u64::MAX, Ordering::Relaxed);
+        }
         c.set_request_state(index, &crate::StreamState::BOUNDARY);
         c.cookie(index).store(cookie, Ordering::Relaxed);
         c.pool(index).store(pool.index, Ordering::Relaxed);
@@ -505,6 +530,7 @@ impl Datapath {
         c.in_use(index).store(1, Ordering::SeqCst);
         side.fd.store(fd.as_raw_fd(), Ordering::Release);
         side.base.store(0, Ordering::Release);
+        side.returned.store(0, Ordering::Release);
 
         let inserted = insert(&self.skel.maps.client_cookie, &cookie.to_ne_bytes(), &index.to_ne_bytes())
             .and_then(|()| insert_socket(&self.skel.maps.client_socks, index, fd))
@@ -574,10 +600,14 @@ impl Datapath {
             s.active_ns(index),
             s.next_seq(index),
             s.answered(index),
+            s.owed_cookie(index),
+            s.told_cookie(index),
         ] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [s.run_bytes(index), s.reason(index), s.runs_begin(index), s.runs_end(index)] {
+        for word in
+            [s.run_bytes(index), s.reason(index), s.runs_begin(index), s.runs_end(index), s.brings(index)]
+        {
             word.store(0, Ordering::Relaxed);
         }
         s.set_response_state(index, &crate::StreamState::BOUNDARY);
@@ -641,6 +671,11 @@ impl Datapath {
     /// How many backends on this host stayed out of lane A because the kernel did not let us have their sockets, and why the first did.
     pub fn refused_backends(&self) -> (u64, Option<&str>) {
         (self.refused.count.load(Ordering::Relaxed), self.refused.first.get().map(String::as_str))
+    }
+
+    /// The slots of servers that have ever been used are those below.
+    pub(crate) fn servers_used(&self) -> u32 {
+        self.free_lists().servers.never_used
     }
 
     /// As [`Self::empty_server_slot`]: a client whose registration failed in the middle may have stayed in its map.
@@ -712,6 +747,7 @@ impl Datapath {
         if self.clients.link(index).load(Ordering::SeqCst) & (LINK_LINKED | LINK_HELD) != LINK_HELD {
             return Err(Error::State("free_client before take and unlink"));
         }
+        self.note_lost_answers(index);
         let doubted = self.retire_unanswered(index);
         let side = &self.client_side[index as usize];
         side.generation.fetch_add(1, Ordering::AcqRel);

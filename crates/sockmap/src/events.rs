@@ -121,7 +121,7 @@ impl Datapath {
         for index in 0..self.pool_side.len() as u32 {
             let wanted = self.pools.waiters(index).load(Ordering::SeqCst)
                 | self.pools.flags(index).load(Ordering::SeqCst);
-            if wanted != 0 {
+            if wanted != 0 || self.queue_length_of(index) > 0 {
                 out.extend(self.pool_event(index));
             }
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fed links: user space reads a client's requests and writes them to a server; programs forward the responses and release the server.
 //!
-//! It is what a queue needs. Programs cannot keep a request for which there is no server, so while clients queue their requests are
-//! with user space in any case. But the answer needs no second wake-up of the process: the program that sees the end of the
+//! It is what a queue in user space needs: what programs do not keep (`queue.rs`), and all that waits for a server of lane D. While clients queue there their
+//! requests are with user space in any case. But the answer needs no second wake-up of the process: the program that sees the end of the
 //! transaction returns the server to the idle set and announces it.
 //!
 //! A fed client's request direction stays with user space; it is held except while a fed link stands.

@@ -160,7 +160,7 @@ impl Forwarder {
 }
 
 /// The socket at the other end, of a process on this host; to be closed at once after use.
-fn far_end(near: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+pub(crate) fn far_end(near: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let found = holder_of(near, None, None).and_then(Found::socket);
     found.map_err(Error::system("looking for a process's socket"))
 }

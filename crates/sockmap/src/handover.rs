@@ -100,7 +100,7 @@ impl LinkState {
 }
 
 /// A link in the hands of user space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken {
     /// The linked server, if any; its responses are with user space too.
     pub server: Option<ServerSlot>,
@@ -112,6 +112,19 @@ pub struct Taken {
     pub response: StreamState,
     /// Why the client or its server came up, if a program decided it.
     pub reason: Option<Reason>,
+    /// What it said last, if that was kept: the next bytes of its requests, ahead of what is still in its socket. Told once.
+    pub kept: Option<Kept>,
+    /// A server that ended before it could read what was kept for it. User space owns it, and claims it ([`Datapath::claim_server`]).
+    pub ended: Option<ServerSlot>,
+}
+
+/// A request that programs kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Whole messages.
+    pub bytes: Vec<u8>,
+    /// When it came, in nanoseconds of CLOCK_MONOTONIC.
+    pub at_ns: u64,
 }
 
 /// Outcome of giving a direction to the kernel.
@@ -185,10 +198,16 @@ impl Datapath {
             link = self.clients.link(c).load(SeqCst);
             std::hint::spin_loop();
         }
+        if let Some(s) = server_of(link) {
+            self.end_broken_run(s);
+        }
         Ok(None)
     }
 
     fn taken(&self, c: u32, link: u64) -> Taken {
+        let kept = self.take_kept(c, link);
+        let ended = kept.as_ref().and_then(|_| server_of(link));
+        let link = if kept.is_some() { self.clients.link(c).load(SeqCst) } else { link };
         let mut state = LinkState::from_word(link);
         let server = server_of(link);
         let mut response = StreamState::BOUNDARY;
@@ -207,6 +226,8 @@ impl Datapath {
             request: self.clients.request_state(c),
             response,
             reason: reason(why),
+            kept,
+            ended: ended.map(|s| self.server_slot(s)),
         }
     }
 
@@ -695,6 +716,7 @@ impl Datapath {
         self.pools.idle(pool, word).fetch_and(!bit, SeqCst);
         let peer = self.servers.peer(s).load(SeqCst);
         if peer & PEER_LINKED == 0 {
+            self.end_broken_run(s);
             return Ok(if self.server_settled(s) { Claim::Owned } else { Claim::Busy });
         }
         let c = peer as u32;

@@ -15,10 +15,17 @@ use crate::skel::types;
 
 const _: () = assert!(size_of::<types::client_slot>() == 256);
 const _: () = assert!(size_of::<types::server_slot>() == 192);
-const _: () = assert!(size_of::<types::pool_slot>() == 128 + 8 * POOL_ORDINALS_MAX);
+const _: () = assert!(size_of::<types::pool_slot>() == 128 + 8 * POOL_ORDINALS_MAX + 8 * QUEUE_PLACES);
+const _: () = assert!(size_of::<types::kept_request>() == 128 + KEPT_BYTES);
 const _: () = assert!(size_of::<types::wire_state>() == 12);
 
 pub(crate) const POOL_ORDINALS_MAX: usize = 512;
+/// Requests of one pool that can be kept.
+pub(crate) const QUEUE_PLACES: usize = 512;
+/// Uses of named statements in one request that a program can rename.
+const STATEMENT_USES_MAX: usize = 8;
+/// Bytes of a request that can be kept.
+pub(crate) const KEPT_BYTES: usize = 1024;
 
 /// A `BPF_F_MMAPABLE` array, mapped for as long as this value lives.
 #[derive(Debug)]
@@ -93,10 +100,17 @@ words!(
     pool: AtomicU32, ordinal: AtomicU32, fingerprint: AtomicU32, flags: AtomicU32, run_bytes: AtomicU32,
     reason: AtomicU32, runs_begin: AtomicU32, runs_end: AtomicU32, in_use: AtomicU32, sk_addr: AtomicU64, active_ns: AtomicU64,
     next_seq: AtomicU64, answered: AtomicU64,
+    brings: AtomicU32, owed_cookie: AtomicU64, told_cookie: AtomicU64, owed_client: AtomicU32, owed_seq: AtomicU32,
 );
 words!(
     types::pool_slot,
     waiters: AtomicU32, flags: AtomicU32, ordinals: AtomicU32, rotates: AtomicU32, next: AtomicU32, announced: AtomicU32,
+    queue_begin: AtomicU64, queue_end: AtomicU64, keeps: AtomicU32,
+);
+words!(
+    types::kept_request,
+    place: AtomicU64, at_ns: AtomicU64, handed: AtomicU64, waits: AtomicU64, wait_ns: AtomicU64, length: AtomicU32,
+    syncs: AtomicU32, extended: AtomicU32,
 );
 words!(types::lane_control, off: AtomicU64, events_lost: AtomicU64);
 
@@ -106,6 +120,13 @@ impl Array<types::pool_slot> {
         assert!(word < POOL_ORDINALS_MAX / 64);
         // SAFETY: as in `words!`; the array index was checked.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.at(index)).idle[word]) }
+    }
+
+    /// A place of the queue, by its number.
+    pub(crate) fn place(&self, index: u32, number: u64) -> &AtomicU64 {
+        let place = number as usize % QUEUE_PLACES;
+        // SAFETY: as in `words!`; the place is inside the array.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.at(index)).place[place]) }
     }
 
     /// Server slot and fingerprint of an ordinal, each a word of its own.
@@ -120,6 +141,42 @@ impl Array<types::pool_slot> {
                 AtomicU32::from_ptr(&raw mut (*slot).member[ordinal].fingerprint),
             )
         }
+    }
+}
+
+impl Array<types::kept_request> {
+    /// How many clients can have a request kept: those with the lowest slots.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// The bytes of a kept request. Nobody writes to them while its link word says that it is kept.
+    pub(crate) fn bytes(&self, index: u32) -> Vec<u8> {
+        let length = (self.length(index).load(Ordering::Acquire) as usize).min(KEPT_BYTES);
+        let slot = self.at(index);
+        let word = |i: usize| {
+            // SAFETY: as in `words!`; the index is below the number of words.
+            unsafe { AtomicU64::from_ptr(&raw mut (*slot).words[i]) }.load(Ordering::Relaxed)
+        };
+        let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|i| word(i).to_ne_bytes()).collect();
+        bytes.truncate(length);
+        bytes
+    }
+
+    /// Where the request uses which named statements.
+    pub(crate) fn uses(&self, index: u32) -> Vec<(u32, u32)> {
+        let slot = self.at(index);
+        // SAFETY: as in `words!`; all indices are below the number of uses.
+        let word = |field: *mut u32| unsafe { AtomicU32::from_ptr(field) }.load(Ordering::Acquire);
+        // SAFETY: likewise.
+        let uses = unsafe { &raw mut (*slot).uses };
+        // SAFETY: likewise.
+        let (count, at, of) = unsafe { (&raw mut (*uses).count, &raw mut (*uses).at, &raw mut (*uses).of) };
+        let count = (word(count) as usize).min(STATEMENT_USES_MAX);
+        // SAFETY: likewise.
+        (0..count)
+            .map(|i| unsafe { (word(at.cast::<u32>().add(i)), word(of.cast::<u32>().add(i))) })
+            .collect()
     }
 }
 

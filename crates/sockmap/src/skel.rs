@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The generated skeletons: `bpf/lanes.bpf.c` with, from its BTF, the layout of the shared state, and `bpf/forward.bpf.c`.
+//! The generated skeletons: `bpf/lanes.bpf.c` with, from its BTF, the layout of the shared state, and those of programs beside them.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -21,4 +21,9 @@ pub(crate) mod holders {
 /// The skeleton of `bpf/forward.bpf.c`, whose types would meet those of the lanes.
 pub(crate) mod forward {
     include!(concat!(env!("OUT_DIR"), "/forward.skel.rs"));
+}
+
+/// The skeleton of `bpf/kept.bpf.c`, likewise.
+pub(crate) mod kept {
+    include!(concat!(env!("OUT_DIR"), "/kept.skel.rs"));
 }

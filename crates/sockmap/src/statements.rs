@@ -85,4 +85,12 @@ impl Datapath {
         let _ = self.skel.maps.server_statements.delete(&key);
         Ok(())
     }
+
+    /// Under which name a server has a statement, if it has it.
+    pub(crate) fn statement_name(&self, server: u32, statement: u32) -> Option<Vec<u8>> {
+        let key = server_key(server, statement);
+        let value = self.skel.maps.server_statements.lookup(&key, libbpf_rs::MapFlags::ANY).ok()??;
+        let length = u32::from_ne_bytes(value.get(..4)?.try_into().ok()?) as usize;
+        value.get(4..4 + length).map(<[u8]>::to_vec)
+    }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What user space may look at while the kernel forwards: links, queues, counters, costs.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
@@ -9,7 +10,7 @@ use crate::datapath::{ClientSlot, Datapath, PoolSlot, ServerSlot};
 use crate::error::Error;
 use crate::handover::{LinkState, server_of};
 use crate::names::{Counter, Reason};
-use crate::shared::POOL_ORDINALS_MAX;
+use crate::shared::{Array, POOL_ORDINALS_MAX};
 use crate::skel::types;
 use crate::words::{DIR_USER, PEER_LINKED};
 
@@ -29,6 +30,8 @@ pub struct ClientInfo {
     pub xact_start_ns: u64,
     /// When `pending` last left 0, same clock.
     pub query_start_ns: u64,
+    /// Since when a request of its own is kept for want of a server, same clock.
+    pub kept_since_ns: Option<u64>,
     /// Counters since registration, of what programs did.
     pub stats: ClientStats,
 }
@@ -53,6 +56,10 @@ pub struct ClientStats {
     pub xact_ns: u64,
     /// Nanoseconds with something pending.
     pub query_ns: u64,
+    /// Requests that were kept for want of a server, and then had one.
+    pub waits: u64,
+    /// Nanoseconds that they were kept.
+    pub wait_ns: u64,
 }
 
 impl ClientStats {
@@ -73,6 +80,8 @@ impl ClientStats {
             response_bytes: grow(&mut self.response_bytes, now.response_bytes),
             xact_ns: grow(&mut self.xact_ns, now.xact_ns),
             query_ns: grow(&mut self.query_ns, now.query_ns),
+            waits: grow(&mut self.waits, now.waits),
+            wait_ns: grow(&mut self.wait_ns, now.wait_ns),
         }
     }
 }
@@ -122,17 +131,23 @@ impl Datapath {
             active_ns: c.active_ns(i).load(Relaxed),
             xact_start_ns: c.xact_start_ns(i).load(Relaxed),
             query_start_ns: c.query_start_ns(i).load(Relaxed),
+            kept_since_ns: self.kept_since(i, link),
             stats: self.stats_now(i),
         })
     }
 
     fn stats_now(&self, i: u32) -> ClientStats {
         let c = &self.clients;
+        let of_kept = |word: &dyn Fn(&Array<types::kept_request>) -> &AtomicU64| {
+            if i < self.kept.len() { word(&self.kept).load(SeqCst) } else { 0 }
+        };
         ClientStats {
             xacts: c.xacts(i).load(SeqCst),
             links: c.links(i).load(SeqCst),
             queries: c.queries(i).load(SeqCst),
-            request_bytes: c.req_fwd(i).load(SeqCst),
+            request_bytes: c.req_fwd(i).load(SeqCst).wrapping_sub(self.not_forwarded(i)),
+            waits: of_kept(&|kept| kept.waits(i)),
+            wait_ns: of_kept(&|kept| kept.wait_ns(i)),
             response_bytes: c.resp_bytes(i).load(SeqCst),
             xact_ns: c.xact_ns(i).load(SeqCst),
             query_ns: c.query_ns(i).load(SeqCst),
@@ -361,10 +376,13 @@ impl Datapath {
     /// What the programs cost.
     pub fn program_costs(&self) -> Vec<ProgramCost> {
         let progs = &self.skel.progs;
+        // The kernel measures the one that is attached, which goes on in the other.
+        let (_, runs, run_ns) = crate::attach::cost(&progs.response_entry);
+        let response = (crate::attach::cost(&progs.response_msg).0, runs, run_ns);
         [
             ("request_skb", crate::attach::cost(&progs.request_skb)),
             ("response_skb", crate::attach::cost(&progs.response_skb)),
-            ("response_msg", crate::attach::cost(&progs.response_msg)),
+            ("response_msg", response),
             ("request_msg", crate::attach::cost(&progs.request_msg)),
             ("backend_queue", crate::attach::cost(&progs.backend_queue)),
             ("socket_look", crate::attach::cost(&progs.socket_look)),

@@ -15,6 +15,7 @@ pub(crate) const LINK_COPY: u64 = 1 << 22;
 pub(crate) const LINK_EXTENDED: u64 = 1 << 23;
 pub(crate) const LINK_SERVER_SHIFT: u32 = 24;
 pub(crate) const LINK_SERVER_MASK: u64 = 0xf_ffff << LINK_SERVER_SHIFT;
+pub(crate) const LINK_KEPT: u64 = 1 << LINK_SERVER_SHIFT;
 pub(crate) const LINK_GEN_SHIFT: u32 = 44;
 
 pub(crate) const CLEAR_KNOWN: u64 = 1 << 63;
@@ -28,12 +29,17 @@ pub(crate) const DOUBT_NS: u64 = 1_000_000_000;
 
 pub(crate) const SRV_LOCAL: u32 = 1;
 pub(crate) const SRV_RETIRE: u32 = 2;
+pub(crate) const SRV_LOST: u32 = 4;
 
 pub(crate) const CLI_UNNAMED: u32 = 1;
 pub(crate) const CLI_BATCH: u32 = 2;
 pub(crate) const CLI_NAMED: u32 = 4;
 
 pub(crate) const POOL_CLOSED: u32 = 1;
+
+pub(crate) const QUEUE_TAKEN: u64 = 1 << 63;
+pub(crate) const QUEUE_NUMBER_SHIFT: u32 = 32;
+pub(crate) const QUEUE_NUMBER_MASK: u64 = 0x7fff_ffff;
 
 pub(crate) const TAP_TELL: u32 = 1;
 pub(crate) const TAP_WAITS: u32 = 2;
@@ -85,6 +91,12 @@ mod tests {
             ("PEER_LINKED", super::PEER_LINKED),
             ("SRV_LOCAL", super::SRV_LOCAL.into()),
             ("SRV_RETIRE", super::SRV_RETIRE.into()),
+            ("SRV_LOST", super::SRV_LOST.into()),
+            ("QUEUE_TAKEN", super::QUEUE_TAKEN),
+            ("QUEUE_NUMBER_SHIFT", super::QUEUE_NUMBER_SHIFT.into()),
+            ("QUEUE_NUMBER_MASK", super::QUEUE_NUMBER_MASK),
+            ("QUEUE_PLACES", crate::shared::QUEUE_PLACES as u64),
+            ("KEPT_BYTES", crate::shared::KEPT_BYTES as u64),
             ("CLEAR_KNOWN", super::CLEAR_KNOWN),
             ("DOUBT_NS", super::DOUBT_NS),
             ("CLI_UNNAMED", super::CLI_UNNAMED.into()),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The naive forwarder over real sockets.
+//! The naive forwarder, and the naive pool, over real sockets.
 
 #![allow(unsafe_code)]
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use underpass_sockmap::{Forwarder, Local};
+use underpass_sockmap::{Forwarder, Keeper, Local};
 
 /// Two connected sockets on loopback.
 fn pair() -> (TcpStream, TcpStream) {
@@ -104,5 +104,86 @@ fn root_bytes_pass_between_the_sockets_of_processes() {
             Local::BothAnswers => [true, false, true, false],
         };
         assert_eq!(by_tcp, expected, "{local:?}");
+    }
+}
+
+fn expect(stream: &mut TcpStream, wanted: &[u8], what: &str) {
+    let mut got = vec![0; wanted.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(got, wanted, "{what}");
+}
+
+/// Says something that a program has seen when this returns: TCP's count is told under the lock under which the program runs.
+fn say(client: &mut TcpStream, inner: &TcpStream, said: &[u8]) {
+    let before = tcp_bytes(inner).1;
+    client.write_all(said).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while tcp_bytes(inner).1 < before + said.len() as u64 {
+        assert!(Instant::now() < deadline, "nothing has come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whoever finds the one server busy waits in the kernel, and its send brings the next request along.
+#[test]
+fn root_kept_requests_come_to_their_server_in_order() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    for both in [false, true] {
+        let mut keeper = Keeper::open(both).unwrap();
+        let (outer, mut server) = pair();
+        keeper.add_server(&outer).unwrap();
+        let mut first = pair();
+        let mut waiting = [pair(), pair(), pair()];
+        for (_, inner) in std::iter::once(&first).chain(&waiting) {
+            keeper.add_client(inner).unwrap();
+        }
+        // Of each length, so that each way to the end of the last word is taken, and the longest.
+        for length in (1..40).chain([1023, 1024]) {
+            let what = format!("both: {both}, {length} bytes");
+            let said = |number: usize| vec![number as u8; length];
+            first.0.write_all(&said(0)).unwrap();
+            expect(&mut server, &said(0), &what);
+            for (number, (client, inner)) in (1..).zip(&mut waiting) {
+                say(client, inner, &said(number));
+            }
+            // Terminate is nobody's request, and does not wait.
+            say(&mut first.0, &first.1, b"X\0\0\0\x04");
+            server.write_all(&[0, 1]).unwrap();
+            expect(&mut first.0, &[0, 1], &what);
+            for (number, (client, _)) in (1..).zip(&mut waiting) {
+                expect(&mut server, &said(number), &what);
+                server.write_all(&[number as u8, 1]).unwrap();
+                expect(client, &[number as u8, 1], &what);
+            }
+        }
+        server.set_nonblocking(true).unwrap();
+        let more = server.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(more, Err(ErrorKind::WouldBlock), "both: {both}");
+    }
+}
+
+#[test]
+fn root_more_clients_come_and_go_than_there_are_places() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    for both in [false, true] {
+        let mut keeper = Keeper::open(both).unwrap();
+        let (outer, mut server) = pair();
+        keeper.add_server(&outer).unwrap();
+        for _ in 0..300 {
+            let (mut client, inner) = pair();
+            let place = keeper.add_client(&inner).unwrap();
+            client.write_all(&[1, 2]).unwrap();
+            expect(&mut server, &[1, 2], "request");
+            server.write_all(&[3]).unwrap();
+            expect(&mut client, &[3], "answer");
+            drop((client, inner));
+            keeper.remove_client(place);
+        }
     }
 }

@@ -26,8 +26,8 @@ const INTRODUCTION: &str = "<p>Every system did the same work in the same run, i
     the direct connection's in the same round. Ratios are medians of per-round ratios with their 90 % bootstrap interval.</p>";
 
 /// What the last column of the limits is.
-const BARE_REDIRECTS: &str = " Bare redirects are programs without a protocol or a pool, of no more clients than there are servers: what they \
-    have of the same limit in the same run is the most that any program could have there.";
+const BARE_REDIRECTS: &str = " Bare redirects are programs without a protocol, of no more clients than there are servers or, where requests \
+    are kept, with a bare queue: what they have of the same limit in the same run is the most that any program could have there.";
 
 /// Writes the page.
 ///

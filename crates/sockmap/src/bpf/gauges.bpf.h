@@ -27,7 +27,8 @@ int backend_queue(struct backend_queue_args *args)
 	struct client_slot *c = apps_work ? bpf_map_lookup_elem(&clients, &client) : NULL;
 	struct tcp_sock *tp = socket_at(args->sk_addr, args->cookie);
 
-	if (tp) {
+	/* Without a psock it is closed: the kernel may leave its cookie where it was for a while. */
+	if (tp && psock_address(tp)) {
 		struct sk_psock *psock = psock_of(tp);
 
 		queued = psock->ingress_skb.qlen;

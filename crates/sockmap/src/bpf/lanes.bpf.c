@@ -95,6 +95,8 @@ static __always_inline void store_some(struct sk_msg_md *msg, __u32 off, const _
 #define WIRE_LOAD_N(msg, off, to, n)  MSG_LOAD_HEAD(msg, off, to, n)
 #include "response_scan.bpf.h"
 
+#include "queue.bpf.h"
+
 /* ---- requests --------------------------------------------------------------------------------------- */
 
 struct idle_search {
@@ -373,6 +375,10 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 		s = bpf_map_lookup_elem(&servers, &server);
 		if (s && s->flags & SRV_LOCAL && !backend_caught_up(s))
 			return REASON_BEHIND;
+		/* What was kept of it is perhaps just being put where the backend reads. */
+		if (kept_bytes_max && s && c->flags & CLI_HANDED &&
+		    *(volatile __u32 *)&s->runs_begin != *(volatile __u32 *)&s->runs_end)
+			return REASON_BEHIND;
 		if (scan.uses.count && !has_statements(&scan.uses, server))
 			return REASON_UNPREPARED;
 		/* A session's queue is measured anew when it is empty between two requests, as that of a new link is. */
@@ -384,7 +390,11 @@ static __always_inline __u32 forward_request(struct __sk_buff *skb, struct clien
 	} else {
 		if (!wire_boundary(&c->req) || old & LINK_HELD)
 			return REASON_HELD;
+		if (kept_bytes_max && old & LINK_KEPT) /* what it said before comes first */
+			return REASON_WAITERS;
 		reason = link_client(c, index, tp, &scan, old, wanted, 0, &s);
+		if (reason && kept_bytes_max)
+			return keep_request(skb, c, &scan.uses, index, KEEP(reason, &scan, wanted));
 		if (reason)
 			return reason;
 		server = link_server(*(volatile __u64 *)&c->link);
@@ -462,10 +472,16 @@ int request_skb(struct __sk_buff *skb)
 			*(volatile __u64 *)&c->decided_seq = c->next_seq;
 			return SK_PASS;
 		}
+		if (kept_bytes_max && reason == KEPT) {
+			stall();
+			*(volatile __u64 *)&c->req_fwd += skb->len;
+			*(volatile __u64 *)&c->decided_seq = c->next_seq;
+			return SK_DROP;
+		}
 		client_up(c, index, reason);
 	}
 	link = *(volatile __u64 *)&c->link;
-	if (!(link & LINK_LINKED) && !seq_missing(&c->tx_expect, &tp->write_seq) && (!apps_work || direct_settled(c)))
+	if (!(link & (LINK_LINKED | LINK_KEPT)) && !seq_missing(&c->tx_expect, &tp->write_seq) && (!apps_work || direct_settled(c)))
 		*(volatile __u64 *)&c->clear = CLEAR_KNOWN | link >> LINK_GEN_SHIFT;
 	else /* or an old one would fit when the generations have come round */
 		*(volatile __u64 *)&c->clear = 0;
@@ -479,121 +495,7 @@ unknown:
 	return SK_PASS;
 }
 
-/*
- * Lane B: forwards a send of the application straight to the linked backend, or to one that it takes. 0: that may not be, nothing was changed; the
- * bytes go by TCP, and request_skb decides about them.
- */
-static __always_inline int forward_direct(struct sk_msg_md *msg, struct client_slot *c, __u32 index, __u32 thread)
-{
-	__u64 old = *(volatile __u64 *)&c->link, wanted;
-	struct lane_control *ctl = lanes_control();
-	struct request_scan scan = {
-		.source = msg, .w = c->req, .end = msg->size, .unbound_at = msg->size, .client = index,
-	};
-	struct tcp_sock *near = socket_at(c->sk_addr, c->cookie);
-	__u32 cycle, chunks, named, server, quiet = !(old & (LINK_PENDING_MASK | LINK_OPEN));
-	struct server_slot *s = NULL;
-
-	/* Shorter than MSG_BYTES_MAX, because store_some() does not reach the last bytes of that. */
-	if (!ctl || ctl->off || !near || tap_wanted(c) || msg->size > MSG_BYTES_MAX - STATEMENT_NAME_MAX)
-		return 0;
-	/* What went by TCP may still be with the backend's worker, and what another thread sends may not be in its queue, unless all is answered. */
-	if (!quiet && (!(c->flags & CLI_DIRECT) || c->sender))
-		return 0;
-	cycle = quiet ? 0 : c->cycle_bytes;
-	chunks = quiet ? 0 : c->cycle_chunks;
-	if (cycle + msg->size > request_budget_bytes || chunks >= APP_CHUNKS_MAX)
-		return 0;
-	if ((__u8 *)msg->data + msg->size > (__u8 *)msg->data_end && bpf_msg_pull_data(msg, 0, msg->size, 0))
-		return 0;
-	begin_scan(&scan, c, old, ctl);
-	scan_request_msg(&scan);
-	if (scan.reason || scan.syncs > PENDING_MAX)
-		return 0;
-	wanted = (scan.open || !wire_boundary(&scan.w) ? LINK_OPEN : 0) | (scan.extended ? LINK_EXTENDED : 0);
-	c->active_ns = bpf_ktime_get_ns();
-	if (scan.linked) {
-		server = link_server(old);
-		s = bpf_map_lookup_elem(&servers, &server);
-		if (!s || !(s->flags & SRV_LOCAL) || !backend_caught_up(s))
-			return 0;
-		if (scan.uses.count && !has_statements(&scan.uses, server))
-			return 0;
-		if (scan.pinned && !link_pending(old) && !seq_missing(&c->tx_expect, &near->write_seq))
-			s->run_bytes = 0;
-		/* Before the link says that something is pending: user space looks at it when it has the link. */
-		*(volatile __u32 *)&c->sender = thread;
-		if (extend_link(c, &scan, old, wanted))
-			goto not_sent;
-	} else {
-		if (!wire_boundary(&c->req) || old & LINK_HELD)
-			return 0;
-		*(volatile __u32 *)&c->sender = thread;
-		if (link_client(c, index, near, &scan, old, wanted, 1, &s))
-			goto not_sent;
-		server = link_server(*(volatile __u64 *)&c->link);
-	}
-	if (bpf_msg_redirect_map(msg, &backend_socks, server, BPF_F_INGRESS) != SK_PASS) {
-		/* The backend is gone: its ReadyForQuery will not come. The link stays, and request_skb finds the same. */
-		__sync_fetch_and_sub(&c->link, scan.syncs);
-		goto not_sent;
-	}
-	if (scan.uses.count)
-		rename_statements_msg(msg, &scan.uses, server);
-	c->req = scan.w;
-	named = scan.uses.count || (scan.linked && c->flags & CLI_NAMED);
-	c->flags = CLI_DIRECT | (scan.unnamed & UNNAMED_LINK ? CLI_UNNAMED : 0) | (scan.open ? CLI_BATCH : 0) |
-		   (named ? CLI_NAMED : 0);
-	c->cycle_bytes = cycle + msg->size;
-	c->cycle_chunks = chunks + 1;
-	return 1;
-
-not_sent:
-	*(volatile __u32 *)&c->sender = 0;
-	return 0;
-}
-
-/*
- * Lane B. Called inside the application's own send(), before the bytes enter its TCP socket. It only ever forwards or lets go: what it lets go comes to
- * request_skb. It may forward when all that was let go before has been decided there: nothing is then under way to the pooler, and
- * because send() holds the application's lock nothing can be, so the two programs never work on one client at once.
- */
-SEC("sk_msg")
-int request_msg(struct sk_msg_md *msg)
-{
-	struct bpf_sock *sk = msg->sk;
-	__u32 *found, index, thread;
-	struct client_slot *c;
-	struct tcp_sock *tp;
-	__u64 before;
-
-	if (!apps_work || !sk || !msg->size)
-		return SK_PASS;
-	thread = bpf_get_current_pid_tgid();
-	found = bpf_sk_storage_get(&app_slot, sk, 0, 0);
-	tp = bpf_skc_to_tcp_sock(sk);
-	if (!found || !tp)
-		return SK_PASS;
-	index = *found;
-	c = bpf_map_lookup_elem(&clients, &index);
-	/* An application may keep its socket when its client's slot is another's. */
-	if (!c || c->app_addr != (__u64)(unsigned long)tp)
-		return SK_PASS;
-	/* A thread that begins a send has ended the one before. */
-	if (c->sender == thread)
-		*(volatile __u32 *)&c->sender = 0;
-	if (*(volatile __u64 *)&c->decided_seq != (NEXT_SEQ_KNOWN | tp->write_seq))
-		return SK_PASS;
-	before = __sync_fetch_and_add(&c->req_dir, msg->size);
-	if (before & DIR_USER || before != *(volatile __u64 *)&c->req_fwd + *(volatile __u64 *)&c->req_passed ||
-	    !forward_direct(msg, c, index, thread)) {
-		__sync_fetch_and_sub(&c->req_dir, msg->size);
-		return SK_PASS;
-	}
-	count_counter(COUNTER_REQUESTS_B);
-	*(volatile __u64 *)&c->req_fwd += msg->size;
-	return SK_PASS;
-}
+#include "direct.bpf.h"
 
 /* ---- responses -------------------------------------------------------------------------------------- */
 
@@ -908,6 +810,48 @@ static __always_inline int redirect_direct(struct sk_msg_md *msg, __u32 client)
 	return bpf_msg_redirect_map(msg, &client_socks, client, 0);
 }
 
+/* Whether a slot still is the client's with this cookie. */
+static __always_inline int is_client(__u32 client, __u64 cookie)
+{
+	struct client_slot *c = bpf_map_lookup_elem(&clients, &client);
+
+	return c && c->cookie == cookie;
+}
+
+/* Notes whose answer goes behind a request, and where it ends. */
+static __always_inline void note_answer(struct server_slot *s, __u32 client, __u32 direct)
+{
+	struct client_slot *c = bpf_map_lookup_elem(&clients, &client);
+
+	if (!c)
+		return;
+	s->owed_client = client;
+	s->owed_seq = c->tx_expect;
+	s->told_cookie = c->cookie;
+	*(volatile __u64 *)&s->owed_cookie = direct ? 0 : c->cookie;
+}
+
+/*
+ * Has the last answer behind which a request was brought along come into its client's socket only in part, for want of memory? Then this send is the rest of
+ * it, or all of it again, and not for whom the server is linked to. Global, as direct_settled().
+ */
+__noinline int answer_missing(struct server_slot *s)
+{
+	struct client_slot *c;
+	struct tcp_sock *tp;
+	__u32 client;
+
+	if (!s || !s->owed_cookie)
+		return 0;
+	client = s->owed_client;
+	c = bpf_map_lookup_elem(&clients, &client);
+	tp = c ? socket_at(c->sk_addr, s->owed_cookie) : NULL;
+	if (tp && (__s32)(s->owed_seq - *(volatile __u32 *)&tp->write_seq) > 0)
+		return 1;
+	*(volatile __u64 *)&s->owed_cookie = 0;
+	return 0;
+}
+
 /*
  * Lanes A and B. Called inside the backend's own send(), before the bytes enter its TCP socket. After a send that the
  * socket took only in part it is called again for the rest, so while user space owns the direction the position
@@ -918,10 +862,10 @@ int response_msg(struct sk_msg_md *msg)
 {
 	struct bpf_sock *sk = msg->sk;
 	struct response_commit done = {};
-	__u32 *found, index, reason, begun, client = 0, direct = 0;
+	__u32 *found, index, reason, begun, client = 0, direct = 0, size, brings;
 	struct server_slot *s;
 	struct tcp_sock *tp;
-	int verdict = SK_PASS;
+	int verdict = SK_PASS, handed;
 	__u64 end;
 
 	if (!sk)
@@ -935,10 +879,37 @@ int response_msg(struct sk_msg_md *msg)
 	if (!s || !tp)
 		goto unknown;
 
+	/* The answer behind a request that went first. All was decided then; the kernel keeps the number of bytes that was said last. */
+	brings = kept_bytes_max ? *(volatile __u32 *)&s->brings : 0;
+	if (brings) {
+		client = brings & ~(BRINGS_ANSWER | BRINGS_DIRECT);
+		*(volatile __u32 *)&s->brings = 0;
+		bpf_msg_apply_bytes(msg, 0);
+		if (!is_client(client, s->told_cookie)) {
+			/* It has left since, and its place is another's. */
+			count(REASON_TARGET);
+			verdict = SK_DROP;
+			goto out;
+		}
+		if (apps_work && brings & BRINGS_DIRECT)
+			verdict = redirect_direct(msg, client);
+		else
+			verdict = bpf_msg_redirect_map(msg, &client_socks, client, 0);
+		if (verdict != SK_PASS)
+			count(REASON_TARGET);
+		goto out;
+	}
+
 	/* Atomic for its fence: user space sets DIR_USER, then reads this; one of the two sees the other. */
 	begun = __sync_fetch_and_add(&s->runs_begin, 1);
 	barrier_var(begun);
 	end = bytes_enqueued(tp) + msg->size; /* sendmsg() holds the lock */
+	if (kept_bytes_max && answer_missing(s)) {
+		if (backend_passes(s, end))
+			server_up(s, index, REASON_PARTIAL_SEND);
+		verdict = SK_DROP;
+		goto out;
+	}
 	if (*(volatile __u64 *)&s->dir & DIR_USER) {
 		/* User space may just be giving the direction back: then it must hear of this. */
 		if (backend_passes(s, end)) {
@@ -956,6 +927,28 @@ int response_msg(struct sk_msg_md *msg)
 		goto out;
 	}
 	direct = sent_direct(s);
+	size = msg->size;
+	count_counter(direct ? COUNTER_RESPONSES_B : COUNTER_RESPONSES_A);
+	if (done.xacts)
+		add_counter(direct ? COUNTER_XACTS_B : COUNTER_XACTS_A, done.xacts);
+	handed = 0;
+	if (done.released) {
+		*(volatile __u64 *)&s->answered = SENT_KNOWN | done.generation << SENT_GEN_SHIFT | client;
+		handed = kept_bytes_max ? hand_on(msg, s, index) : 0;
+	}
+	if (handed) {
+		*(volatile __u64 *)&s->fwd += size;
+		count_counter(COUNTER_RELEASES);
+		if (handed < 0) { /* no memory: the backend ends, and both clients with it */
+			count(REASON_GATHER);
+			verdict = SK_DROP;
+			goto out;
+		}
+		note_answer(s, client, direct);
+		/* The run ends when the rest has been told its way: until then the next request may not be where it can be read. */
+		*(volatile __u32 *)&s->brings = BRINGS_ANSWER | (direct ? BRINGS_DIRECT : 0) | client;
+		return bpf_msg_redirect_map(msg, &backend_socks, index, BPF_F_INGRESS);
+	}
 	if (direct)
 		verdict = redirect_direct(msg, client);
 	else
@@ -965,20 +958,36 @@ int response_msg(struct sk_msg_md *msg)
 		count(REASON_TARGET);
 	if (done.hold)
 		server_up(s, index, done.hold);
-	count_counter(direct ? COUNTER_RESPONSES_B : COUNTER_RESPONSES_A);
-	*(volatile __u64 *)&s->fwd += msg->size;
-	if (done.xacts)
-		add_counter(direct ? COUNTER_XACTS_B : COUNTER_XACTS_A, done.xacts);
-	if (done.released) {
-		*(volatile __u64 *)&s->answered = SENT_KNOWN | done.generation << SENT_GEN_SHIFT | client;
+	*(volatile __u64 *)&s->fwd += size;
+	if (done.released)
 		release_server(s);
-	}
 out:
 	stall();
 	*(volatile __u32 *)&s->runs_end += 1;
 	return verdict;
 unknown:
 	count(REASON_UNKNOWN);
+	return SK_PASS;
+}
+
+/*
+ * What is attached instead of response_msg, which redirects into backends' sockets: a backend's socket keeps its program, a program its maps, and that
+ * map its sockets, so a backend that is busy when the pooler dies would keep them all. The kernel empties a map of programs when no process
+ * has it any more; what is sent then goes its own way.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__array(values, int(void *));
+} response_programs SEC(".maps") = {
+	.values = { [0] = (void *)&response_msg },
+};
+
+SEC("sk_msg")
+int response_entry(struct sk_msg_md *msg)
+{
+	bpf_tail_call(msg, &response_programs, 0);
 	return SK_PASS;
 }
 

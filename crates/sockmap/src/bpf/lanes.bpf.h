@@ -37,6 +37,11 @@ const volatile __u32 app_queue_bytes_max = 256 << 10;
 /* From so many bytes of an answer on, the rest goes by TCP as soon as the application has read what waits. */
 #define APP_RUN_BYTES (64u << 10)
 
+/* Requests of up to so many bytes are kept in the kernel while no server is idle; 0: none. */
+const volatile __u32 kept_bytes_max = 0;
+/* Places of a queue that are looked at for one that is still waiting: the others have been taken to user space. */
+#define QUEUE_TRIES 16
+
 /* Reads of the target's queue start after so many bytes of one link: a short answer cannot overrun it,
  * because a link starts only when the queue is empty. */
 #define GAUGE_AFTER_BYTES (32u << 10)
@@ -80,6 +85,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct lane_control);
 } control SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kept_request);
+} kept_requests SEC(".maps");
 
 /* Accepted client sockets, key = client slot; request_skb is attached. */
 struct {
@@ -530,6 +543,19 @@ __noinline int direct_unread(struct client_slot *c)
 	return *(volatile int *)&app->inet_conn.icsk_inet.sk.sk_backlog.rmem_alloc.counter;
 }
 
+/* Whether requests are kept in a pool. */
+static __always_inline int queue_waits(struct pool_slot *p)
+{
+	return kept_bytes_max && *(volatile __u64 *)&p->queue_begin != *(volatile __u64 *)&p->queue_end;
+}
+
+/* User space is to look at a pool: servers are idle and somebody waits, or the pool is closed. */
+static __always_inline void announce(struct pool_slot *p, __u32 pool)
+{
+	if (!__sync_lock_test_and_set(&p->announced, 1) && post_event(EVENT_POOL_IDLE, pool, REASON_NONE))
+		__sync_lock_test_and_set(&p->announced, 0);
+}
+
 /* Returns a server to the idle set of its pool. The caller owns it and has cleared its peer. */
 static __always_inline void push_idle(struct server_slot *s)
 {
@@ -543,9 +569,8 @@ static __always_inline void push_idle(struct server_slot *s)
 	stall();
 	/* The fence of the atomic orders this read behind the push. User space raises waiters before it looks
 	 * for an idle server: one of the two sees the other. */
-	if ((*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags) &&
-	    !__sync_lock_test_and_set(&p->announced, 1) && post_event(EVENT_POOL_IDLE, key, REASON_NONE))
-		__sync_lock_test_and_set(&p->announced, 0);
+	if (*(volatile __u32 *)&p->waiters || *(volatile __u32 *)&p->flags || queue_waits(p))
+		announce(p, key);
 }
 
 #endif /* LANES_BPF_H */

@@ -13,7 +13,7 @@
 
 #include "wire.bpf.h"
 
-#define LANES_ABI 12
+#define LANES_ABI 13
 
 /* Direction word: who owns one direction of a socket, and how many bytes it has brought so far. */
 #define DIR_USER (1ULL << 63)  /* user space reads it; else a program forwards it */
@@ -35,6 +35,8 @@
 #define LINK_SERVER_SHIFT 24
 #define LINK_SERVER_BITS 20
 #define LINK_SERVER_MASK (((1ULL << LINK_SERVER_BITS) - 1) << LINK_SERVER_SHIFT)
+/* In the server's place, without LINK_LINKED: a request of the client is kept in the queue of its pool. */
+#define LINK_KEPT (1ULL << LINK_SERVER_SHIFT)
 #define LINK_GEN_SHIFT 44 /* counts links, so that an old expectation cannot match a new link */
 
 #define CLEAR_KNOWN (1ULL << 63) /* in client_slot.clear, beside a generation */
@@ -56,11 +58,13 @@
 /* Flags of a server slot, user space only. */
 #define SRV_LOCAL 1u   /* lane A: the backend's own socket is in backend_socks */
 #define SRV_RETIRE 2u  /* do not return it to the idle set: release goes to user space */
+#define SRV_LOST 4u    /* with SRV_RETIRE: its last answer was lost, so the backend's send() failed, and it reads nothing any more */
 
 /* Flags of a client slot, programs only. */
 #define CLI_UNNAMED 1u /* the linked server's unnamed statement is the client's own, or none */
 #define CLI_BATCH 2u   /* extended protocol messages without their Sync */
 #define CLI_NAMED 4u   /* a named statement was used since the link: errors are user space's to read */
+#define CLI_HANDED 16u /* a backend's send() brought the first request of the link along */
 #define CLI_DIRECT 8u  /* lane B: all requests since nothing was pending went straight to the backend */
 
 /* Tap word of a client: 0, or TAP_TELL and, where requests wait for mirrors, the position up to which those have answered. */
@@ -77,6 +81,13 @@
 
 #define POOL_ORDINALS_MAX 512 /* servers of one pool that the idle set can hold */
 #define POOL_WORDS (POOL_ORDINALS_MAX / 64)
+#define QUEUE_PLACES 512 /* requests of one pool that can be kept, a power of two */
+
+/* A place in a pool's queue: QUEUE_TAKEN | its number << QUEUE_NUMBER_SHIFT | client slot; 0: empty, or about to be written. */
+#define QUEUE_TAKEN (1ULL << 63)
+#define QUEUE_NUMBER_SHIFT 32
+#define QUEUE_NUMBER_MASK 0x7fffffffULL
+#define QUEUE_NOBODY 0xffffffffu /* as the client: its keeper could not keep it after all */
 
 struct client_slot {
 	__u64 link;	  /* both, CAS */
@@ -152,9 +163,19 @@ struct server_slot {
 	__u64 next_seq;		/* program (lane D): as in client_slot */
 	__u64 answered;		/* program (lane A): which link it ended last; 0: none */
 	__u32 direct;		/* program (lane B): the send at hand goes straight to the application */
-	__u32 pad;
-	__u64 pad1[7];
+	/* Program, 0: none. The send at hand brings a kept request along, which goes first: whose answer the rest is, and BRINGS_*. */
+	__u32 brings;
+	/* Program: the last answer behind which a request was brought along. Its client, by slot and cookie; and of one that went into that client's
+	 * socket what its write_seq reaches when all of it is there. */
+	__u64 owed_cookie; /* 0: none, or it is known to be there */
+	__u64 told_cookie; /* as owed_cookie, also of lane B */
+	__u32 owed_client;
+	__u32 owed_seq;
+	__u64 pad1[4];
 };
+
+#define BRINGS_ANSWER (1u << 31) /* with the client's slot, and BRINGS_DIRECT */
+#define BRINGS_DIRECT (1u << 30) /* lane B: it goes straight to the application */
 
 /* A server of the pool: which slot, and whose parameters it carries. */
 struct pool_member {
@@ -170,8 +191,14 @@ struct pool_slot {
 	__u32 rotates;		/* user: not 0: a search begins at next, not at the lowest */
 	__u32 next;		/* both: behind the ordinal that was taken last, if the pool rotates; a hint, not atomic */
 	__u32 announced;	/* both, atomic: an event about its idle set is on its way; user space clears it, then looks */
-	__u64 pad1[5];
+	/* The queue of kept requests, from begin to end: numbers of places, which are in place[] modulo QUEUE_PLACES. */
+	__u64 queue_begin; /* both: whoever has emptied the place moves it on */
+	__u64 queue_end;   /* program, CAS */
+	__u32 keeps;	   /* user: programs keep requests for which there is no server */
+	__u32 pad;
+	__u64 pad1[2];
 	struct pool_member member[POOL_ORDINALS_MAX]; /* user */
+	__u64 place[QUEUE_PLACES]; /* both, CAS */
 };
 
 /* Names of prepared statements that a program can rename, and uses of them in one chunk. */
@@ -195,6 +222,34 @@ struct statement_name {
 	__u32 length;
 	__u8 name[STATEMENT_NAME_MAX];
 	__u8 pad;
+};
+
+/* Uses of named statements in a chunk: where the name is, which statement. */
+struct statement_uses {
+	__u32 count;
+	__u32 at[STATEMENT_USES_MAX];
+	__u32 of[STATEMENT_USES_MAX];
+};
+
+#define KEPT_BYTES 1024 /* of a request that can be kept, a power of two */
+
+/*
+ * A client's request for which no server was idle. Written by the program that keeps it, before its link word says so; whoever changes that word
+ * from LINK_KEPT to something else has it then. Index: the client's slot.
+ */
+struct kept_request {
+	__u64 place;   /* its number in the pool's queue */
+	__u64 at_ns;   /* when it came */
+	__u64 handed;  /* generation of the link word with which it went to a server */
+	__u64 waits;   /* all that were kept of this client and went to a server */
+	__u64 wait_ns; /* how long they had waited */
+	__u32 length;
+	__u32 syncs;	/* ReadyForQuery to expect */
+	__u32 extended; /* the last message is of the extended protocol */
+	__u32 pad;
+	struct statement_uses uses;
+	__u32 pad1;
+	__u64 words[KEPT_BYTES / 8];
 };
 
 struct lane_control {
@@ -298,6 +353,8 @@ enum lane_reason {
 	X(RELEASES, "releases", "Links ended by a program.")                                          \
 	X(PASSED_CLIENT, "passed_client", "Chunks passed to user space from clients.")               \
 	X(PASSED_SERVER, "passed_server", "Chunks passed to user space from servers.")               \
+	X(KEPT, "kept", "Requests kept in the kernel until a server was free.")                      \
+	X(HANDED_ON, "handed_on", "Kept requests that a backend's own send() brought to it.")         \
 	X(OVERLAPS, "overlaps", "Segments cut to what is new: a retransmission began with bytes that had come.") \
 	X(EVENTS, "events", "Events posted.")                                                         \
 	X(EVENTS_LOST, "events_lost", "Events that found the ring full; recovered by a scan.")        \
@@ -313,7 +370,8 @@ enum lane_counter {
 
 _Static_assert(sizeof(struct client_slot) == 256, "client_slot is four cache lines");
 _Static_assert(sizeof(struct server_slot) == 192, "server_slot is three cache lines");
-_Static_assert(sizeof(struct pool_slot) == 128 + 8 * POOL_ORDINALS_MAX, "pool_slot");
+_Static_assert(sizeof(struct pool_slot) == 128 + 8 * POOL_ORDINALS_MAX + 8 * QUEUE_PLACES, "pool_slot");
+_Static_assert(sizeof(struct kept_request) == 128 + KEPT_BYTES, "kept_request");
 _Static_assert(sizeof(struct lane_event) == 16, "lane_event");
 _Static_assert(sizeof(struct look_packet) == 48, "look_packet");
 

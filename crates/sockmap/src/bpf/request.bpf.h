@@ -17,13 +17,6 @@
 #define UNNAMED_CYCLE 1u
 #define UNNAMED_LINK 2u
 
-/* Uses of named statements in a chunk: where the name is, which statement. */
-struct statement_uses {
-	__u32 count;
-	__u32 at[STATEMENT_USES_MAX];
-	__u32 of[STATEMENT_USES_MAX];
-};
-
 struct request_scan {
 	void *source;
 	struct wire_state w;
