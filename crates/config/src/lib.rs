@@ -54,7 +54,7 @@ pub use url::Upstream;
 pub use user::User;
 pub use userlist::{Parsed, Userlist};
 pub use value::{
-    CheckQuery, LaneBytes, LanePlaces, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir,
+    CheckQuery, KeptBytes, LaneBytes, LanePlaces, NameList, PeerId, ReservedName, TlsProtocols, UnixSocketDir,
 };
 pub use words::{
     AuthType, CompareRows, KernelPath, LoadBalanceHosts, LogFormat, MirrorMode, MirrorOverflow, MirrorSend,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::config::Config;
 use crate::key::keys;
-use crate::value::{LaneBytes, LanePlaces};
+use crate::value::{KeptBytes, LaneBytes, LanePlaces};
 use crate::words::{KernelPath, LogFormat, SameHost, TraceLevel};
 
 keys! {
@@ -38,11 +38,11 @@ keys! {
         /// Transactions that find no room are dropped as a whole, and counted. Rounded up to a power of two. 0: mirrored databases
         /// stay in user space. \[bytes\]
         mirror_ring_bytes: u64 = Some("4194304"), Restart;
-        /// Clients that can be in kernel lanes at once, for about 0.6 KiB of memory each. Others are in user space (`client_refused` in SHOW KERNEL).
+        /// Clients that can be in kernel lanes at once, for about 0.6 KiB of memory each (the first 4096: 1.7 KiB). Others are in user space (`client_refused` in SHOW KERNEL).
         lane_clients_max: LanePlaces = Some("16384"), Restart;
         /// Server connections, likewise (`server_refused`).
         lane_servers_max: LanePlaces = Some("4096"), Restart;
-        /// Pools, likewise, for 4.2 KiB each (`no_place`). A pair of database and user keeps its place until it is forgotten.
+        /// Pools, likewise, for 8.2 KiB each (`no_place`). A pair of database and user keeps its place until it is forgotten.
         lane_pools_max: LanePlaces = Some("256"), Restart;
         /// Names of clients' prepared statements that kernel lanes know at once, and statements of servers, likewise. Uses of others are
         /// in user space (`named_statement`, `unprepared`).
@@ -53,6 +53,10 @@ keys! {
         /// Responses that may wait for a slow client outside of its TCP queue (lane D), or in an application's own socket (lane B). Beyond
         /// that they go through user space, and the client stops the server (`response_queue`, `room`). \[bytes\]
         lane_response_bytes: LaneBytes = Some("262144"), Restart;
+        /// Requests of up to so many bytes wait in the kernel while all servers of their pool are busy, if those are on this host (lanes A and B) and no more are
+        /// to be opened: the server that is free first fetches the next one itself. Longer ones wait in user space, and so do those of clients beyond the first
+        /// 4096 in lanes. 0: all wait in user space. \[bytes\]
+        lane_kept_bytes: KeptBytes = Some("1024"), Restart;
         /// Ring in which kernel lanes tell what is user space's to do, 32 bytes each time. One that is full costs a look at all
         /// clients (`events_lost`). Rounded up to a power of two. \[bytes\]
         lane_ring_bytes: LaneBytes = Some("262144"), Restart;

@@ -131,6 +131,20 @@ impl Value for LaneBytes {
     }
 }
 
+/// Bytes of a request that the kernel lanes keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeptBytes(pub u32);
+
+impl Value for KeptBytes {
+    const TYPE: &'static str = "bytes, 0 to 1024";
+    fn parse(text: &str) -> Result<Self, String> {
+        int_in(text, 0, 1024).map(|n| KeptBytes(n as u32))
+    }
+    fn show(&self) -> Option<String> {
+        Some(self.0.to_string())
+    }
+}
+
 /// `threads`: `None` is one per core.
 impl Value for Option<u32> {
     const TYPE: &'static str = "integer, 0 = automatic";

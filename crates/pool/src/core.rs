@@ -345,6 +345,7 @@ impl<S> Core<S> {
     pub fn set_limits(&mut self, pool: PoolId, limits: PoolLimits) {
         if let Some(pool) = self.existing(pool) {
             pool.limits = limits;
+            pool.tell_full();
         }
     }
 
@@ -437,6 +438,9 @@ impl<S> Core<S> {
     /// Gives the longest-waiting client an idle server, if there are both: after a program put one back, or after RESUME.
     pub fn grant_next(&mut self, pool: PoolId, now: Instant) -> Option<(ClientRef, Instant, Grant<S>)> {
         let p = self.at(pool);
+        if let Idle::Shared(idle) = &p.idle {
+            idle.serve();
+        }
         if p.paused {
             return None;
         }
@@ -474,6 +478,13 @@ impl<S> Core<S> {
         // Two waiters never share a ticket: the head counts down from where the tail counts up.
         self.next_ticket = self.next_ticket.max(ticket + 1);
         self.at(pool_id).look_again(pool_id, now).unwrap_or(Acquired::Queued(ticket))
+    }
+
+    /// The client has waited since then, and not in this queue.
+    pub fn waited_since(&mut self, pool: PoolId, ticket: Ticket, since: Instant) {
+        if let Some(waiter) = self.at(pool).waiting.get_mut(&ticket) {
+            waiter.since = since;
+        }
     }
 
     /// The client waits no more. False if it was not in the queue: then a grant is on its way to it.
@@ -632,6 +643,7 @@ impl<S> Core<S> {
         let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
         p.connections += 1;
         p.logins += 1;
+        p.tell_full();
         id
     }
 
@@ -770,6 +782,7 @@ impl<S> Core<S> {
         if let Idle::Shared(idle) = &pool.idle {
             idle.set_closed(paused);
         }
+        pool.tell_full();
     }
 
     /// Whether the pool is paused.
@@ -808,6 +821,16 @@ impl<S> Pool<S> {
             failed_before_pause: false,
             old: None,
             last_over: None,
+        }
+    }
+
+    /// See [`crate::SharedIdle::set_full`]. What another pool has of `max_db_connections` or `max_user_connections` may come free without this one.
+    fn tell_full(&self) {
+        if let Idle::Shared(idle) = &self.idle {
+            let size = self.limits.size.saturating_add(self.limits.reserve);
+            let is_full =
+                !self.paused && self.limits.size != PoolLimits::UNLIMITED && self.connections >= size;
+            idle.set_full(is_full.then_some(self.connections));
         }
     }
 

@@ -34,6 +34,11 @@ pub trait SharedIdle<S>: Send + std::fmt::Debug {
     fn set_waiters(&self, waiters: u32);
     /// Whether programs may take at all (PAUSE).
     fn set_closed(&self, closed: bool);
+    /// How many connections there are, if no more are to be opened, whoever waits: then programs may keep requests until a server is free. User space does
+    /// not hear of those, so when this ends they are handed to it.
+    fn set_full(&self, connections: Option<u32>);
+    /// Brings requests that programs keep to servers that are idle.
+    fn serve(&self);
     /// This one must not be put back by a program: its release comes to user space.
     fn retire(&self, ordinal: u32);
     /// Keeps one that is in from programs: user space must look at it (`server_check_delay`) before its next use. It stays in.

@@ -118,6 +118,8 @@ pub(crate) struct Client {
     pub connected_at: Instant,
     /// Last request, or the login.
     pub request_at: Instant,
+    /// Since when its lane kept what is in its inbox, if it was taken out of it for that.
+    pub kept_at: Option<Instant>,
     /// The running query's and transaction's start, while linked.
     pub query_at: Option<Instant>,
     pub transaction_at: Option<Instant>,
@@ -163,6 +165,7 @@ impl Client {
             cancel_key: 0,
             connected_at: now,
             request_at: now,
+            kept_at: None,
             query_at: None,
             transaction_at: None,
             wait_us: 0,

@@ -67,6 +67,9 @@ struct PoolPart {
     clients_active: u64,
     /// Clients in the queue.
     clients_waiting: u64,
+    /// Clients whose requests the kernel keeps, and how long the longest has waited.
+    clients_kept: u64,
+    kept_max: Duration,
     /// Connections that carry a cancel request to the server, and those that are to.
     cancels: u64,
     cancels_waiting: u64,
@@ -84,6 +87,7 @@ impl Part {
     /// The part of `worker`, for [`gather`].
     pub fn of(worker: &mut Worker) -> Self {
         worker.lanes_collect();
+        let now = Instant::now();
         let mut part = Self::default();
         part.pools.reserve(worker.meters.len());
         for (pool, meter) in &worker.meters {
@@ -97,6 +101,10 @@ impl Part {
             let Some(pool) = &client.pool else { continue };
             let pool = part.pool(pool.id);
             match client.phase {
+                Phase::Lane if let Some(since) = client.kept_since(now) => {
+                    pool.clients_kept += 1;
+                    pool.kept_max = pool.kept_max.max(now.saturating_duration_since(since));
+                }
                 Phase::Idle | Phase::Lane | Phase::Linked(_) => pool.clients_active += 1,
                 Phase::Waiting { .. } => pool.clients_waiting += 1,
                 Phase::Login(_) | Phase::Console(_) | Phase::Closing => {}
@@ -168,6 +176,9 @@ impl Facts {
                     facts.stats.merge(&part.meter.stats);
                     facts.latency.merge(&part.meter.latency);
                     facts.counts.cl_active += part.clients_active;
+                    facts.counts.cl_waiting += part.clients_kept;
+                    let kept_us = part.kept_max.as_micros() as u64;
+                    facts.counts.maxwait_us = facts.counts.maxwait_us.max(kept_us);
                     facts.counts.cl_active_cancel_req += part.cancels;
                     facts.counts.cl_waiting_cancel_req += part.cancels_waiting;
                     facts.counts.sv_active_cancel += part.cancels;

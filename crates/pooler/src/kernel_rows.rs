@@ -47,6 +47,8 @@ pub(crate) fn kernel_rows(shared: &Shared) -> Table {
     row(KernelKind::Lane, "all", "taken", lanes.taken.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "given", lanes.given.load(Ordering::Relaxed), "count");
     row(KernelKind::Lane, "all", "fed", lanes.fed.load(Ordering::Relaxed), "count");
+    row(KernelKind::Lane, "all", "kept", path.counter(Counter::Kept), "count");
+    row(KernelKind::Lane, "all", "handed_on", path.counter(Counter::HandedOn), "count");
     row(KernelKind::Lane, "all", "events_lost", path.counter(Counter::EventsLost), "count");
     row(KernelKind::Lane, "all", "overlaps", path.counter(Counter::Overlaps), "count");
     if path.has_tap() {
@@ -96,11 +98,12 @@ fn total(counts: &[(&str, u64)]) -> u64 {
     counts.iter().map(|(_, count)| count).sum()
 }
 
-/// What programs forwarded and slow readers have not taken, by where it waits, in bytes.
+/// What programs forwarded and slow readers have not taken, by where it waits, and what they keep for want of a server, in bytes.
 pub(crate) fn queued(shared: &Shared) -> Vec<(&'static str, u64)> {
     let Some(lanes) = &shared.lanes else { return Vec::new() };
     let path = &lanes.datapath;
     let mut queues = vec![("responses", path.queued_bytes()), ("requests", path.queued_request_bytes())];
+    queues.push(("kept", path.kept_bytes()));
     if lanes.has_applications() {
         queues.push(("applications", path.applications_unread_bytes()));
     }

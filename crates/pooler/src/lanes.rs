@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel lanes as the pooler sees them: which sockets are in them, and the idle set that it shares with their programs.
 
-use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use foldhash::fast::RandomState;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -16,13 +15,14 @@ use underpass_pool::prepared::{ClientStatements, ServerStatements, Statement};
 use underpass_pool::{ServerId, SharedIdle};
 use underpass_sockmap::selftest::{self, Report};
 use underpass_sockmap::{
-    ClientSlot, Connection, Datapath, Give, Holders, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX,
-    ServerSlot, ServerSpec, TapStream, TapWaits,
+    ClientSlot, Connection, Datapath, Holders, Lane, LaneChoice, PoolSlot, STATEMENT_NAME_MAX, ServerSlot,
+    ServerSpec, TapStream, TapWaits,
 };
 use underpass_wire::MAX_MESSAGE_LEN;
 
 use crate::applications::{self, Finder};
 use crate::client::Client;
+use crate::lane_idle::LaneIdle;
 use crate::logging::log_socket;
 use crate::net::{self, Endpoint};
 use crate::pool::PoolSettings;
@@ -85,6 +85,10 @@ pub(crate) struct Lanes {
     pub is_silent: bool,
     /// One in so many clients is taken in each turn of a worker's loop; 0 = none. See [`FLIP_VARIABLE`].
     pub flip: u32,
+    /// Programs keep requests for which there is no server.
+    keeps: bool,
+    /// Clients whose requests were kept and come up.
+    called: Arc<Called>,
     clients: Mutex<HashMap<ClientSlot, ClientRef, RandomState>>,
     servers: Mutex<HashMap<ServerSlot, ServerId, RandomState>>,
     slots: Mutex<HashMap<ServerId, ServerSlot, RandomState>>,
@@ -184,6 +188,8 @@ impl Lanes {
                     refused_told: Once::new(),
                     is_silent: std::env::var_os(UNEXPLAINED_VARIABLE).is_some(),
                     flip: number_of(FLIP_VARIABLE),
+                    keeps: sizes.kept_bytes_max > 0,
+                    called: Arc::default(),
                     clients: Mutex::default(),
                     servers: Mutex::default(),
                     slots: Mutex::default(),
@@ -252,13 +258,12 @@ impl Lanes {
         let slot = self.datapath.add_pool().map_err(|error| log::warn!("kernel lanes: {error}")).ok()?;
         lock(&self.pools).insert(slot, id);
         let pressure = Arc::new(if self.flip > 0 { Pressure::never(now) } else { Pressure::new(now) });
-        let idle = LaneIdle {
-            datapath: self.datapath.clone(),
-            pool: slot,
-            pressure: pressure.clone(),
-            waiters: Cell::new(0),
-            own: BTreeSet::new(),
-        };
+        let idle = LaneIdle::new(
+            self.datapath.clone(),
+            slot,
+            pressure.clone(),
+            self.keeps.then(|| self.called.clone()),
+        );
         Some((LanePool { slot, pressure, servers: Arc::default() }, Box::new(idle)))
     }
 
@@ -279,6 +284,17 @@ impl Lanes {
         }
     }
 
+    /// Clients whose requests programs kept and keep no more: each is to be taken.
+    pub fn called(&self) -> Vec<ClientSlot> {
+        self.called.any.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.called.clients))
+    }
+
+    /// Whether there are any.
+    pub fn has_called(&self) -> bool {
+        self.called.any.load(Ordering::Acquire)
+    }
+
     pub fn client_of(&self, slot: ClientSlot) -> Option<ClientRef> {
         lock(&self.clients).get(&slot).copied()
     }
@@ -290,6 +306,11 @@ impl Lanes {
     /// Servers that may have failed to send their last answer and be ending. They rest until somebody claims them.
     pub fn doubted(&self) -> Vec<ServerSlot> {
         lock(&self.doubted).iter().copied().collect()
+    }
+
+    /// A server is ending: whoever claims it closes it.
+    pub fn doubt(&self, slot: ServerSlot) {
+        lock(&self.doubted).insert(slot);
     }
 
     /// Whether a server is one of [`Self::doubted`]: the caller has claimed it and closes it.
@@ -483,6 +504,7 @@ fn sizes(config: &Config) -> underpass_sockmap::Config {
         application_queue_bytes_max: keys.lane_response_bytes.0,
         event_ring_bytes: keys.lane_ring_bytes.0.next_power_of_two(),
         message_length_max: config.max_packet_size.min(MAX_MESSAGE_LEN),
+        kept_bytes_max: keys.lane_kept_bytes.0,
         tap_ring_bytes: tap_ring_bytes(config),
         applications: keys.same_host == SameHost::Both,
         stall_rounds: number_of(STALL_VARIABLE),
@@ -759,114 +781,20 @@ pub(crate) fn monotonic_ns() -> u64 {
     clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64
 }
 
-/// The idle set that programs draw from too. Servers that no lane carries are kept beside it.
-#[derive(Debug)]
-struct LaneIdle {
-    datapath: Arc<Datapath>,
-    pool: PoolSlot,
-    pressure: Arc<Pressure>,
-    /// As last told.
-    waiters: Cell<u32>,
-    /// Those that no lane carries, and those that a lane must not take.
-    own: BTreeSet<u32>,
+/// Clients that workers are to take out of their lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Called {
+    any: AtomicBool,
+    clients: Mutex<Vec<ClientSlot>>,
 }
 
-impl LaneIdle {
-    fn slot(&self, ordinal: u32) -> Option<ServerSlot> {
-        self.datapath.server_at(self.pool, ordinal)
-    }
-}
-
-impl SharedIdle<Box<Server>> for LaneIdle {
-    fn push(&mut self, ordinal: u32, server: &mut Box<Server>) -> bool {
-        if server.lane.is_none() || self.pressure.is_high(Instant::now()) {
-            self.own.insert(ordinal);
-            return true;
+impl Called {
+    pub fn add(&self, clients: Vec<ClientSlot>) {
+        if !clients.is_empty() {
+            // Under the lock: who takes them has cleared it before.
+            let mut all = lock(&self.clients);
+            all.extend(clients);
+            self.any.store(true, Ordering::Release);
         }
-        let Some((slot, read_total)) = hand_over(server) else { return false };
-        let _ = self.datapath.set_server_fingerprint(slot, server.parameters.fingerprint());
-        match self.datapath.push_idle(slot, read_total) {
-            Ok(Give::Done) => true,
-            other => {
-                if let Err(error) = other {
-                    log::error!("kernel lanes: push_idle: {error}");
-                }
-                watch_server(server);
-                false
-            }
-        }
-    }
-
-    fn link_lowest(&mut self, lane: u64) -> Option<u32> {
-        let slot = self.datapath.take_to_feed(ClientSlot::from_bits(lane)).ok()??;
-        self.datapath.ordinal_of(slot).ok()
-    }
-
-    fn pop_from(&mut self, _from: u32) -> Option<u32> {
-        // While clients are fed, those that are not leave the programs' servers alone.
-        if self.pressure.is_high(Instant::now()) {
-            if let Some(ordinal) = self.own.pop_first() {
-                return Some(ordinal);
-            }
-        }
-        match self.datapath.pop_idle(self.pool, None) {
-            Ok(Some(slot)) => self.datapath.ordinal_of(slot).ok(),
-            _ => self.own.pop_first(),
-        }
-    }
-
-    fn pop_unlike(&mut self, fingerprint: u32) -> Option<u32> {
-        let slot = self.datapath.pop_idle_unlike(self.pool, fingerprint).ok()??;
-        self.datapath.ordinal_of(slot).ok()
-    }
-
-    fn remove(&mut self, ordinal: u32) -> bool {
-        self.own.remove(&ordinal)
-            || self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false))
-    }
-
-    fn ordinals(&self) -> Vec<u32> {
-        let mut all = self.datapath.idle_ordinals(self.pool).unwrap_or_default();
-        all.extend(&self.own);
-        all.sort_unstable();
-        all
-    }
-
-    fn set_waiters(&self, waiters: u32) {
-        if waiters > self.waiters.replace(waiters) {
-            self.pressure.note(Instant::now(), waiters);
-        }
-        self.pressure.set_waiters(waiters);
-        let _ = self.datapath.set_waiters(self.pool, waiters);
-    }
-
-    fn set_closed(&self, closed: bool) {
-        let _ = self.datapath.set_pool_closed(self.pool, closed);
-    }
-
-    fn retire(&self, ordinal: u32) {
-        if let Some(slot) = self.slot(ordinal) {
-            let _ = self.datapath.set_server_retire(slot, true);
-        }
-    }
-
-    fn set_aside(&mut self, ordinal: u32, server: &mut Box<Server>) {
-        if self.slot(ordinal).is_some_and(|slot| self.datapath.take_idle(slot).unwrap_or(false)) {
-            watch_server(server);
-            self.own.insert(ordinal);
-        }
-    }
-
-    fn returned_at(&self, ordinal: u32) -> Option<Instant> {
-        let at = self.datapath.server_active_ns(self.slot(ordinal)?).ok().filter(|&at| at > 0)?;
-        Instant::now().checked_sub(Duration::from_nanos(monotonic_ns().saturating_sub(at)))
-    }
-
-    fn forget(&mut self, ordinal: u32) {
-        self.own.remove(&ordinal);
-    }
-
-    fn is_occupied(&self, ordinal: u32) -> bool {
-        self.slot(ordinal).is_some()
     }
 }

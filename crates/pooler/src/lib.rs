@@ -14,6 +14,7 @@ mod descriptors;
 mod gather;
 mod hosts;
 mod kernel_rows;
+mod lane_idle;
 mod lanes;
 mod listeners;
 mod logging;

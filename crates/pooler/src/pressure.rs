@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether a pool has more clients than servers just now.
 //!
-//! Only user space grants servers to a queue. While clients queue all the time, a client in a lane comes up at nearly every request, which
-//! costs more than the lane saves. So the requests of a contended pool are left to user space, and only its answers to the kernel
+//! Where programs keep no requests, only user space grants servers to a queue. While clients queue all the time, a client in a lane comes up at nearly every
+//! request, which costs more than the lane saves. So the requests of a contended pool are left to user space, and only its answers to the kernel
 //! (`worker/feed.rs`), until its queue has been quiet for [`QUIET`].
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 // First guesses that no measurement has confirmed.
@@ -31,6 +31,8 @@ pub(crate) struct Pressure {
     waiters: AtomicU32,
     /// Clients in a window that make a contended pool.
     queued_max: u64,
+    /// Programs keep what waits: there is no need to go up.
+    is_kept: AtomicBool,
 }
 
 impl Pressure {
@@ -52,7 +54,13 @@ impl Pressure {
             until_us: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             queued_max,
+            is_kept: AtomicBool::new(false),
         }
+    }
+
+    /// Whether programs keep the requests of clients for which there is no server.
+    pub fn set_kept(&self, is_kept: bool) {
+        self.is_kept.store(is_kept, Ordering::Relaxed);
     }
 
     /// A client joined the queue, which is `waiters` long now.
@@ -72,7 +80,7 @@ impl Pressure {
     /// Whether user space keeps the pool.
     pub fn is_high(&self, now: Instant) -> bool {
         let until = self.until_us.load(Ordering::Relaxed);
-        until > 0 && self.since_base(now) < until
+        until > 0 && self.since_base(now) < until && !self.is_kept.load(Ordering::Relaxed)
     }
 
     /// The queue's length changed.
@@ -80,9 +88,10 @@ impl Pressure {
         self.waiters.store(waiters, Ordering::Relaxed);
     }
 
-    /// Whether a lane would carry a client's next transaction: nobody queues.
+    /// Whether a lane would carry a client's next transaction: nobody queues, or in the lane.
     pub fn is_calm(&self, now: Instant) -> bool {
-        self.waiters.load(Ordering::Relaxed) == 0 && !self.is_high(now)
+        self.is_kept.load(Ordering::Relaxed)
+            || self.waiters.load(Ordering::Relaxed) == 0 && !self.is_high(now)
     }
 
     fn since_base(&self, now: Instant) -> u64 {

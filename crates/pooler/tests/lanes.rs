@@ -30,6 +30,8 @@ mod memory;
 mod outside;
 #[path = "lanes/pipelines.rs"]
 mod pipelines;
+#[path = "lanes/queue.rs"]
+mod queue;
 #[path = "lanes/segments.rs"]
 mod segments;
 #[path = "lanes/session.rs"]

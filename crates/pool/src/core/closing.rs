@@ -86,6 +86,7 @@ impl<S> Core<S> {
             idle.forget(id.ordinal);
         }
         pool.connections -= 1;
+        pool.tell_full();
         let (database, user) = (pool.database, pool.user);
         for (counts, key) in [(&mut self.database_connections, database), (&mut self.user_connections, user)]
         {

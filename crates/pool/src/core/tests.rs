@@ -498,6 +498,8 @@ struct Told {
     occupied: Vec<u32>,
     /// Programs are faster than whoever wants a certain server.
     faster: bool,
+    full: Option<u32>,
+    served: u32,
 }
 
 impl SharedIdle<u32> for Lane {
@@ -523,6 +525,12 @@ impl SharedIdle<u32> for Lane {
     }
     fn set_waiters(&self, _: u32) {}
     fn set_closed(&self, _: bool) {}
+    fn set_full(&self, full: Option<u32>) {
+        self.shared.lock().unwrap().full = full;
+    }
+    fn serve(&self) {
+        self.shared.lock().unwrap().served += 1;
+    }
     fn retire(&self, ordinal: u32) {
         self.shared.lock().unwrap().retired.push(ordinal);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients of a contended pool: their requests go through user space, where they queue, their answers through the kernel.
 //!
-//! A program cannot keep a request for which no server is idle. So while many clients share few servers, all requests come here; but the
+//! Where programs keep no requests for which no server is idle (`LaneIdle::decide`), all come here while many clients share few servers; but the
 //! program that forwards an answer releases the server too, and announces it when somebody waits. That leaves one receive and one send
 //! for a transaction, of four. A client whose link is *fed* so is in [`Phase::Lane`] with [`ClientLane::fed`](crate::lanes::ClientLane::fed)
 //! set; all else that can happen to a client of a lane happens to it as well.
@@ -96,14 +96,14 @@ impl Worker {
     }
 
     /// The same at once, for a client that has not waited. It may be linked in user space afterwards, ready to forward: then its server.
-    pub(super) fn acquired_linked(&mut self, key: Key, id: ServerId) -> Option<Key> {
-        if self.feed_parked(key, id, self.now) {
+    pub(super) fn acquired_linked(&mut self, key: Key, id: ServerId, since: Instant) -> Option<Key> {
+        if self.feed_parked(key, id, since) {
             return None;
         }
         let Some(server) = self.unfeed(id).and_then(|server| self.take_home(server)) else {
             return self.acquire(key, id.pool, None);
         };
-        self.granted_now(key, server, false, self.now);
+        self.granted_now(key, server, false, since);
         Some(server)
     }
 

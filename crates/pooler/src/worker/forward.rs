@@ -179,7 +179,7 @@ impl Worker {
             return self.use_up(key);
         }
         client.wants = 0;
-        client.request_at = self.now;
+        client.request_at = client.kept_at.unwrap_or(self.now);
         self.request_held(key);
     }
 

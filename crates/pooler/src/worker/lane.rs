@@ -60,6 +60,13 @@ impl Client {
         })
     }
 
+    /// Since when its lane keeps what it said, for want of a server.
+    pub(crate) fn kept_since(&self, now: Instant) -> Option<Instant> {
+        let lane = self.lane.as_ref().filter(|_| matches!(self.phase, Phase::Lane))?;
+        let since_ns = lane.lanes.datapath.client_info(lane.slot).ok()?.kept_since_ns?;
+        Some(now.checked_sub(Duration::from_nanos(monotonic_ns().saturating_sub(since_ns))).unwrap_or(now))
+    }
+
     /// Whether it may have said something that nobody has read. What woke the worker may have been read since; of a socket in its map the
     /// programs have counted every byte.
     fn has_unread(&self) -> bool {
@@ -374,6 +381,21 @@ impl Worker {
         }
     }
 
+    /// Takes the clients out of their lanes whose requests are kept there no more.
+    pub(super) fn lanes_called(&mut self) {
+        while self.shared.lanes.as_ref().is_some_and(|lanes| lanes.has_called()) {
+            let Some(lanes) = self.shared.lanes.clone() else { return };
+            for slot in lanes.called() {
+                let Some(client) = lanes.client_of(slot) else { continue };
+                if client.worker == self.index {
+                    self.lane_client_up(key_of(client));
+                } else {
+                    self.post(client.worker, Box::new(move |worker| worker.lane_client_up(key_of(client))));
+                }
+            }
+        }
+    }
+
     /// Grants idle servers to those who wait, in their order.
     pub(crate) fn grant_idle(&mut self, pool: underpass_pool::PoolId) {
         loop {
@@ -485,7 +507,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(key) else { return true };
         let Some(lane) = &mut client.lane else { return true };
         let lanes = lane.lanes.clone();
-        let taken = match lanes.datapath.take(lane.slot) {
+        let mut taken = match lanes.datapath.take(lane.slot) {
             Ok(Some(taken)) => taken,
             Ok(None) => return false,
             Err(error) => {
@@ -493,6 +515,17 @@ impl Worker {
                 return true;
             }
         };
+        let kept = taken.kept.take();
+        if let Some(client) = self.clients.get_mut(key) {
+            client.kept_at = kept.as_ref().and_then(|kept| {
+                self.now.checked_sub(Duration::from_nanos(monotonic_ns().saturating_sub(kept.at_ns)))
+            });
+            client.inbox.extend_from_slice(kept.as_ref().map_or(&[], |kept| &kept.bytes));
+        }
+        if let Some(server) = taken.ended {
+            lanes.doubt(server);
+            self.again_soon.push(Again::LaneServer(server, None));
+        }
         // Not sooner: a transaction may have ended until then, and a client that leaves is not asked again.
         self.lane_collect(key);
         if !self.tap_taken(key) {
@@ -672,6 +705,11 @@ impl Worker {
         meter.stats.sent += added.response_bytes;
         meter.stats.xact_time += added.xact_ns / 1000;
         meter.stats.query_time += added.query_ns / 1000;
+        meter.stats.wait_time += added.wait_ns / 1000;
+        // Of several since the last look only their sum is known.
+        for _ in 0..added.waits {
+            meter.latency.wait.record(added.wait_ns / 1000 / added.waits);
+        }
     }
 
     /// The same for all clients that lanes carry now.

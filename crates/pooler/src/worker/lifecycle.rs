@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rustix::event::epoll;
 use underpass_config::PoolMode;
 use underpass_console::text::{self, reason};
 use underpass_pool::core::{Acquired, ClientRef, Launch, Released, Ticket};
@@ -17,7 +16,7 @@ use underpass_wire::SqlState;
 use underpass_wire::backend::build::error_response;
 use underpass_wire::backend::{Report, Severity};
 
-use super::{Again, Entry, Farewell, Source, Worker};
+use super::{Again, Entry, Farewell, Worker};
 use crate::client::{Client, LoginStep, Phase, key_of};
 use crate::logging::{self, log_socket};
 use crate::metrics::Told;
@@ -59,6 +58,8 @@ impl Worker {
     /// to be prepared: see [`Work`]. With `lane`, the client's place in its lane, it may also be fed at once: then there is nothing left
     /// to do.
     pub(super) fn acquire(&mut self, key: Key, pool: PoolId, lane: Option<u64>) -> Option<Key> {
+        let kept_at = self.clients.get_mut(key).and_then(|client| client.kept_at.take());
+        let since = kept_at.unwrap_or(self.now);
         let client = self.clients.get(key);
         let learns = client.is_some_and(|client| client.is_probe());
         let unfit = client.filter(|client| lane.is_none() && client.why == Why::Program(Reason::Unfit));
@@ -81,18 +82,26 @@ impl Worker {
         match acquired {
             Acquired::Granted { id: _, server, check } => match self.take_home(server) {
                 Some(server) => {
-                    self.granted_now(key, server, check, self.now);
+                    self.granted_now(key, server, check, since);
                     Some(server)
                 }
                 // That one was closed instead; there are others.
-                None => self.acquire(key, pool, lane),
+                None => {
+                    if let Some(client) = self.clients.get_mut(key) {
+                        client.kept_at = kept_at;
+                    }
+                    self.acquire(key, pool, lane)
+                }
             },
-            Acquired::Linked(id) => self.acquired_linked(key, id),
+            Acquired::Linked(id) => self.acquired_linked(key, id, since),
             Acquired::Queued(ticket) => {
                 if let Some(client) = self.clients.get_mut(key) {
                     match &mut client.phase {
                         Phase::Login(login) => login.ticket = Some((pool, ticket)),
-                        phase => *phase = Phase::Waiting { ticket, since: self.now, notified: false },
+                        phase => *phase = Phase::Waiting { ticket, since, notified: false },
+                    }
+                    if kept_at.is_some() {
+                        lock(&self.shared.core).waited_since(pool, ticket, since);
                     }
                 }
                 // Launch in any case: the next client finds out whether the refusal still stands.
@@ -103,40 +112,6 @@ impl Worker {
                 None
             }
         }
-    }
-
-    /// Puts a server that was granted under this worker's epoll.
-    pub(super) fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
-        if server.home == self.index {
-            let key = server.key;
-            crate::lanes::watch_server(&server);
-            if let Some(entry) = self.servers.get_mut(key) {
-                *entry = Entry::Here(server);
-                return Some(key);
-            }
-            debug_assert!(false, "a parked server has its place");
-            return None;
-        }
-        let (old_home, old_key) = (server.home, server.key);
-        let old_epoll = &self.shared.mailboxes[old_home as usize].epoll;
-        // The registration goes along. Readiness that was there before shows up again with the new one.
-        let _ = epoll::delete(old_epoll, server.transport.fd());
-        self.post(old_home, Box::new(move |worker| drop(worker.servers.remove(old_key))));
-        let index = self.index;
-        if let Some(lane) = &mut server.lane {
-            lane.epoll = self.shared.mailboxes[index as usize].epoll.clone();
-        }
-        let key = self.servers.insert(|key| {
-            server.home = index;
-            server.key = key;
-            Entry::Here(server)
-        });
-        let Some(Entry::Here(server)) = self.servers.get(key) else { return None };
-        if let Err(error) = self.watch(server.transport.fd(), Source::Server, key) {
-            self.close_server(key, &format!("cannot watch socket: {error}"));
-            return None;
-        }
-        Some(key)
     }
 
     /// A grant arrives for a client of this worker, from wherever the server was released.

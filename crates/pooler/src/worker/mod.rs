@@ -344,6 +344,7 @@ impl Worker {
                 self.sweep();
             }
             self.send_all_held_back();
+            self.lanes_called();
             self.send_leaving();
         }
         self.close_all();

@@ -4,15 +4,18 @@
 //! Where a client is was settled when it was accepted, before anybody knew what it would do. So one worker may have all that is busy while
 //! others rest, or several may share what one of them would do with fewer wake-ups. [`crate::balance`] says which it is; here clients are
 //! chosen and handed over. One that has a lane, a mirror or a replication stream stays: more than its socket belongs to its worker.
+//! Servers go to whichever worker has the client that they are granted to.
 
 use std::sync::atomic::Ordering;
 
+use rustix::event::epoll;
 use underpass_console::rows::Replication;
 use underpass_pool::core::ClientRef;
 
-use super::Worker;
+use super::{Entry, Source, Worker};
 use crate::balance::{self, Advice};
 use crate::client::{Client, Phase};
+use crate::server::Server;
 use crate::shared::{CancelTarget, lock, phase};
 use crate::table::Key;
 
@@ -159,4 +162,40 @@ fn may_move(client: &Client) -> bool {
         && !client.on_console
         && !client.is_silent
         && client.replication == Replication::None
+}
+
+impl Worker {
+    /// Puts a server that was granted under this worker's epoll.
+    pub(super) fn take_home(&mut self, mut server: Box<Server>) -> Option<Key> {
+        if server.home == self.index {
+            let key = server.key;
+            crate::lanes::watch_server(&server);
+            if let Some(entry) = self.servers.get_mut(key) {
+                *entry = Entry::Here(server);
+                return Some(key);
+            }
+            debug_assert!(false, "a parked server has its place");
+            return None;
+        }
+        let (old_home, old_key) = (server.home, server.key);
+        let old_epoll = &self.shared.mailboxes[old_home as usize].epoll;
+        // The registration goes along. Readiness that was there before shows up again with the new one.
+        let _ = epoll::delete(old_epoll, server.transport.fd());
+        self.post(old_home, Box::new(move |worker| drop(worker.servers.remove(old_key))));
+        let index = self.index;
+        if let Some(lane) = &mut server.lane {
+            lane.epoll = self.shared.mailboxes[index as usize].epoll.clone();
+        }
+        let key = self.servers.insert(|key| {
+            server.home = index;
+            server.key = key;
+            Entry::Here(server)
+        });
+        let Some(Entry::Here(server)) = self.servers.get(key) else { return None };
+        if let Err(error) = self.watch(server.transport.fd(), Source::Server, key) {
+            self.close_server(key, &format!("cannot watch socket: {error}"));
+            return None;
+        }
+        Some(key)
+    }
 }

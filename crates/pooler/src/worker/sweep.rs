@@ -264,7 +264,21 @@ impl Worker {
         self.lane_collect_carried(key);
         let Some(client) = self.clients.get(key) else { return };
         let Some(pool) = client.pool.as_ref().map(|pool| pool.settings.load()) else { return };
-        let client_idle = client.timeouts(config).client_idle;
+        let timeouts = client.timeouts(config);
+        if let Some(since) = client.kept_since(self.now) {
+            // From here on it waits as everybody does.
+            let limits = [timeouts.query_wait, pool.query_timeout, config.query_wait_notify];
+            let waited = self.now.saturating_duration_since(since);
+            if draining && !self.shared.waits_for_clients()
+                || limits.iter().any(|limit| !limit.is_zero() && waited >= *limit)
+            {
+                drop(pool);
+                self.stirred(key);
+                self.lane_client_up(key);
+            }
+            return;
+        }
+        let client_idle = timeouts.client_idle;
         let Some(times) = self.lane_times(client) else { return };
         let LaneTimes { active, query, transaction, is_linked } = times;
         let over = |since: Option<Instant>, limit: Duration| {

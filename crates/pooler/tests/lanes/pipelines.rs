@@ -110,47 +110,50 @@ fn requests_may_follow_a_copy_at_once() -> Result<()> {
 #[test]
 fn what_a_server_does_not_take_of_a_fed_pipeline_is_not_lost() -> Result<()> {
     const REQUESTS: usize = 60;
-    each_lane(
-        |ini| ini.set("default_pool_size", "1"),
-        |_, pooler, lane| {
-            let stop = Arc::new(AtomicU64::new(0));
-            let threads: Vec<_> = (0..24)
-                .map(|_| {
-                    let (stop, options) = (stop.clone(), pooler.options("postgres", "postgres"));
-                    std::thread::spawn(move || -> Result<()> {
-                        let mut client = Client::connect(&options.read_timeout(Duration::from_secs(30)))?;
-                        while stop.load(Ordering::Relaxed) == 0 {
-                            assert_eq!(value(&mut client, "select 4")?, "4");
-                        }
-                        Ok(())
-                    })
+    let server = Postgres::start()?;
+    let base = || Ini::for_server(&server).set("pool_mode", "transaction").set("default_pool_size", "1");
+    for (lane, same_host) in LANES {
+        let Some(ini) = base().lanes(same_host, 1) else { return Ok(()) };
+        let pooler = &Underpass::start(&ini.tail("lane_kept_bytes = 0"))?;
+
+        let stop = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..24)
+            .map(|_| {
+                let (stop, options) = (stop.clone(), pooler.options("postgres", "postgres"));
+                std::thread::spawn(move || -> Result<()> {
+                    let mut client = Client::connect(&options.read_timeout(Duration::from_secs(30)))?;
+                    while stop.load(Ordering::Relaxed) == 0 {
+                        assert_eq!(value(&mut client, "select 4")?, "4");
+                    }
+                    Ok(())
                 })
-                .collect();
-            let mut a = client(pooler)?;
-            let begun = Instant::now();
-            let fed = || kernel(pooler, "all", "fed");
-            let before = fed()?;
-            while fed()? - before < 1000 {
-                value(&mut a, "select 1")?;
-                assert!(begun.elapsed() < Duration::from_secs(30), "lane {lane}: nobody is fed");
-            }
-            // The others wait from here on: the server is in this transaction.
-            a.query("begin")?.ok()?;
-            a.send(&Batch::new().query("select pg_sleep(1)"))?;
-            let long = "z".repeat(40_000);
-            for n in 0..REQUESTS {
-                // One at a time, as whole requests are fed.
-                std::thread::sleep(Duration::from_millis(4));
-                a.send(&Batch::new().query(&format!("select length('{long}') + {n}")))?;
-            }
-            a.response()?.ok()?;
-            for n in 0..REQUESTS {
-                let answer = a.response()?.ok()?;
-                assert_eq!(answer.value(), Some(&*(40_000 + n).to_string()), "lane {lane}");
-            }
-            assert_eq!(a.query("commit")?.status(), Some(b'I'), "lane {lane}");
-            stop.store(1, Ordering::Relaxed);
-            threads.into_iter().try_for_each(|thread| thread.join().expect("no client panicked"))
-        },
-    )
+            })
+            .collect();
+        let mut a = client(pooler)?;
+        let begun = Instant::now();
+        let fed = || kernel(pooler, "all", "fed");
+        let before = fed()?;
+        while fed()? - before < 1000 {
+            value(&mut a, "select 1")?;
+            assert!(begun.elapsed() < Duration::from_secs(30), "lane {lane}: nobody is fed");
+        }
+        // The others wait from here on: the server is in this transaction.
+        a.query("begin")?.ok()?;
+        a.send(&Batch::new().query("select pg_sleep(1)"))?;
+        let long = "z".repeat(40_000);
+        for n in 0..REQUESTS {
+            // One at a time, as whole requests are fed.
+            std::thread::sleep(Duration::from_millis(4));
+            a.send(&Batch::new().query(&format!("select length('{long}') + {n}")))?;
+        }
+        a.response()?.ok()?;
+        for n in 0..REQUESTS {
+            let answer = a.response()?.ok()?;
+            assert_eq!(answer.value(), Some(&*(40_000 + n).to_string()), "lane {lane}");
+        }
+        assert_eq!(a.query("commit")?.status(), Some(b'I'), "lane {lane}");
+        stop.store(1, Ordering::Relaxed);
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no client panicked"))?;
+    }
+    Ok(())
 }

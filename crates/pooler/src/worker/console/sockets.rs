@@ -90,12 +90,14 @@ impl Worker {
                     .map(|server| (server.socket_id, fd_number(&server.transport)))
             });
         let waits_in_login = client.waits_in_login();
+        let kept_since = client.kept_since(self.now);
         let state = match &client.phase {
             Phase::Login(_) if waits_in_login => ClientState::Waiting,
             Phase::Login(_) => ClientState::Login,
             Phase::Waiting { .. } => ClientState::Waiting,
             Phase::Linked(_) | Phase::Console(_) => ClientState::Active,
             Phase::Lane if client.is_linked_in_lane() => ClientState::Active,
+            Phase::Lane if kept_since.is_some() => ClientState::Waiting,
             Phase::Idle | Phase::Lane | Phase::Closing => ClientState::Idle,
         };
         let lane_times = self.lane_times(client);
@@ -109,6 +111,7 @@ impl Worker {
             }
             // As in PgBouncer, the age of its query.
             Phase::Linked(_) => running(client.query_at),
+            Phase::Lane if kept_since.is_some() => running(kept_since),
             Phase::Lane => running(lane_times.as_ref().and_then(|times| times.query)),
             _ => 0,
         };
