@@ -121,6 +121,14 @@ impl Lanes {
             sizes.tap_ring_bytes = 0;
             (report, tested) = selftest::open(&sizes);
         }
+        if same_host != SameHost::Off && sizes.kept_bytes_max > 0 && !report.works(Lane::A) {
+            let without = underpass_sockmap::Config { kept_bytes_max: 0, ..sizes.clone() };
+            let (again, opened) = selftest::open(&without);
+            if again.works(Lane::A) {
+                log::warn!("kernel lanes: nothing waits in the kernel: {}", report.why_not(Lane::A));
+                (sizes, report, tested) = (without, again, opened);
+            }
+        }
         if required {
             refuse_unless_all_work(&report, same_host)?;
         }

@@ -263,6 +263,8 @@ pub struct Datapath {
     _links: Vec<attach::Attachment>,
     /// Lane A is possible on this kernel.
     pub(crate) local_works: bool,
+    /// Programs keep requests.
+    pub(crate) keeps: bool,
     /// Says which socket is whose, or why it does not.
     pub(crate) holders: Result<Holders, String>,
     refused: Refused,
@@ -402,6 +404,7 @@ impl Datapath {
             skel,
             _links: links,
             local_works: false,
+            keeps: config.kept_bytes_max > 0,
             holders: Err("lane A is not possible".into()),
             refused: Refused::default(),
             apps_work: false,

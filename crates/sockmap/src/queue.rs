@@ -24,6 +24,11 @@ use crate::words::{
 const PLACE_SPINS: u32 = 200;
 
 impl Datapath {
+    /// Whether programs can keep requests at all ([`crate::Config::kept_bytes_max`], and lane A).
+    pub fn can_keep(&self) -> bool {
+        self.local_works && self.keeps
+    }
+
     /// Whether programs may keep requests of this pool for which no server is idle. User space says so when no more servers are to be opened: what is kept
     /// is not heard of. When it takes that back it [drains](Self::drain_queue) the queue.
     ///

@@ -10,7 +10,7 @@ use caps::{CapSet, Capability};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use crate::datapath::{
-    ClientSlot, Config, Datapath, Lane, LaneChoice, ServerSlot, ServerSpec, enqueued_at_rest,
+    ClientSlot, Config, Datapath, Lane, LaneChoice, PoolSlot, ServerSlot, ServerSpec, enqueued_at_rest,
 };
 use crate::error::Error;
 use crate::handover::Give;
@@ -283,6 +283,12 @@ fn round_trips(dp: &Datapath, lane: Lane) -> Result<Duration, Error> {
         prove_direct(dp, client_slot, &mut app, &mut backend, ANSWER)?;
         until_released(dp, server_slot)?;
     }
+    if lane == Lane::A && dp.can_keep() {
+        // Those behind which others come.
+        made += 2;
+        prove_queue(dp, pool, &mut app, &mut backend, QUERY, ANSWER)?;
+        until_released(dp, server_slot)?;
+    }
     if lane == Lane::D {
         made += 1;
         pass(&mut app, &mut backend, QUERY).map_err(Error::system("a request did not come through"))?;
@@ -347,6 +353,53 @@ fn prove_direct(
             return Err(Error::State("the end of a backend's send cannot be told"));
         }
     }
+    Ok(())
+}
+
+/// Lane A: a request that waits in the kernel comes to the backend with its answer to another client, byte for byte, and so does that answer. That takes
+/// helpers that nothing else here needs, and that kernels have had wrong.
+fn prove_queue(
+    dp: &Datapath,
+    pool: PoolSlot,
+    app: &mut TcpStream,
+    backend: &mut TcpStream,
+    query: &[u8],
+    answer: &[u8],
+) -> Result<(), Error> {
+    let (mut waiting, near) = pair().map_err(Error::system("a private connection"))?;
+    let client = dp.register_client(near.as_fd(), pool, 1)?;
+    if dp.give_client(client, 0)? != Give::Done {
+        return Err(Error::State("a quiet direction could not be given to the kernel"));
+    }
+    dp.set_pool_keeps(pool, true)?;
+    let through = Error::system("a request that waited in the kernel");
+    // Twice, of two lengths: what the kernel remembers of the first must not meet the second.
+    for text in ["select 2", "select 'longer'"] {
+        let later = [&b"Q\0\0\0"[..], &[text.len() as u8 + 5], text.as_bytes(), b"\0"].concat();
+        pass(app, backend, query).map_err(&through)?;
+        waiting.write_all(&later).map_err(&through)?;
+        let start = Instant::now();
+        while dp.queue_length(pool)? == 0 {
+            if start.elapsed() > PATIENCE {
+                return Err(Error::State("a request for which there is no server was not kept"));
+            }
+        }
+        pass(backend, app, answer).map_err(&through)?;
+        let mut got = vec![0; later.len()];
+        backend.read_exact(&mut got).map_err(&through)?;
+        if got != later {
+            return Err(Error::State("a request that waited in the kernel came out as other bytes"));
+        }
+        pass(backend, &mut waiting, answer).map_err(&through)?;
+    }
+    dp.set_pool_keeps(pool, false)?;
+    let start = Instant::now();
+    while dp.take(client)?.is_none() {
+        if start.elapsed() > PATIENCE {
+            return Err(Error::State("the client that waited could not be taken back"));
+        }
+    }
+    dp.free_client(client)?;
     Ok(())
 }
 
