@@ -84,7 +84,7 @@ impl Datapath {
         let mut clients = Vec::new();
         for _ in 0..2 * QUEUE_PLACES {
             let Some((number, c)) = self.queue_head(p) else { break };
-            if self.empty_place(p, number, c) && self.is_kept_at(c, number) {
+            if self.empty_place(p, number, c) && self.is_kept_at(p, c, number) {
                 clients.push(self.client_slot(c));
             }
         }
@@ -104,7 +104,7 @@ impl Datapath {
                 break;
             }
             let Some((number, c)) = self.queue_head(p) else { break };
-            if !self.is_kept_at(c, number) {
+            if !self.is_kept_at(p, c, number) {
                 self.empty_place(p, number, c);
                 continue;
             }
@@ -137,7 +137,7 @@ impl Datapath {
                 if unfit.len() >= idle.sum() {
                     break;
                 }
-                if self.empty_place(p, number, c) && self.is_kept_at(c, number) {
+                if self.empty_place(p, number, c) && self.is_kept_at(p, c, number) {
                     unfit.push(self.client_slot(c));
                 }
                 continue;
@@ -149,14 +149,14 @@ impl Datapath {
             }
             let Some(request) = request else {
                 self.put_back(s);
-                if self.is_kept_at(c, number) {
+                if self.is_kept_at(p, c, number) {
                     unfit.push(self.client_slot(c));
                 }
                 continue;
             };
             // Before there is a link: what the client says next waits for the backend to have read this.
             self.servers.tx_expect(s).fetch_add(request.len() as u64, SeqCst);
-            if !self.link_kept(c, s, number) {
+            if !self.link_kept(p, c, s, number) {
                 self.servers.tx_expect(s).fetch_sub(request.len() as u64, SeqCst);
                 self.put_back(s);
                 continue;
@@ -198,8 +198,9 @@ impl Datapath {
     }
 
     /// Whether the request that waits at this place is the client's still. One that was kept under another number of its own is not it.
-    fn is_kept_at(&self, c: u32, number: u64) -> bool {
+    fn is_kept_at(&self, p: u32, c: u32, number: u64) -> bool {
         c < self.kept.len()
+            && self.clients.pool(c).load(SeqCst) == p
             && self.clients.link(c).load(SeqCst) & (LINK_KEPT | LINK_LINKED | LINK_HELD) == LINK_KEPT
             && self.kept.place(c).load(SeqCst) == number
     }
@@ -215,9 +216,9 @@ impl Datapath {
     }
 
     /// As a program does that hands on.
-    fn link_kept(&self, c: u32, s: u32, number: u64) -> bool {
+    fn link_kept(&self, p: u32, c: u32, s: u32, number: u64) -> bool {
         let old = self.clients.link(c).load(SeqCst);
-        if !self.is_kept_at(c, number) || old & (LINK_KEPT | LINK_LINKED | LINK_HELD) != LINK_KEPT {
+        if !self.is_kept_at(p, c, number) || old & (LINK_KEPT | LINK_LINKED | LINK_HELD) != LINK_KEPT {
             return false;
         }
         let (now, kept) = (monotonic_ns(), &self.kept);

@@ -310,3 +310,38 @@ fn a_pool_that_closes_or_keeps_none_any_more_hands_nothing_on() {
         assert_eq!(rig.expect_up(&c, Reason::NoServer).kept, None);
     });
 }
+
+/// Places are known by numbers, which each pool counts for itself, and clients by slots, which are used again.
+#[test]
+fn the_place_of_one_who_left_is_nobodys() {
+    on_each_lane(|rig| {
+        let (mut s, mut first) = busy(rig);
+        let mut leaves = rig.client();
+        wait(rig, &mut leaves, &query("leaves"));
+        assert!(rig.take(&leaves).kept.is_some());
+        rig.dp.free_client(leaves.slot).unwrap();
+        let index = leaves.slot.index();
+        drop(leaves);
+        let other = rig.dp.add_pool().unwrap();
+        rig.dp.set_pool_keeps(other, true).unwrap();
+        let start = std::time::Instant::now();
+        let mut c = loop {
+            let c = rig.held_client(other, 1);
+            if c.slot.index() == index {
+                break c;
+            }
+            assert!(start.elapsed() < common::PATIENCE, "the slot is not used again");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        assert_eq!(rig.dp.give_client(c.slot, 0).unwrap(), Give::Done);
+        wait(rig, &mut c, &query("of another database"));
+        finish(&mut s, &mut first);
+        rig.expect_released(&s);
+        expect_silence(&mut s.backend);
+        assert_eq!(rig.dp.serve_queue(rig.pool).unwrap(), []);
+        assert_eq!(rig.dp.drain_queue(rig.pool).unwrap(), []);
+        expect_silence(&mut s.backend);
+        assert!(is_kept(rig, &c));
+        assert_eq!(rig.dp.drain_queue(other).unwrap(), [c.slot]);
+    });
+}

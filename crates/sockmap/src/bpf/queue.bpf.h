@@ -192,7 +192,9 @@ static long queue_step(__u32 i, void *context)
 	k = bpf_map_lookup_elem(&kept_requests, &client);
 	if (c && k) {
 		old = *(volatile __u64 *)&c->link;
-		is_kept = (old & (LINK_KEPT | LINK_LINKED | LINK_HELD)) == LINK_KEPT && k->place == begin;
+		/* Of those who left a place their slots are others', perhaps of another pool, whose places have the same numbers. */
+		is_kept = (old & (LINK_KEPT | LINK_LINKED | LINK_HELD)) == LINK_KEPT && k->place == begin &&
+			  c->pool == f->pool_index;
 		if (is_kept && c->fingerprint != s->fingerprint)
 			reason = REASON_UNFIT;
 		else if (is_kept && k->uses.count && !has_statements(&k->uses, f->server_index))
