@@ -286,7 +286,7 @@ static __always_inline __u32 link_client(struct client_slot *c, __u32 index, str
 		return REASON_LINK_RACE;
 	}
 	stall();
-	*(volatile __u32 *)&c->links += 1;
+	__sync_fetch_and_add(&c->links, 1);
 	count_counter(COUNTER_LINKS);
 	*server = s;
 	return REASON_NONE;

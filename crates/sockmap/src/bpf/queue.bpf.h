@@ -223,7 +223,7 @@ static long queue_step(__u32 i, void *context)
 	/* User space waits for the end of the run before it looks at these. */
 	c->xact_start_ns = c->query_start_ns = c->active_ns = s->active_ns;
 	k->handed = new >> LINK_GEN_SHIFT;
-	*(volatile __u32 *)&c->links += 1;
+	__sync_fetch_and_add(&c->links, 1);
 	k->waits++;
 	k->wait_ns += s->active_ns - k->at_ns;
 	f->old = old;

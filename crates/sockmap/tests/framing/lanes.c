@@ -191,6 +191,21 @@ long bpf_msg_pull_data(struct sk_msg_md *msg, __u32 begin, __u32 end, __u64 flag
 	abort();
 }
 
+long bpf_msg_push_data(struct sk_msg_md *msg, __u32 begin, __u32 length, __u64 flags)
+{
+	abort();
+}
+
+long bpf_msg_apply_bytes(struct sk_msg_md *msg, __u32 bytes)
+{
+	abort();
+}
+
+long bpf_tail_call(void *context, const void *programs, __u32 index)
+{
+	abort();
+}
+
 long bpf_msg_redirect_map(struct sk_msg_md *msg, const void *map, __u32 key, __u64 flags)
 {
 	abort();

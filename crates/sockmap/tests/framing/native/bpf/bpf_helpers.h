@@ -13,6 +13,7 @@
 #define __weak __attribute__((weak))
 #define __uint(name, value) int (*name)[value]
 #define __type(name, value) typeof(value) *name
+#define __array(name, value) typeof(value) *name[1]
 #undef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 #define __noinline __attribute__((noinline))
@@ -35,6 +36,9 @@ __u64 bpf_get_socket_cookie(void *context);
 long bpf_sk_redirect_map(struct __sk_buff *skb, const void *map, __u32 key, __u64 flags);
 
 long bpf_msg_pull_data(struct sk_msg_md *msg, __u32 begin, __u32 end, __u64 flags);
+long bpf_msg_push_data(struct sk_msg_md *msg, __u32 begin, __u32 length, __u64 flags);
+long bpf_msg_apply_bytes(struct sk_msg_md *msg, __u32 bytes);
+long bpf_tail_call(void *context, const void *programs, __u32 index);
 long bpf_msg_redirect_map(struct sk_msg_md *msg, const void *map, __u32 key, __u64 flags);
 long bpf_msg_redirect_hash(struct sk_msg_md *msg, const void *map, const void *key, __u64 flags);
 
