@@ -226,7 +226,7 @@ fn who_leaves_or_cancels_while_it_waits_is_gone() -> Result<()> {
     })
 }
 
-/// A client by TLS or a long request waits in user space, and goes first; everybody is served.
+/// A long request waits in user space, short ones and a pipeline in the kernel or there; everybody is served.
 #[test]
 fn those_who_wait_here_and_there_are_all_served() -> Result<()> {
     in_lanes(&KEEPING, two_servers, |_, pooler, lane| {
