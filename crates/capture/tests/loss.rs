@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Capture, Setup, assert_tiles, lost, skipped};
+use common::{Capture, Setup, assert_tiles, lacking, skipped};
 use underpass_capture::{Accounts, Probes};
 use underpass_testkit::{Batch, Client, Options, Postgres};
 use underpass_trace::{Direction, Level, LossReason};
@@ -80,17 +80,17 @@ fn overflow(postgres: &Postgres, options: &Options, setup: &Setup) {
     // Recorded and missing together are everything, once.
     let mut parts: Vec<(u64, u64)> =
         trace.frontends(session).iter().map(|f| (f.offset, f.wire_len)).collect();
-    parts.extend(lost(&trace, session, Direction::Frontend));
+    parts.extend(lacking(&trace, session, Direction::Frontend));
     assert_tiles(parts, login, login + sent.len() as u64);
     // The same of what the server said, behind the login.
-    let mut parts: Vec<(u64, u64)> = lost(&trace, session, Direction::Backend);
+    let mut parts: Vec<(u64, u64)> = lacking(&trace, session, Direction::Backend);
     for message in trace.backends(session).iter().filter(|message| message.offset >= greeted) {
         let at = (message.offset - greeted) as usize;
         assert!(said[at..].starts_with(&message.message), "a message that was not said at {at}");
         parts.push((message.offset, message.message.len() as u64));
     }
     assert_tiles(parts, greeted, greeted + said.len() as u64);
-    // The holes are what the kernel counted as lost, but for what passed the hook twice: a client that sends faster than the server
+    // The holes are what the kernel counted as lacking, but for what passed the hook twice: a client that sends faster than the server
     // reads has its segments refused by the socket behind the hook, and sends them again. One of the two may have been recorded.
     let accounts = trace.summary.accounts.clone();
     for direction in [Direction::Frontend, Direction::Backend] {
@@ -122,7 +122,7 @@ fn overflow(postgres: &Postgres, options: &Options, setup: &Setup) {
     }
 }
 
-/// Answers of which only the tails are taken: when such an event is lost, what it left out is a part of the hole.
+/// Answers of which only the tails are taken: when such an event is lacking, what it left out is a part of the hole.
 #[test]
 fn losses_are_the_holes_of_a_summary_too() {
     if skipped() {

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Capture, Setup, Trace, assert_tiles, eventually, lost, skipped};
+use common::{Capture, Setup, Trace, assert_tiles, eventually, lacking, skipped};
 use underpass_capture::{Probes, Server, SourceKind};
 use underpass_mysql::capability::{self, Capabilities};
 use underpass_mysql::exchange::{End, Exchange, Session, Step};
@@ -377,14 +377,14 @@ fn losses_of_a_full_ring_are_the_holes_of_the_trace_exactly() {
         let starts = trace.starts();
         let start = starts.iter().find(|start| start.session == session).expect("start");
         let login = start.frontend_offset;
-        let mut parts = lost(&trace, session, Direction::Frontend);
+        let mut parts = lacking(&trace, session, Direction::Frontend);
         for message in trace.frontends(session) {
             let at = (message.offset - login) as usize;
             assert!(sent[at..].starts_with(&message.message), "a message that was not sent at {at}");
             parts.push((message.offset, message.wire_len));
         }
         assert_tiles(parts, login, login + sent.len() as u64);
-        let mut parts = lost(&trace, session, Direction::Backend);
+        let mut parts = lacking(&trace, session, Direction::Backend);
         for message in trace.backends(session).iter().filter(|message| message.offset >= greeted) {
             let at = message.offset as usize;
             assert!(said[at..].starts_with(&message.message), "a message that was not said at {at}");

@@ -13,7 +13,7 @@ use underpass_capture::{Error, Options, Probes, Server, Stage, Summary};
 use underpass_testkit::Postgres;
 use underpass_trace::{
     Backend, Direction, Frontend, Level, Loss, Outcome, PreparedFill, Reader, Record, Response, SessionEnd,
-    SessionId, SessionStart,
+    SessionId, SessionStart, WithheldReason,
 };
 
 /// A running capture.
@@ -238,16 +238,18 @@ fn told(outcome: &Outcome<'_>) -> String {
     }
 }
 
-/// Bytes of both directions that are in loss records of a session.
-pub fn lost(trace: &Trace, session: SessionId, direction: Direction) -> Vec<(u64, u64)> {
-    let mut holes: Vec<(u64, u64)> = trace
-        .losses()
-        .iter()
-        .filter(|l| l.session == Some(session) && l.direction == direction)
-        .map(|l| (l.offset, l.len))
-        .collect();
-    holes.sort_unstable();
-    holes
+/// What the trace says that it lacks of a session: what was lost, and the beginning of a message when all behind it was.
+pub fn lacking(trace: &Trace, session: SessionId, direction: Direction) -> Vec<(u64, u64)> {
+    let of = |record: &Record<'_>| match record {
+        Record::Loss(l) if l.session == Some(session) && l.direction == direction => Some((l.offset, l.len)),
+        Record::Withheld(w)
+            if w.session == session && w.direction == direction && w.reason == WithheldReason::Incomplete =>
+        {
+            Some((w.offset, w.len))
+        }
+        _ => None,
+    };
+    trace.records.iter().filter_map(of).collect()
 }
 
 /// Pieces of a stream, by offset and length, are all of it between two offsets, once.
