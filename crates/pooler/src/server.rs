@@ -124,6 +124,9 @@ pub(crate) struct Server {
     pub request_at: Instant,
     /// Serves one client until it leaves, and is never pooled.
     pub dedicated: bool,
+    /// Its client's transaction is over, but it has not read all that a lane forwarded to it. Until then it is the client's, who is not heard: what
+    /// that says next is for whatever server its turn brings.
+    pub ending: bool,
 }
 
 /// Terminate, as it is on the wire.

@@ -247,6 +247,11 @@ impl Worker {
                 return self.use_up(key);
             }
             let Some(Entry::Here(server)) = self.servers.get_mut(server_key) else { return };
+            if server.ending {
+                // `lane_unclear` goes on.
+                client.readable = true;
+                return;
+            }
             if !server.is_clear() {
                 if server.is_flooding() {
                     return self.close_server(server_key, FLOODING);

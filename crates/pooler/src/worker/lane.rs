@@ -582,6 +582,7 @@ impl Worker {
             return;
         };
         server.link.begin();
+        server.ending = false;
         server.link.adopt(LaneState {
             outstanding: taken.link.pending.into(),
             status: match taken.link.status {

@@ -205,6 +205,7 @@ impl Worker {
         client.wait_us = waited;
         let Some(Entry::Here(server)) = self.servers.get_mut(server_key) else { return };
         server.link.begin();
+        server.ending = false;
         server.request_at = self.now;
         let pool = server.pool.id;
         let same = Arc::ptr_eq(&server.parameters, &client.parameters);
@@ -332,7 +333,8 @@ impl Worker {
             self.mirror_boundary(client_key);
         }
         let Some(Entry::Here(server)) = self.servers.get_mut(key) else { return };
-        if !server.is_clear() {
+        server.ending = !server.is_clear();
+        if server.ending {
             // A COPY that failed ends before the server has read what it ignores: the next client's requests must not overtake that.
             return self.again_soon.push(Again::Unclear(key));
         }
@@ -368,6 +370,7 @@ impl Worker {
     /// See [`Again::Unclear`].
     pub(super) fn lane_unclear(&mut self, key: Key) {
         let Some(server) = self.server(key) else { return };
+        server.ending = false;
         let is_clear = server.is_clear();
         if !is_clear && server.is_flooding() {
             return self.close_server(key, FLOODING);
@@ -376,7 +379,7 @@ impl Worker {
             Work::Client(_) if server.link.is_quiescent() => self.transaction_over(key),
             Work::Settling { step: SettleStep::Leaving, .. } if is_clear => self.abandon(key),
             Work::Settling { step: SettleStep::Leaving, .. } => self.again_soon.push(Again::Unclear(key)),
-            // The client has said something else meanwhile.
+            // It has another work meanwhile.
             _ => {}
         }
     }

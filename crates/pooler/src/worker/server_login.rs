@@ -178,6 +178,7 @@ impl Worker {
                 connected_at: plan.since,
                 request_at: now,
                 dedicated,
+                ending: false,
             }))
         });
         let Some(Entry::Here(server)) = self.servers.get(key) else { return };
