@@ -165,11 +165,34 @@ fn resets_at_the_moment_of_the_answer() {
     });
 }
 
+/// Hits after which it is enough, and the longest time to wait for them.
+const ENOUGH: u32 = 5;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server answers while its client is reset, so many turns of an empty loop later, or sooner. What becomes of the answer.
+fn collide(server: &mut Server, app: TcpStream, delay: i32) -> std::io::Result<()> {
+    let ready = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            set_socket_linger(&app, Some(Duration::ZERO)).unwrap();
+            ready.store(1, Ordering::SeqCst);
+            for _ in 0..delay {
+                std::hint::spin_loop();
+            }
+            drop(app);
+        });
+        while ready.load(Ordering::SeqCst) == 0 {
+            std::hint::spin_loop();
+        }
+        for _ in 0..-delay {
+            std::hint::spin_loop();
+        }
+        server.backend.write_all(&answer(b"q", b'I'))
+    })
+}
+
 /// Answers that were lost when the server had been released already, of how many tries.
 fn race(rig: &Rig) -> (u32, u32) {
-    /// Hits after which it is enough, and the longest time to wait for them.
-    const ENOUGH: u32 = 5;
-    const PATIENCE: Duration = Duration::from_secs(60);
     let begun = Instant::now();
     let (mut lost, mut tries, mut ordinal) = (0, 0u32, 0);
     // By how many turns of an empty loop the reset waits for the answer, or the answer for the reset: goes to and fro over the moment.
@@ -180,25 +203,7 @@ fn race(rig: &Rig) -> (u32, u32) {
         let mut client = rig.client();
         send(&mut client.app, &query("q"));
         expect(&mut server.backend, &query("q"));
-        let app = client.app;
-        let ready = AtomicU32::new(0);
-        let outcome = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                set_socket_linger(&app, Some(Duration::ZERO)).unwrap();
-                ready.store(1, Ordering::SeqCst);
-                for _ in 0..delay {
-                    std::hint::spin_loop();
-                }
-                drop(app);
-            });
-            while ready.load(Ordering::SeqCst) == 0 {
-                std::hint::spin_loop();
-            }
-            for _ in 0..-delay {
-                std::hint::spin_loop();
-            }
-            server.backend.write_all(&answer(b"q", b'I'))
-        });
+        let outcome = collide(&mut server, client.app, delay);
         client = Client { app: client.near.try_clone().unwrap(), ..client };
         let is_released = rig.dp.server_peer(server.slot).unwrap().is_none();
         let is_idle = !rig.dp.idle_ordinals(rig.pool).unwrap().is_empty();
@@ -226,4 +231,63 @@ fn race(rig: &Rig) -> (u32, u32) {
         server = rig.server(ordinal);
     }
     (lost, tries)
+}
+
+/// The same with somebody waiting, whose request goes in front of the answer: a backend whose `send()` failed has not read it, so it is said again to
+/// another one; what has been read is not.
+#[test]
+fn what_was_brought_along_with_a_lost_answer_is_said_again() {
+    on_each_lane(&Config { stall_rounds: 20_000, ..Config::default() }, |rig| {
+        if rig.lane != Lane::A {
+            return;
+        }
+        rig.dp.set_pool_keeps(rig.pool, true).unwrap();
+        let (begun, mut delay, mut tries) = (Instant::now(), 0i32, 0u32);
+        // With the client that was reset still there when the other one is taken, and without it.
+        let mut hits = [0, 0];
+        while hits.iter().any(|&hits| hits < ENOUGH) && begun.elapsed() < PATIENCE {
+            tries += 1;
+            let (mut server, mut client, mut waits) = (rig.server(tries % 8), rig.client(), rig.client());
+            send(&mut client.app, &query("q"));
+            expect(&mut server.backend, &query("q"));
+            send(&mut waits.app, &query("next"));
+            let info = || rig.dp.client_info(waits.slot).unwrap();
+            eventually("kept", || info().kept_since_ns.is_some());
+            let outcome = collide(&mut server, client.app, delay);
+            client.app = client.near.try_clone().unwrap();
+            let is_handed = info().server.is_some();
+            let step = (tries % 7 + 1) as i32;
+            delay += if outcome.is_ok() && is_handed { -step } else { step };
+            let is_hit = outcome.is_err() && is_handed;
+            if is_handed && outcome.is_ok() {
+                expect(&mut server.backend, &query("next"));
+            }
+            drop(server.backend);
+            let stays = hits[1] < hits[0];
+            if !stays {
+                leave(rig, &client);
+            }
+            let taken = rig.take(&waits);
+            match (is_hit, is_handed) {
+                (true, _) => {
+                    hits[usize::from(stays)] += 1;
+                    assert_eq!(taken.kept.map(|kept| kept.bytes), Some(query("next")), "stays: {stays}");
+                    assert_eq!(taken.server, None);
+                }
+                (false, true) => assert_eq!((taken.kept, taken.server), (None, Some(server.slot))),
+                (false, false) => assert_eq!(taken.kept.map(|kept| kept.bytes), Some(query("next"))),
+            }
+            if stays {
+                leave(rig, &client);
+            }
+            leave(rig, &waits);
+            rig.events();
+            eventually("it can be claimed", || {
+                !matches!(rig.dp.claim_server(server.slot).unwrap(), underpass_sockmap::Claim::Busy)
+            });
+            rig.dp.free_server(server.slot).unwrap();
+        }
+        println!("{hits:?} answers lost in {tries} tries");
+        assert!(hits.iter().all(|&hits| hits > 0), "no reset has hit the moment");
+    });
 }
