@@ -291,8 +291,12 @@ impl Datapath {
         if cookie == 0 || self.clients.cookie(c).load(SeqCst) != cookie {
             return false;
         }
-        let client = self.client_slot(c);
-        let written = socket::bytes_enqueued_at_end(socket::borrow(self.client_fd(c)));
+        let (client, fd) = (self.client_slot(c), self.client_fd(c));
+        if fd < 0 {
+            // Freed. What it lacked then is in SRV_LOST.
+            return false;
+        }
+        let written = socket::bytes_enqueued_at_end(socket::borrow(fd));
         let base = self.client_side[c as usize].seq_base.load(Acquire);
         let missing = |written: u64| {
             self.servers
