@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 11] = [
+const HEADERS: [&str; 12] = [
+    "bits.bpf.h",
     "direct.bpf.h",
     "gauges.bpf.h",
     "lanes.h",
@@ -33,7 +34,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     program.build("lanes.skel.rs")?;
     underpass_bpf_build::Program::new(source.join("forward.bpf.c")).build("forward.skel.rs")?;
-    underpass_bpf_build::Program::new(source.join("kept.bpf.c")).build("kept.skel.rs")?;
+    underpass_bpf_build::Program::new(source.join("kept.bpf.c"))
+        .depends(source.join("bits.bpf.h"))
+        .build("kept.skel.rs")?;
     underpass_bpf_build::Program::new(source.join("holders.bpf.c"))
         .depends(source.join("holders.h"))
         .build("holders.skel.rs")?;

@@ -75,21 +75,27 @@ impl Datapath {
     /// [`Error::Stale`].
     pub fn take_to_feed(&self, client: ClientSlot) -> Result<Option<ServerSlot>, Error> {
         let c = self.check_client(client)?;
-        let pool = self.clients.pool(c).load(Relaxed);
-        let wanted = self.clients.fingerprint(c).load(Relaxed);
-        let unread = !self.is_direct_read(c)?;
-        let taken = self.take_first(
-            pool,
+        // A server of lane D would write its answer beside one of lane B that the application has not read.
+        let only_local = !self.is_direct_read(c)?;
+        let taken = self.take_for(self.clients.pool(c).load(Relaxed), c, only_local);
+        Ok(taken.map(|s| self.server_slot(s)))
+    }
+
+    /// An idle server of this pool for a client: one with its parameters, whose peer it is from now on.
+    pub(crate) fn take_for(&self, p: u32, c: u32, only_local: bool) -> Option<u32> {
+        let wanted = self.clients.fingerprint(c).load(SeqCst);
+        let mine = PEER_LINKED | u64::from(c);
+        self.take_first(
+            p,
             |print| print == wanted,
             |s| {
-                // A server of lane D would write its answer beside one of lane B that the application has not read.
-                if unread && !self.is_local(s) {
+                if only_local && !self.is_local(s) {
                     self.show_idle(s);
                     return false;
                 }
                 // User space claims by setting DIR_USER, then reading peer: one of the two sees the other.
                 // What is not 0 is a link that was made meanwhile.
-                let (peer, mine) = (self.servers.peer(s), PEER_LINKED | u64::from(c));
+                let peer = self.servers.peer(s);
                 if peer.compare_exchange(0, mine, SeqCst, SeqCst).is_err() {
                     return false;
                 }
@@ -99,8 +105,7 @@ impl Datapath {
                 }
                 free
             },
-        );
-        Ok(taken.map(|s| self.server_slot(s)))
+        )
     }
 
     /// Links a held, unlinked client that [is clear](Self::is_clear_to_feed) to the server that was [taken](Self::take_to_feed) for it.

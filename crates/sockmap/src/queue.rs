@@ -15,9 +15,8 @@ use crate::handover::{Kept, monotonic_ns, server_of};
 use crate::shared::{POOL_ORDINALS_MAX, QUEUE_PLACES};
 use crate::socket;
 use crate::words::{
-    DIR_USER, LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_KEPT, LINK_LINKED, LINK_PENDING_MASK,
-    LINK_SERVER_SHIFT, LINK_STATUS_MASK, PEER_LINKED, QUEUE_NUMBER_MASK, QUEUE_NUMBER_SHIFT, QUEUE_TAKEN,
-    SRV_LOST, SRV_RETIRE,
+    LINK_EXTENDED, LINK_GEN_SHIFT, LINK_HELD, LINK_KEPT, LINK_LINKED, LINK_PENDING_MASK, LINK_SERVER_SHIFT,
+    LINK_STATUS_MASK, QUEUE_NUMBER_MASK, QUEUE_NUMBER_SHIFT, QUEUE_TAKEN, SRV_LOST, SRV_RETIRE,
 };
 
 /// How often a place is looked at that a program is just writing to.
@@ -108,29 +107,8 @@ impl Datapath {
                 self.empty_place(p, number, c);
                 continue;
             }
-            let wanted = self.clients.fingerprint(c).load(SeqCst);
-            let mine = PEER_LINKED | u64::from(c);
-            let server = self.take_first(
-                p,
-                |print| print == wanted,
-                |s| {
-                    // Another one would write the request beside what the client says next.
-                    if !self.is_local(s) {
-                        self.show_idle(s);
-                        return false;
-                    }
-                    let peer = self.servers.peer(s);
-                    if peer.compare_exchange(0, mine, SeqCst, SeqCst).is_err() {
-                        return false;
-                    }
-                    let free = self.servers.dir(s).load(SeqCst) & DIR_USER == 0;
-                    if !free {
-                        let _ = peer.compare_exchange(mine, 0, SeqCst, SeqCst);
-                    }
-                    free
-                },
-            );
-            let Some(s) = server else {
+            // A server of lane D is not for them: another one than the program would write the request beside what the client says next.
+            let Some(s) = self.take_for(p, c, true) else {
                 // No more than there are servers: others that become idle may fit those behind.
                 let idle = (0..POOL_ORDINALS_MAX / 64)
                     .map(|word| self.pools.idle(p, word).load(SeqCst).count_ones() as usize);
@@ -218,7 +196,7 @@ impl Datapath {
     /// As a program does that hands on.
     fn link_kept(&self, p: u32, c: u32, s: u32, number: u64) -> bool {
         let old = self.clients.link(c).load(SeqCst);
-        if !self.is_kept_at(p, c, number) || old & (LINK_KEPT | LINK_LINKED | LINK_HELD) != LINK_KEPT {
+        if !self.is_kept_at(p, c, number) {
             return false;
         }
         let (now, kept) = (monotonic_ns(), &self.kept);

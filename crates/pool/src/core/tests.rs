@@ -609,6 +609,43 @@ fn servers_that_a_lane_passes_on_are_retired_when_there_are_too_many() {
     assert!(matches!(core.release(id, server, now), Released::Close(_, CloseReason::PoolShrunk)));
 }
 
+/// What lets programs keep requests: that no other server will come.
+#[test]
+fn a_lane_is_told_when_it_has_all_servers_that_there_will_be() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, told) = in_lane(&mut core, Lane::default());
+    let full = || told.lock().unwrap().full;
+    let of = |size, reserve| PoolLimits { size, reserve, ..limits() };
+    core.set_limits(pool, of(1, 1));
+    queue(&mut core, pool, 1, now);
+    let (first, _) = open(&mut core, pool, 100, now);
+    assert_eq!(full(), None, "one more may come of the reserve");
+    core.set_limits(pool, of(1, 0));
+    assert_eq!(full(), Some(1));
+    core.set_limits(pool, of(2, 0));
+    assert_eq!(full(), None);
+    queue(&mut core, pool, 2, now);
+    let (second, _) = open(&mut core, pool, 101, now);
+    assert_eq!(full(), Some(2));
+    core.set_paused(pool, true);
+    assert_eq!(full(), None, "those who wait are user space's to hold");
+    core.set_paused(pool, false);
+    assert_eq!(full(), Some(2));
+    core.closed(second, false, now);
+    assert_eq!(full(), None);
+    core.set_limits(pool, of(PoolLimits::UNLIMITED, 0));
+    assert_eq!(full(), None);
+    core.closed(first, false, now);
+}
+
+#[test]
+fn a_lane_serves_its_own_queue_when_there_is_a_server_and_nobody_waits() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let (pool, told) = in_lane(&mut core, Lane::default());
+    assert!(core.grant_next(pool, now).is_none());
+    assert_eq!(told.lock().unwrap().served, 1);
+}
+
 #[test]
 fn who_waited_gets_a_server_checked_that_rested_for_long() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());

@@ -14,6 +14,7 @@
  * wait is for requests that come later; those that wait are the busy ones' to bring.
  */
 #include "kernel.bpf.h"
+#include "bits.bpf.h"
 
 #define CLIENTS_MAX 256
 #define SERVERS_MAX 64
@@ -103,16 +104,6 @@ static __always_inline struct kept_pool *the_pool(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&kept_pools, &zero);
-}
-
-static __always_inline __u32 lowest_bit(__u64 word)
-{
-	__u64 below = ~word & (word - 1);
-
-	below = below - ((below >> 1) & 0x5555555555555555ULL);
-	below = (below & 0x3333333333333333ULL) + ((below >> 2) & 0x3333333333333333ULL);
-	below = (below + (below >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
-	return below * 0x0101010101010101ULL >> 56;
 }
 
 /* An idle server for this client: its place, or SERVERS_MAX; then the client waits, if it may. */

@@ -10,6 +10,7 @@
  * - Once a direction is with user space, only user space gives it back.
  */
 #include "kernel.bpf.h"
+#include "bits.bpf.h"
 #include "lanes.bpf.h"
 #include "request.bpf.h"
 #include "response.bpf.h"
@@ -118,17 +119,6 @@ struct idle_search {
 #define TAKEN_NONE -1
 #define TAKEN_BEHIND -2
 #define TAKEN_UNFIT -3
-
-/* Number of the lowest set bit, without branches: the verifier would walk each path. (No instruction for it.) */
-static __always_inline __u32 lowest_bit(__u64 word)
-{
-	__u64 below = ~word & (word - 1);
-
-	below = below - ((below >> 1) & 0x5555555555555555ULL);
-	below = (below & 0x3333333333333333ULL) + ((below >> 2) & 0x3333333333333333ULL);
-	below = (below + (below >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
-	return below * 0x0101010101010101ULL >> 56;
-}
 
 /* Looks at one idle server; returns 1 when the search is over. */
 static long idle_step(__u32 i, void *context)
