@@ -85,8 +85,9 @@ soak|2|the leak checker, ${SOAK_TRANSACTIONS:-2000000} transactions
 soak-lane-d|2|the leak checker through kernel lane D, with hand-overs at random, 2500000 transactions
 soak-lane-a|2|the same through lane A
 soak-lane-b|2|the same through lane B
-soak-queue-d|2|the leak checker's 220 clients on 20 servers, whose answers the kernel forwards, lane D, 1000000 transactions
-soak-queue-a|2|the same in lane A
+soak-queue-d|2|the leak checker's 220 clients on 20 servers, lane D, where the kernel forwards their answers, 1000000 transactions
+soak-queue-a|2|the same in lane A, where the kernel keeps the queue, too
+soak-queue-b|2|the same in lane B
 soak-mirror|6|the leak checker with a mirror, ${SOAK_MIRROR_TRANSACTIONS:-1000000} transactions, TPC-B and others: equal data, an account that balances
 soak-mirror-d|4|the same with the clients in kernel lane D, ${SOAK_MIRROR_TRANSACTIONS:-300000} transactions
 soak-mirror-a|4|the same in lane A
@@ -124,7 +125,7 @@ part() {
         soak-lane-d | soak-lane-a | soak-lane-b)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
             POOLER=${1#soak-} scripts/soak.sh 2500000 ;;
-        soak-queue-d | soak-queue-a)
+        soak-queue-d | soak-queue-a | soak-queue-b)
             [ "$(id -u)" -eq 0 ] || { echo "skipped: kernel lanes need root"; return 77; }
             POOLER=${1#soak-} scripts/soak.sh 1000000 ;;
         soak-mirror) scripts/soak-mirror.sh "${SOAK_MIRROR_TRANSACTIONS:-1000000}" ;;

@@ -3,8 +3,8 @@
 # `make test-soak`: the leak checker against our pooler in front of a private PostgreSQL, with the numbers that the
 # project promises: 220 clients on 20 servers, clients always waiting, every fault at least 1,000 times.
 # POOLER=lane-d, lane-a or lane-b (as root) sends transactions through that kernel lane, with a server for each of 60 clients, and takes clients
-# out of it and gives them back at random, at least 10,000 times each way. POOLER=queue-d or queue-a keeps the 20 servers and the queue, of which
-# the kernel forwards the answers. POOLER=pgbouncer checks Debian's PgBouncer instead,
+# out of it and gives them back at random, at least 10,000 times each way. POOLER=queue-d, queue-a or queue-b keeps the 20 servers and the queue, of which
+# the kernel forwards the answers, and which it keeps in lanes A and B. POOLER=pgbouncer checks Debian's PgBouncer instead,
 # POOLER=direct the server itself. UNDERPASS_BIN names a program to use instead of building it; the checker is the one beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -74,10 +74,9 @@ case $kind in
             >"$directory/pooler.log" 2>&1 &
         POOLER_PID=$!
         exec_soak=("${soak[@]}" --port "$port" "${pressed[@]}" --prepared) ;;
-    queue-d | queue-a)
+    queue-d | queue-a | queue-b)
         [ "$(id -u)" -eq 0 ] || die "kernel lanes need root"
-        same_host=off
-        [ "$kind" = queue-d ] || same_host=server
+        case $kind in queue-d) same_host=off ;; queue-a) same_host=server ;; *) same_host=both ;; esac
         printf '[underpass]\nkernel_path = require\nsame_host = %s\n' "$same_host" >>"$directory/pgbouncer.ini"
         (cd "$directory" && exec "$target/underpass" pooler -u "$(service_user)" "$directory/pgbouncer.ini") \
             >"$directory/pooler.log" 2>&1 &
@@ -96,7 +95,7 @@ case $kind in
         # the client's parameters), named_statement and batch. How many were carried is printed and has a lower bound below.
         exec_soak=("$target/underpass-soak" --transactions "$transactions" --clients 60 --progress 10 --require-faults "$faults"
             --console-user admin --port "$port" --prepared) ;;
-    *) die "POOLER is underpass, lane-d, lane-a, lane-b, queue-d, queue-a, pgbouncer or direct" ;;
+    *) die "POOLER is underpass, lane-d, lane-a, lane-b, queue-d, queue-a, queue-b, pgbouncer or direct" ;;
 esac
 [ -z "$POOLER_PID" ] || wait_port "$port" "$POOLER_PID" 30 || die "the pooler did not start"
 "${exec_soak[@]}"
@@ -111,7 +110,7 @@ case $kind in
         # By reason: `user|REASON|xacts|COUNT|count`. One that nobody explained is a bug, whatever the checker found.
         say "in user space: $(sed -n 's/^user|\([^|]*\)|xacts|\([0-9]*\)|.*/\1 \2/p' <<<"$kernel" | paste -sd ,)"
         ! grep -qE '^user\|(unexplained|failed)\|' <<<"$kernel" || die "transactions in user space without a reason (docs/lanes.md)"
-        # Clients that queue are never given to the kernel. Of the checker's transactions, in which faults and statements of all kinds are
+        # Clients that queue in user space are not given to the kernel. Of the checker's transactions, in which faults and statements of all kinds are
         # frequent, it forwarded the answers of 43 % so.
         if [ "$kind" = "lane-$lane" ]; then changes=10000 part=20; else changes=0 part=4; fi
         [ "$taken" -ge "$changes" ] && [ "$given" -ge "$changes" ] && [ "$carried" -ge $((transactions / part)) ] ||
