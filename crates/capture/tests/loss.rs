@@ -90,7 +90,7 @@ fn overflow(postgres: &Postgres, options: &Options, setup: &Setup) {
         parts.push((message.offset, message.message.len() as u64));
     }
     assert_tiles(parts, greeted, greeted + said.len() as u64);
-    // The holes are what the kernel counted as lacking, but for what passed the hook twice: a client that sends faster than the server
+    // The holes are what the kernel counted as lost, but for what passed the hook twice: a client that sends faster than the server
     // reads has its segments refused by the socket behind the hook, and sends them again. One of the two may have been recorded.
     let accounts = trace.summary.accounts.clone();
     for direction in [Direction::Frontend, Direction::Backend] {
@@ -122,7 +122,7 @@ fn overflow(postgres: &Postgres, options: &Options, setup: &Setup) {
     }
 }
 
-/// Answers of which only the tails are taken: when such an event is lacking, what it left out is a part of the hole.
+/// Answers of which only the tails are taken: when such an event is lost, what it left out is a part of the hole.
 #[test]
 fn losses_are_the_holes_of_a_summary_too() {
     if skipped() {

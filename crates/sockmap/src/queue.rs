@@ -259,7 +259,8 @@ impl Datapath {
             && link & LINK_STATUS_MASK == 0
             && link & LINK_PENDING_MASK == u64::from(self.kept.syncs(c).load(SeqCst))
             && self.servers.run_bytes(s).load(SeqCst) == 0
-            && (self.servers.flags(s).load(SeqCst) & SRV_LOST != 0 || self.owes_dead(s))
+            // In this order: whoever frees the client sets the flag before.
+            && (self.owes_dead(s) || self.servers.flags(s).load(SeqCst) & SRV_LOST != 0)
     }
 
     /// The client to which a server owes the answer that it sent last, behind a request, is gone and has not all of it.

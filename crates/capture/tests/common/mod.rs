@@ -240,16 +240,18 @@ fn told(outcome: &Outcome<'_>) -> String {
 
 /// What the trace says that it lacks of a session: what was lost, and the beginning of a message when all behind it was.
 pub fn lacking(trace: &Trace, session: SessionId, direction: Direction) -> Vec<(u64, u64)> {
-    let of = |record: &Record<'_>| match record {
-        Record::Loss(l) if l.session == Some(session) && l.direction == direction => Some((l.offset, l.len)),
-        Record::Withheld(w)
-            if w.session == session && w.direction == direction && w.reason == WithheldReason::Incomplete =>
-        {
-            Some((w.offset, w.len))
+    let is_lost = |loss: &&&Loss| loss.session == Some(session) && loss.direction == direction;
+    let losses = trace.losses();
+    let mut all: Vec<_> = losses.iter().filter(is_lost).map(|loss| (loss.offset, loss.len)).collect();
+    for record in &trace.records {
+        let Record::Withheld(w) = record else { continue };
+        if (w.session, w.direction, w.reason) == (session, direction, WithheldReason::Incomplete) {
+            let end = w.offset + w.len;
+            assert!(all.iter().any(|&(from, _)| from == end), "no loss at {end}, where a message breaks off");
+            all.push((w.offset, w.len));
         }
-        _ => None,
-    };
-    trace.records.iter().filter_map(of).collect()
+    }
+    all
 }
 
 /// Pieces of a stream, by offset and length, are all of it between two offsets, once.

@@ -633,13 +633,15 @@ fn a_lane_is_told_when_it_has_all_servers_that_there_will_be() {
     assert_eq!(full(), Some(2));
     core.closed(second, false, now);
     assert_eq!(full(), None);
+    core.set_limits(pool, of(1, 0));
+    assert_eq!(full(), Some(1));
     core.set_limits(pool, of(PoolLimits::UNLIMITED, 0));
     assert_eq!(full(), None);
     core.closed(first, false, now);
 }
 
 #[test]
-fn a_lane_serves_its_own_queue_when_there_is_a_server_and_nobody_waits() {
+fn whoever_looks_for_one_to_grant_has_the_lane_serve_its_own_queue() {
     let (mut core, now) = (Core::<u32>::default(), Instant::now());
     let (pool, told) = in_lane(&mut core, Lane::default());
     assert!(core.grant_next(pool, now).is_none());

@@ -379,7 +379,12 @@ impl Worker {
             Work::Client(_) if server.link.is_quiescent() => self.transaction_over(key),
             Work::Settling { step: SettleStep::Leaving, .. } if is_clear => self.abandon(key),
             Work::Settling { step: SettleStep::Leaving, .. } => self.again_soon.push(Again::Unclear(key)),
-            // It has another work meanwhile.
+            // The server has spoken unasked, which goes on as ever; the client is heard again.
+            Work::Client(client) => {
+                if self.clients.get(client).is_some_and(|client| client.readable || client.ended) {
+                    self.again.push(Again::Client(client));
+                }
+            }
             _ => {}
         }
     }

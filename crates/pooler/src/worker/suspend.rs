@@ -44,6 +44,25 @@ impl Worker {
         let Some(suspension) = self.suspension.take() else { return };
         self.sources_excused();
         self.watch_listeners_again();
+        // A program may have held a link at the end of its transaction; then no byte comes that would tell, and what the client said since is not for
+        // this server.
+        let is_over = |entry: &Entry| match entry {
+            Entry::Here(server) => {
+                server.lane.is_some()
+                    && !server.pool.is_session()
+                    && matches!(server.work, Work::Client(_))
+                    && server.link.is_quiescent()
+            }
+            Entry::Parked(_) => false,
+        };
+        let over: Vec<Key> =
+            self.servers.iter().filter(|(_, entry)| is_over(entry)).map(|(key, _)| key).collect();
+        for key in over {
+            if let Some(Entry::Here(server)) = self.servers.get_mut(key) {
+                server.ending = true;
+            }
+            self.again_soon.push(Again::Unclear(key));
+        }
         for (token, flags) in suspension.held {
             self.dispatch(token, flags);
         }
@@ -57,14 +76,6 @@ impl Worker {
             let Entry::Here(server) = entry else { continue };
             if server.readable {
                 self.again.push(Again::Server(key));
-            }
-            // A program may have held its link at the end of the transaction; then no byte comes that would tell.
-            if server.lane.is_some()
-                && !server.pool.is_session()
-                && matches!(server.work, Work::Client(_))
-                && server.link.is_quiescent()
-            {
-                self.again_soon.push(Again::Unclear(key));
             }
         }
     }
