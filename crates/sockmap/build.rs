@@ -4,12 +4,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 12] = [
+const HEADERS: [&str; 13] = [
     "bits.bpf.h",
     "direct.bpf.h",
     "gauges.bpf.h",
     "lanes.h",
     "lanes.bpf.h",
+    "idle.bpf.h",
     "queue.bpf.h",
     "request.bpf.h",
     "request_scan.bpf.h",

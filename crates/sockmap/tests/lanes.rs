@@ -6,7 +6,7 @@ mod common;
 use std::io::Write;
 use std::os::fd::AsFd;
 
-use common::ends::{Client, Server, on_each_lane, read_exact};
+use common::ends::{Client, Rig, Server, on_each_lane, read_exact};
 use common::{answer, eventually, expect, expect_silence, extended, message, pair, query, ready, send};
 use underpass_sockmap::{
     Claim, Config, Counter, Error, Event, Give, Lane, LaneChoice, LinkState, Reason, ServerSpec, StreamState,
@@ -387,6 +387,51 @@ fn the_lowest_ordinal_is_used_first() {
     });
 }
 
+/// A transaction of a client, on whichever of the servers the lane gives it: that one's place among them.
+fn transaction(rig: &Rig, c: &mut Client, servers: &mut [Server]) -> usize {
+    send(&mut c.app, &query("q"));
+    let mut found = None;
+    eventually("a link", || {
+        found = rig.dp.client_info(c.slot).unwrap().server;
+        found.is_some()
+    });
+    let at = servers.iter().position(|s| Some(s.slot) == found).unwrap();
+    expect(&mut servers[at].backend, &query("q"));
+    send(&mut servers[at].backend, &answer(b"x", b'I'));
+    expect(&mut c.app, &answer(b"x", b'I'));
+    rig.expect_released(&servers[at]);
+    at
+}
+
+#[test]
+fn a_client_that_comes_back_at_once_gets_the_server_that_it_had() {
+    on_each_lane(&Config::default(), |rig| {
+        let (mut other, mut c) = (rig.client(), rig.client());
+        // Two words of the idle set, so that a search must go back.
+        let mut servers = [rig.server(0), rig.server(130)];
+        let mut comes_back = |c: &mut Client, servers: &mut [Server; 2]| {
+            send(&mut other.app, &query("hold"));
+            expect(&mut servers[0].backend, &query("hold"));
+            assert_eq!(transaction(rig, c, servers), 1, "all that is idle");
+            send(&mut servers[0].backend, &answer(b"x", b'I'));
+            expect(&mut other.app, &answer(b"x", b'I'));
+            rig.expect_released(&servers[0]);
+            transaction(rig, c, servers)
+        };
+        // "At once" is two milliseconds, which a test may miss, but not each time.
+        eventually("its server again", || comes_back(&mut c, &mut servers) == 1);
+        // One that was away gets the lowest, so that the others can rest.
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        assert_eq!(transaction(rig, &mut c, &mut servers), 0);
+        // And one whose server has other parameters now does.
+        eventually("its server again", || comes_back(&mut c, &mut servers) == 1);
+        assert!(rig.dp.take_idle(servers[1].slot).unwrap());
+        rig.dp.set_server_fingerprint(servers[1].slot, 2).unwrap();
+        assert_eq!(rig.dp.push_idle(servers[1].slot, 0).unwrap(), Give::Done);
+        assert_eq!(transaction(rig, &mut c, &mut servers), 0);
+    });
+}
+
 #[test]
 fn waiters_and_closed_pools_stop_the_programs_from_taking() {
     on_each_lane(&Config::default(), |rig| {
@@ -704,20 +749,7 @@ fn servers_are_taken_in_turn_where_the_pool_rotates() {
         let mut c = rig.client();
         // Two words of the idle set, with gaps.
         let mut servers: Vec<_> = [1, 2, 63, 64, 70].into_iter().map(|ordinal| rig.server(ordinal)).collect();
-        let mut next = |servers: &mut [Server]| {
-            send(&mut c.app, &query("q"));
-            let mut found = None;
-            eventually("a link", || {
-                found = rig.dp.client_info(c.slot).unwrap().server;
-                found.is_some()
-            });
-            let at = servers.iter().position(|s| Some(s.slot) == found).unwrap();
-            expect(&mut servers[at].backend, &query("q"));
-            send(&mut servers[at].backend, &answer(b"x", b'I'));
-            expect(&mut c.app, &answer(b"x", b'I'));
-            rig.expect_released(&servers[at]);
-            at
-        };
+        let mut next = |servers: &mut [Server]| transaction(rig, &mut c, servers);
         assert_eq!((0..3).map(|_| next(&mut servers)).collect::<Vec<_>>(), [0, 0, 0], "lowest first");
         rig.dp.set_pool_rotates(rig.pool, true).unwrap();
         let turns: Vec<_> = (0..12).map(|_| next(&mut servers)).collect();

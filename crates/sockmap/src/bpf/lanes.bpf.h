@@ -51,8 +51,6 @@ const volatile __u32 kept_bytes_max = 0;
 /* A compare-and-swap loses only to the program of the other direction or to user space; more tries cost the verifier
  * more than they save. */
 #define CAS_TRIES 3
-/* Idle servers, and empty words of the set, looked at before the search is left to user space. */
-#define SEARCH_TRIES 32
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

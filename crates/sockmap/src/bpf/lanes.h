@@ -127,7 +127,7 @@ struct client_slot {
 	__u64 app_cookie;   /* user, before app_addr: its cookie and its key in app_socks */
 	__u64 last_addr;    /* program: the backend's socket from which a response last went to app_addr; 0: none did */
 	__u64 last_cookie;  /* program */
-	__u32 last_server;  /* program: its slot */
+	__u32 last_server;  /* program: its slot; while last_addr is 0 the server that the client had last, a hint */
 	__u32 last_run;	    /* program: its runs_begin behind that send */
 	__u32 app_after;    /* user, before app_addr: the socket's rcv_nxt when it entered its map */
 	__u32 app_flags;    /* program */
