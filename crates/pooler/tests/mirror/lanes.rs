@@ -306,6 +306,37 @@ fn clients_of_a_synchronous_mirror_stay_in_the_kernel_while_it_keeps_up() -> Res
     )
 }
 
+/// A block that failed on the mirror alone is rolled back there, and the next one, which may be said at the same moment, is not.
+#[test]
+fn what_is_rolled_back_there_is_not_the_next_block() -> Result<()> {
+    const BLOCKS: u64 = 200;
+    each(
+        SYNC,
+        |_| {},
+        |lane, pair| {
+            pair.both("create table t (id int)")?;
+            pair.there.sql("alter table t add check (id >= 0)")?;
+            pair.wait_on()?;
+            open_servers(pair)?;
+            // Each is in its lane until it is held once.
+            for id in 0..BLOCKS {
+                let mut client = pair.client()?;
+                client.query("select 1")?.ok()?;
+                let pipeline = Batch::new().extended("begin", &[]).extended("insert into t values (-1)", &[]);
+                client.exchange(&pipeline.extended("commit", &[]).sync())?;
+                client.query(&format!("begin; insert into t values ({id})"))?.ok()?;
+                client.query("commit")?.ok()?;
+                client.terminate()?;
+            }
+            let account = pair.settled()?;
+            assert_eq!((&*account.0["state"], account.get("dropped")), ("on", 0), "lane {lane}: {account:?}");
+            let there = pair.there.sql_value("select count(*) from t")?;
+            assert_eq!(there, BLOCKS.to_string(), "lane {lane}");
+            Ok(())
+        },
+    )
+}
+
 /// Where transactions wait, and not statements, blocks whose statements follow each other at once stay in their lane too. What comes behind one
 /// while the mirror is at it comes up and waits.
 #[test]

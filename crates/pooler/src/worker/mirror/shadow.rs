@@ -316,7 +316,8 @@ impl Worker {
         is_left_open
     }
 
-    /// Whether a transaction that is over on the primary was answered here, and is not over.
+    /// Whether a transaction that is over on the primary was answered here, and is not over. What is open when there is a part of the next one is that: a
+    /// program lets its client on when all is answered, the one before may not have been known to be over then, and its ROLLBACK and this came at once.
     fn shadow_is_left_open(&self, key: Key) -> bool {
         let Some(client) = self.clients.get(key) else { return false };
         let (Phase::Linked(server), Some(Role::Shadow(shadow))) = (&client.phase, client.mirror.as_deref())
@@ -328,10 +329,8 @@ impl Worker {
             transaction.abandoned.is_none() && transaction.answers.len() <= shadow.answers.len()
         });
         let has_said_all = client.transport.unread() == 0 && client.inbox.is_empty();
-        let Some(Entry::Here(server)) = self.servers.get(*server).filter(|_| is_answered && has_said_all)
-        else {
-            return false;
-        };
+        let is_over = is_answered && has_said_all && !self.source_is_at(shadow.owner, key);
+        let Some(Entry::Here(server)) = self.servers.get(*server).filter(|_| is_over) else { return false };
         matches!(server.work, Work::Client(_))
             && server.link.is_settled()
             && server.link.status() != Status::Idle

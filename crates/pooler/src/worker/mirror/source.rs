@@ -937,6 +937,17 @@ impl Worker {
         true
     }
 
+    /// Whether a source is at a transaction of which this shadow has a part.
+    pub(super) fn source_is_at(&self, key: Key, shadow: Key) -> bool {
+        match self.clients.get(key).and_then(|client| client.mirror.as_deref()) {
+            Some(Role::Source(source)) => {
+                !source.at_boundary
+                    && source.taps.iter().any(|tap| tap.shadow == Some(shadow) && tap.has_part)
+            }
+            _ => false,
+        }
+    }
+
     /// A transaction of this source failed on one of the two servers alone: what it did to the session (Parse, SET) is not the same there.
     pub(super) fn source_differs(&mut self, key: Key, shadow: Key) {
         // In session pooling there is no state to begin with anew but that of the session itself.
