@@ -116,8 +116,8 @@ keys! {
         max_user_connections: u32 = Some("0"), Reload;
         /// Most client connections of a user. 0: no limit. Per user.
         max_user_client_connections: u32 = Some("0"), Reload;
-        /// Use server connections in turn instead of the same few first: of those at rest the one with the lowest number, the client's
-        /// own thread's before others'.
+        /// Use server connections in turn instead of the same few first: of those at rest the one that the client had less than 2 ms ago, else the one
+        /// with the lowest number, the client's own thread's before others', and of these one with the client's parameters before one that must be set.
         server_round_robin: bool = Some("0"), Reload;
         /// Prepared statements kept on each server connection in transaction and statement pooling. 0: not tracked.
         max_prepared_statements: u32 = Some("200"), Reload;

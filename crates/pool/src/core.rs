@@ -154,8 +154,8 @@ struct Slot<S> {
     is_refused: bool,
     /// Cancel requests under way for it.
     cancels: u32,
-    /// Worker of the client that had it last, and so its home.
-    worker: Option<u16>,
+    /// The client that had it last, at whose worker it is at home.
+    client: Option<ClientRef>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -386,12 +386,25 @@ impl<S> Core<S> {
         lane: Option<u64>,
         now: Instant,
     ) -> Acquired<S> {
+        self.acquire_fitting(pool, client, lane, |_| true, now)
+    }
+
+    /// The same, and of the idle servers rather one that `fits`: has the client's parameters, which else must be set first. In a pool with a lane
+    /// the programs' set has its own order.
+    pub fn acquire_fitting(
+        &mut self,
+        pool: PoolId,
+        client: ClientRef,
+        lane: Option<u64>,
+        fits: impl Fn(&S) -> bool,
+        now: Instant,
+    ) -> Acquired<S> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let pool_id = pool;
         let pool = self.at(pool);
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_idle(pool_id, client.worker, lane, now) {
+            if let Some(granted) = pool.grant_idle(pool_id, client, lane, fits, now) {
                 return granted;
             }
         }
@@ -416,7 +429,7 @@ impl<S> Core<S> {
         let pool_id = pool;
         let pool = self.at(pool);
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_unlike(pool_id, client.worker, fingerprint, now) {
+            if let Some(granted) = pool.grant_unlike(pool_id, client, fingerprint, now) {
                 return granted;
             }
         }
@@ -448,7 +461,7 @@ impl<S> Core<S> {
         let grant = match first.lane.and_then(|lane| p.link_idle(pool, lane)) {
             Some(id) => Grant::Linked(id),
             None => {
-                let (ordinal, server) = p.take_idle(first.client.worker)?;
+                let (ordinal, server) = p.take_idle(first.client, |_| true, now)?;
                 p.slots[ordinal as usize].state = State::Active;
                 Grant::Server { server, check: p.is_check_due(ordinal, now) }
             }
@@ -465,7 +478,7 @@ impl<S> Core<S> {
         let pool = self.at(pool);
         // Whoever waits already has found no idle server either: the invariant holds for this client too.
         if !pool.paused && pool.waiting.is_empty() {
-            if let Some(granted) = pool.grant_idle(pool_id, client.worker, None, now) {
+            if let Some(granted) = pool.grant_idle(pool_id, client, None, |_| true, now) {
                 return granted;
             }
         }
@@ -628,7 +641,7 @@ impl<S> Core<S> {
                 is_due: false,
                 is_refused: false,
                 cancels: 0,
-                worker: None,
+                client: None,
             });
         }
         let slot = &mut p.slots[ordinal];
@@ -639,7 +652,7 @@ impl<S> Core<S> {
         slot.is_due = false;
         slot.is_refused = false;
         slot.cancels = 0;
-        slot.worker = None;
+        slot.client = None;
         let id = ServerId { pool, ordinal: ordinal as u32, generation: slot.generation };
         p.connections += 1;
         p.logins += 1;
@@ -716,7 +729,7 @@ impl<S> Core<S> {
             if let Some((_, waiter)) = pool.waiting.pop_first() {
                 pool.tell_waiters();
                 let slot = &mut pool.slots[id.ordinal as usize];
-                (slot.state, slot.worker) = (State::Active, Some(waiter.client.worker));
+                (slot.state, slot.client) = (State::Active, Some(waiter.client));
                 let check = !was_login && pool.limits.is_check_due(Duration::ZERO);
                 return Released::Grant { client: waiter.client, since: waiter.since, server, check };
             }

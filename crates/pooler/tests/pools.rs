@@ -163,6 +163,34 @@ fn reserve_pool_reuse_order_and_lifetime() -> Result<()> {
     Ok(())
 }
 
+/// Else each transaction would begin with the `SET` that its server needs.
+#[test]
+fn clients_of_two_names_do_not_take_each_others_servers_while_there_are_two() -> Result<()> {
+    let server = Postgres::start()?;
+    let ini = Ini::for_server(&server).set("pool_mode", "transaction").tail("[underpass]\nthreads = 1");
+    let pooler = Underpass::start(&ini)?;
+    let options = pooler.options("postgres", "postgres");
+    let named = |name: &str| Client::connect(&options.clone().parameter("application_name", name));
+    let (mut one, mut other) = (named("one")?, named("other")?);
+    for client in [&mut one, &mut other] {
+        client.query("begin")?.ok()?;
+    }
+    let homes = [pid(&mut one)?, pid(&mut other)?];
+    assert_ne!(homes[0], homes[1]);
+    for client in [&mut other, &mut one] {
+        client.query("commit")?.ok()?;
+    }
+    for round in 0..6 {
+        // At once, and after the moment in which a client gets its own server whatever that has.
+        std::thread::sleep(Duration::from_millis(10 * (round % 2)));
+        assert_eq!(pid(&mut other)?, homes[1], "round {round}");
+        assert_eq!(pid(&mut one)?, homes[0], "round {round}");
+    }
+    let mut third = named("other")?;
+    assert_eq!(pid(&mut third)?, homes[1], "not the lowest, but it has the name");
+    Ok(())
+}
+
 #[test]
 fn every_timeout_ends_the_client_and_not_the_server() -> Result<()> {
     let server = Postgres::start()?;

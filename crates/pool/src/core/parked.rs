@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The servers that a pool has at rest, in the pool's own idle set or in one that a lane's programs take from too.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Acquired, Core, Pool, PoolId, ServerId, State};
+use super::{Acquired, ClientRef, Core, Pool, PoolId, ServerId, State};
 use crate::idle::{IdleSet, SharedIdle};
+
+/// How long after it gave its server back a client gets that one again: as long as one that asks without a pause needs. Who asks less often gets
+/// the lowest, so that servers of high ordinals rest and can be closed.
+pub(super) const OWN_FOR: Duration = Duration::from_millis(2);
 
 /// The idle servers of a pool.
 #[derive(Debug)]
@@ -159,31 +163,32 @@ impl<S> Core<S> {
 }
 
 impl<S> Pool<S> {
-    /// A server for a client of this worker, or for its place in a `lane`.
+    /// A server for a client, or for its place in a `lane`.
     pub(super) fn grant_idle(
         &mut self,
         pool: PoolId,
-        worker: u16,
+        client: ClientRef,
         lane: Option<u64>,
+        fits: impl Fn(&S) -> bool,
         now: Instant,
     ) -> Option<Acquired<S>> {
         if let Some(id) = lane.and_then(|lane| self.link_idle(pool, lane)) {
             return Some(Acquired::Linked(id));
         }
-        let (ordinal, server) = self.take_idle(worker)?;
+        let (ordinal, server) = self.take_idle(client, fits, now)?;
         Some(self.granted(pool, ordinal, server, now))
     }
 
-    /// A server for a client of this worker that has other parameters than the client.
+    /// A server for a client that has other parameters than the client.
     pub(super) fn grant_unlike(
         &mut self,
         pool: PoolId,
-        worker: u16,
+        client: ClientRef,
         fingerprint: u32,
         now: Instant,
     ) -> Option<Acquired<S>> {
         let ordinal = self.idle.pop_unlike(fingerprint)?;
-        let (ordinal, server) = self.unpark(ordinal, worker)?;
+        let (ordinal, server) = self.unpark(ordinal, client)?;
         Some(self.granted(pool, ordinal, server, now))
     }
 
@@ -206,7 +211,7 @@ impl<S> Pool<S> {
             return None;
         }
         let waiter = *self.waiting.first_key_value()?.1;
-        let granted = self.grant_idle(pool, waiter.client.worker, waiter.lane, now)?;
+        let granted = self.grant_idle(pool, waiter.client, waiter.lane, |_| true, now)?;
         self.waiting.clear();
         self.tell_waiters();
         Some(granted)
@@ -233,24 +238,38 @@ impl<S> Pool<S> {
         }
     }
 
-    /// Takes an idle server for a client of this worker: the next in turn, or the lowest. One that is at home there goes first: to move it
-    /// costs system calls, and a wake-up of the worker that it leaves.
-    pub(super) fn take_idle(&mut self, worker: u16) -> Option<(u32, S)> {
+    /// Takes an idle server for a client: the next in turn, or the one that it has just given back, or the lowest that `fits`, or the lowest. Of
+    /// the last two, one that is at home at the client's worker goes first: to move it costs system calls, and a wake-up of the worker that it leaves.
+    pub(super) fn take_idle(
+        &mut self,
+        client: ClientRef,
+        fits: impl Fn(&S) -> bool,
+        now: Instant,
+    ) -> Option<(u32, S)> {
         let ordinal = if self.limits.round_robin {
             self.idle.pop_from(self.next_round)?
         } else {
-            let is_near =
-                |ordinal: u32| self.slots[ordinal as usize].worker.is_none_or(|home| home == worker);
-            self.idle.pop_fitting(is_near).or_else(|| self.idle.pop_from(0))?
+            let slot = |ordinal: u32| &self.slots[ordinal as usize];
+            let is_own = |ordinal| {
+                slot(ordinal).client == Some(client)
+                    && now.saturating_duration_since(slot(ordinal).idle_since) < OWN_FOR
+            };
+            let is_near = |ordinal| slot(ordinal).client.is_none_or(|last| last.worker == client.worker);
+            let suits = |ordinal| is_near(ordinal) && slot(ordinal).parked.as_ref().is_some_and(&fits);
+            self.idle
+                .pop_fitting(is_own)
+                .or_else(|| self.idle.pop_fitting(suits))
+                .or_else(|| self.idle.pop_fitting(is_near))
+                .or_else(|| self.idle.pop_from(0))?
         };
-        self.unpark(ordinal, worker)
+        self.unpark(ordinal, client)
     }
 
-    /// One that has left the idle set goes to a client of this worker.
-    fn unpark(&mut self, ordinal: u32, worker: u16) -> Option<(u32, S)> {
+    /// One that has left the idle set goes to a client.
+    fn unpark(&mut self, ordinal: u32, client: ClientRef) -> Option<(u32, S)> {
         self.next_round = ordinal + 1;
         let slot = &mut self.slots[ordinal as usize];
-        slot.worker = Some(worker);
+        slot.client = Some(client);
         slot.parked.take().map(|server| (ordinal, server))
     }
 

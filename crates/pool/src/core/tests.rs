@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+use super::parked::OWN_FOR;
 use super::*;
 use crate::idle::SharedIdle;
 
@@ -450,7 +451,65 @@ fn a_client_gets_the_lowest_server_that_is_at_home_at_its_worker() {
     assert_eq!((far.ordinal, server), (0, 100), "any is better than none");
     core.release(near, 101, now);
     core.release(far, 100, now);
-    assert_eq!(ask(&mut core, pool, of_worker(1, 2)).1, 100, "both are at home there now: the lowest");
+    assert_eq!(ask(&mut core, pool, of_worker(1, 4)).1, 100, "both are at home there now: the lowest");
+}
+
+/// A pool with two idle servers: 100, which client 1 had last, and 101, which client 2 had, both given back at `now`.
+fn two_idle(core: &mut Core<u32>, limits: impl FnOnce() -> PoolLimits, now: Instant) -> PoolId {
+    let pool = core.pool(1, 1, limits);
+    queue(core, pool, 1, now);
+    queue(core, pool, 2, now);
+    let (first, _) = open(core, pool, 100, now);
+    let (second, _) = open(core, pool, 101, now);
+    assert!(matches!(core.release(first, 100, now), Released::Parked));
+    assert!(matches!(core.release(second, 101, now), Released::Parked));
+    pool
+}
+
+/// Which server a client gets that would rather have one that fits; it is given back at once.
+fn given(core: &mut Core<u32>, pool: PoolId, who: ClientRef, fits: u32, now: Instant) -> u32 {
+    match core.acquire_fitting(pool, who, None, |&server| server == fits, now) {
+        Acquired::Granted { id, server, .. } => {
+            assert!(matches!(core.release(id, server, now), Released::Parked));
+            server
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_comes_back_at_once_gets_its_own_server_and_later_the_lowest() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = two_idle(&mut core, limits, now);
+    let soon = now + OWN_FOR - Duration::from_micros(1);
+    assert_eq!(
+        given(&mut core, pool, client(2), 100, soon),
+        101,
+        "its own, though the other is lower and fits"
+    );
+    let successor = ClientRef { generation: 2, ..client(2) };
+    assert_eq!(given(&mut core, pool, successor, 0, soon), 100, "who has another's place is another");
+    assert_eq!(given(&mut core, pool, client(2), 0, soon), 101, "still its own");
+    assert_eq!(given(&mut core, pool, client(2), 0, soon + OWN_FOR), 100, "so that one may rest");
+}
+
+#[test]
+fn a_server_that_fits_goes_before_a_lower_one_that_does_not() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = two_idle(&mut core, limits, now);
+    let later = now + OWN_FOR;
+    assert_eq!(given(&mut core, pool, client(3), 101, later), 101);
+    assert_eq!(given(&mut core, pool, client(4), 7, later), 100, "none fits: the lowest");
+    let far = ClientRef { worker: 1, ..client(5) };
+    assert_eq!(given(&mut core, pool, far, 101, later), 100, "to change parameters costs less than to move");
+}
+
+#[test]
+fn round_robin_passes_nobody_over() {
+    let (mut core, now) = (Core::<u32>::default(), Instant::now());
+    let pool = two_idle(&mut core, || PoolLimits { round_robin: true, ..limits() }, now);
+    let turns: Vec<_> = (0..4).map(|_| given(&mut core, pool, client(2), 101, now)).collect();
+    assert_eq!(turns, [100, 101, 100, 101]);
 }
 
 #[test]

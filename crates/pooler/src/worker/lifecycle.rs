@@ -64,6 +64,7 @@ impl Worker {
         let learns = client.is_some_and(|client| client.is_probe());
         let unfit = client.filter(|client| lane.is_none() && client.why == Why::Program(Reason::Unfit));
         let unlike = unfit.map(|client| client.parameters.fingerprint());
+        let parameters = client.map(|client| client.parameters.fingerprint());
         let acquired = {
             let mut core = lock(&self.shared.core);
             match core.is_failing(pool) {
@@ -71,7 +72,13 @@ impl Worker {
                 true => None,
                 false => Some(match unlike {
                     Some(fingerprint) => core.acquire_unlike(pool, self.me(key), fingerprint, self.now),
-                    None => core.acquire(pool, self.me(key), lane, self.now),
+                    None => core.acquire_fitting(
+                        pool,
+                        self.me(key),
+                        lane,
+                        |server| Some(server.parameters.fingerprint()) == parameters,
+                        self.now,
+                    ),
                 }),
             }
         };

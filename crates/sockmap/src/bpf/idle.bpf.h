@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Which idle server a client gets: the one that it had a moment ago, which has what the client needs in its processor's caches, or the lowest, so that
- * those of high ordinals rest and can be closed; or the next in turn, if the pool rotates.
+ * Which idle server a client gets: the one that it had a moment ago, or the lowest, so that those of high ordinals rest and can be closed; or the
+ * next in turn, if the pool rotates.
  */
 #ifndef IDLE_BPF_H
 #define IDLE_BPF_H
@@ -113,8 +113,15 @@ static __always_inline __u32 own_ordinal(struct client_slot *c, struct pool_slot
 	return ordinal < POOL_ORDINALS_MAX && p->member[ordinal].server == server ? ordinal : POOL_ORDINALS_MAX;
 }
 
+/* The server with this ordinal is looked at first, if it is idle. */
+static __always_inline void look_at(struct idle_search *f, __u32 ordinal)
+{
+	f->word_index = ordinal / 64;
+	f->word = *(volatile __u64 *)&f->pool->idle[ordinal / 64] & 1ULL << ordinal % 64;
+}
+
 /*
- * Takes the lowest idle server with the client's parameters, or the next in turn: its slot, or TAKEN_*. While the client's last response is perhaps
+ * Takes an idle server with the client's parameters, as above: its slot, or TAKEN_*. While the client's last response is perhaps
  * still on its way into the application's socket, only the server that sent it: that cannot answer before. A function of its own, because what it keeps on
  * the stack and what a scan keeps there are too much together; and global, so that the verifier walks it once.
  */
@@ -135,8 +142,7 @@ __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p
 		ordinal = s && s->cookie == c->last_cookie ? own_ordinal(c, p, last) : POOL_ORDINALS_MAX;
 		if (ordinal >= POOL_ORDINALS_MAX)
 			return TAKEN_BEHIND;
-		find.word_index = ordinal / 64;
-		find.word = *(volatile __u64 *)&p->idle[ordinal / 64] & 1ULL << ordinal % 64;
+		look_at(&find, ordinal);
 		tries = !!find.word;
 	} else if (p->rotates) {
 		__u32 next = *(volatile __u32 *)&p->next & (POOL_ORDINALS_MAX - 1);
@@ -147,8 +153,7 @@ __noinline int take_idle(struct client_slot *c, __u32 index, struct pool_slot *p
 	} else {
 		ordinal = c->active_ns - c->xact_start_ns < HOME_NS ? own_ordinal(c, p, last) : POOL_ORDINALS_MAX;
 		if (ordinal < POOL_ORDINALS_MAX) {
-			find.word_index = ordinal / 64;
-			find.word = *(volatile __u64 *)&p->idle[ordinal / 64] & 1ULL << ordinal % 64;
+			look_at(&find, ordinal);
 			find.first = 1;
 		} else {
 			find.word = *(volatile __u64 *)&p->idle[0];
