@@ -393,7 +393,7 @@ pub fn names(options: &Options) -> Vec<Step> {
     for &count in &clients {
         for names in [1, 4] {
             let mut setup = setup(options, most(&clients));
-            setup.pool_size = setup.pool_size.min(4);
+            setup.pool_size = options.pool_sizes.first().copied().unwrap_or(4);
             let point =
                 Point::default().with("clients", count).with("names", names).with("pool", setup.pool_size);
             let mut load = Load::new(count, Protocol::Simple, SELECT_1);
