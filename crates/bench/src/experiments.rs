@@ -362,7 +362,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         title: "Application names and a small pool",
         shows: "16 clients on 4 server connections, all with one application_name, then with four: a server that last \
                 served another name must be told the new one first, unless a server with the right name is free \
-                (`-c 8 --pool-size 20`: there always is one). \
+                (as mostly with `-c 8 --pool-size 20`). \
                 The share of transactions that a lane carried is shown.",
         paper: "none; the prototypes know no session state",
         scale: NONE,
